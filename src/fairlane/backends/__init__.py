@@ -1,0 +1,17 @@
+"""Stores, chosen by URL. Each is imported only when it is asked for."""
+
+from __future__ import annotations
+
+from ..clock import Clock
+from ..errors import InvalidInput
+from ..store import Store
+
+
+async def open_store(url: str, *, clock: Clock | None = None) -> Store:
+    """Open the store at `url`, with its schema up to date. `clock` replaces the store's own clock in tests."""
+    scheme = url.partition(":")[0]
+    if scheme == "sqlite":
+        from .sqlite.store import SqliteStore
+
+        return await SqliteStore.open(url, clock=clock)
+    raise InvalidInput("url", f"{scheme!r} is not a known kind of store; use sqlite:///path/to/file.db")

@@ -1,0 +1,158 @@
+"""The file: where it is, how it is opened, who may write it, and what its errors mean.
+
+Writers of all processes take one file lock before they begin. SQLite's own busy timeout starves a writer for half a
+second under load (measured), and SQLite before 3.51.3 can damage a file when one connection writes while another
+resets the write-ahead log; under the lock neither can happen, because checkpoints run inside it too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from ...errors import (
+    InvalidInput,
+    SchemaMismatch,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+)
+from ..sql import load_migrations
+
+PACKAGE = "fairlane.backends.sqlite"
+BUSY_MILLISECONDS = 5_000
+CACHE_KIB = 64 * 1024
+CHECKPOINT_PAGES = 10_000
+
+
+def path_of(url: str) -> Path:
+    """The file a URL names: ``sqlite:///relative.db`` or ``sqlite:////absolute.db``."""
+    prefix = "sqlite:///"
+    if not url.startswith(prefix) or len(url) == len(prefix):
+        raise InvalidInput("url", "an SQLite store is named sqlite:///file.db, or sqlite:////path/to/file.db")
+    path = unquote(url[len(prefix) :])
+    if path.endswith(":memory:") or "?" in path:
+        raise InvalidInput("url", "several processes share an SQLite store, so it must be a plain file")
+    return Path(path).absolute()
+
+
+class FileLock:
+    """One lock among all processes that write the file; the kernel frees it when its holder dies."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as exc:
+            if isinstance(exc, PermissionError) or "read-only" in str(exc).lower():
+                raise StoreReadOnly(
+                    f"{path} cannot be written: {exc.strerror}. Check the permissions of its folder."
+                ) from exc
+            raise StoreUnavailable(f"{path} cannot be opened: {exc.strerror}. Does its folder exist?") from exc
+
+    def __enter__(self) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._file)
+
+
+def open_for_writing(path: Path) -> sqlite3.Connection:
+    """The one connection of this process that writes. Call it under the lock."""
+    with translated(path):
+        connection = sqlite3.connect(
+            path, isolation_level=None, check_same_thread=False, cached_statements=512, timeout=BUSY_MILLISECONDS / 1000
+        )
+        connection.execute("PRAGMA journal_mode = WAL")
+        # FULL: an acknowledged job survives a power failure. With group commit it costs little (measured).
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        # A checkpoint writes each page once however often it changed: rarer ones write less (40 MiB of log at the
+        # most).
+        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        return connection
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write, and so never checkpoints outside the lock."""
+    with translated(path):
+        connection = sqlite3.connect(
+            f"file:{quote(str(path))}?mode=ro",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=256,
+            timeout=BUSY_MILLISECONDS / 1000,
+        )
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB // 4}")
+        return connection
+
+
+def migrate(connection: sqlite3.Connection, path: Path) -> int:
+    """Bring the schema up to date, under the lock, each migration in a transaction of its own."""
+    migrations = load_migrations(PACKAGE)
+    with translated(path):
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS fairlane_schema (version INTEGER PRIMARY KEY, applied_at TEXT NOT NULL)"
+        )
+        [[version]] = connection.execute("SELECT coalesce(max(version), 0) FROM fairlane_schema").fetchall()
+        if version > len(migrations):
+            raise SchemaMismatch(
+                f"{path} has schema {version}, and this version of Fairlane knows only up to {len(migrations)}. "
+                "Upgrade Fairlane in this process."
+            )
+        for migration in migrations[version:]:
+            try:
+                connection.executescript(
+                    f"BEGIN IMMEDIATE;\n{migration.script}\n"
+                    f"INSERT INTO fairlane_schema VALUES ({migration.number}, datetime('now'));\nCOMMIT;"
+                )
+            except sqlite3.Error:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+        return len(migrations)
+
+
+_UNAVAILABLE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL}
+_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into ours, saying what to do."""
+    try:
+        yield
+    except sqlite3.Error as exc:
+        raise translate(exc, path) from exc
+
+
+def translate(exc: sqlite3.Error, path: Path) -> StoreError:
+    """Our error for one of SQLite's."""
+    extended = getattr(exc, "sqlite_errorcode", None)
+    code = extended & 0xFF if extended is not None else None
+    if code == sqlite3.SQLITE_FULL or extended == sqlite3.SQLITE_IOERR_WRITE:
+        return StoreFull(
+            f"{path} cannot grow: the disk is full, or the file has reached its limit. Nothing was stored."
+        )
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+        return StoreReadOnly(f"{path} may not be written. Check the permissions of the file and its folder.")
+    if code in _UNAVAILABLE:
+        return StoreUnavailable(
+            f"{path} cannot be used just now ({exc}). Does its folder exist? Is another program holding it?"
+        )
+    if code in _DAMAGED:
+        return SchemaMismatch(
+            f"{path} is not a Fairlane database, or it is damaged ({exc}). Restore it, or use another file."
+        )
+    return StoreError(f"{path}: {exc}")

@@ -1,0 +1,168 @@
+-- name: entry_columns
+-- The order of `Entry`.
+l.seq, l.queue, l.class, l.state, l.gate, l.flow, l.inbox, l.lane, l.rank, l.granted, l.granted_at, l.arrival, l.due,
+l.expires_at, l.session, l.claim, l.waiter, l.binding, l.fence, l.attempt, l.crashes, l.suspect, l.cancel, l.refused,
+l.paid, l.started_at, j.id, j.kind, j.lane, j.cost, j.pool, j.sticky, j.direct, j.retries, j.backoff, j.uniq, j.task,
+j.parent, j.attempts
+
+-- name: entry_by_seq
+SELECT /*entry_columns*/ FROM fairlane_live l JOIN fairlane_job j ON j.seq = l.seq WHERE l.seq = ?
+
+-- name: entry_by_id
+SELECT /*entry_columns*/ FROM fairlane_job j JOIN fairlane_live l ON l.seq = j.seq WHERE j.id = ?
+
+-- name: entries_by_ids
+-- CROSS JOIN keeps the order of the tables: from the list to the index, never the other way round.
+SELECT /*entry_columns*/ FROM json_each(?) w CROSS JOIN fairlane_job j ON j.id = w.value
+CROSS JOIN fairlane_live l ON l.seq = j.seq
+
+-- name: fingerprint_columns
+j.task, q.name, j.kind, j.class, j.lane, j.cost, j.payload, j.retries, j.backoff, j.timeout, j.uniq, j.pool, j.sticky,
+j.direct, j.retry_of, j.delay, j.run_at, j.expires
+
+-- name: jobs_known
+SELECT j.id, o.state, l.state, /*fingerprint_columns*/
+FROM json_each(?) w CROSS JOIN fairlane_job j ON j.id = w.value CROSS JOIN fairlane_queue q ON q.id = j.queue
+LEFT JOIN fairlane_live l ON l.seq = j.seq LEFT JOIN fairlane_outcome o ON o.seq = j.seq
+
+-- name: ids_remembered
+SELECT r.id, r.fingerprint, r.state FROM json_each(?) w CROSS JOIN fairlane_remembered r ON r.id = w.value WHERE r.until > ?
+
+-- name: id_remember
+INSERT OR REPLACE INTO fairlane_remembered (id, fingerprint, state, until) VALUES (?, ?, ?, ?)
+
+-- name: job_insert
+INSERT INTO fairlane_job (id, task, queue, kind, class, lane, cost, payload, headers, retries, backoff, timeout, uniq, pool,
+    sticky, direct, parent, retry_of, enqueued_at, delay, run_at, expires)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: live_insert
+INSERT INTO fairlane_live (seq, queue, class, state, gate, flow, inbox, lane, rank, granted, granted_at, arrival, due, expires_at,
+    session, waiter, binding, fence, attempt, started_at, plain)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: live_arrive
+INSERT INTO fairlane_live (seq, queue, class, state, due, expires_at, plain) VALUES (?, ?, ?, ?, ?, ?, ?)
+
+-- name: live_save
+UPDATE fairlane_live SET state = ?, gate = ?, flow = ?, inbox = ?, lane = ?, rank = ?, granted = ?, granted_at = ?, arrival = ?,
+    due = ?, session = ?, claim = ?, binding = ?, fence = ?, attempt = ?, crashes = ?, suspect = ?, cancel = ?, refused = ?,
+    paid = ?, started_at = ?
+WHERE seq = ?
+
+-- name: live_withdraw
+UPDATE fairlane_live SET flow = NULL, granted_at = NULL WHERE seq = ?
+
+-- name: live_grant
+UPDATE fairlane_live SET granted = 1, flow = ?, granted_at = ? WHERE seq = ?
+
+-- name: live_start
+UPDATE fairlane_live SET state = 3, flow = NULL, granted_at = NULL, session = ?, claim = ?, fence = ?, attempt = ?, started_at = ?,
+    paid = ?
+WHERE seq = ?
+
+-- name: live_cancel
+UPDATE fairlane_live SET cancel = 1 WHERE seq = ?
+
+-- name: live_refused
+UPDATE fairlane_live SET refused = refused + 1 WHERE seq = ? AND state = 3
+
+-- name: live_delete
+DELETE FROM fairlane_live WHERE seq = ?
+
+-- name: outcome_insert
+INSERT INTO fairlane_outcome (seq, queue, state, reason, result, error, error_group, session, move, arrival, attempt, fence,
+    started_at, finished_at, refused)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: outcome_refused
+UPDATE fairlane_outcome SET refused = refused + 1 WHERE seq = ?
+
+-- name: seqs_by_ids
+SELECT j.id, j.seq FROM json_each(?) w CROSS JOIN fairlane_job j ON j.id = w.value
+
+-- name: held_rows
+-- What `finish` must know of a job to judge the write and, if it is plain and simply ends, to end it.
+SELECT l.seq, l.session, l.fence, l.plain, l.cancel, l.queue, l.class, l.lane, l.granted, l.arrival, l.attempt, l.started_at,
+    l.refused
+FROM json_each(?) w CROSS JOIN fairlane_live l ON l.seq = w.value
+
+-- name: job_attempts
+UPDATE fairlane_job SET attempts = ? WHERE seq = ?
+
+-- name: job_progress
+UPDATE fairlane_job SET progress = ? WHERE seq = ?
+
+-- name: job_body
+SELECT payload, headers, timeout FROM fairlane_job WHERE seq = ?
+
+-- name: job_for_judgement
+SELECT j.seq, o.state, l.state, l.fence, j.attempts, o.fence, o.move, s.id
+FROM json_each(?) w CROSS JOIN fairlane_job j ON j.id = w.value LEFT JOIN fairlane_live l ON l.seq = j.seq
+LEFT JOIN fairlane_outcome o ON o.seq = j.seq LEFT JOIN fairlane_session s ON s.seq = o.session
+
+-- name: job_states
+SELECT j.id, o.state FROM json_each(?) w CROSS JOIN fairlane_job j ON j.id = w.value
+LEFT JOIN fairlane_outcome o ON o.seq = j.seq
+
+-- name: unique_get
+SELECT j.id, o.state, l.state, u.until FROM fairlane_held_unique u JOIN fairlane_job j ON j.seq = u.seq
+LEFT JOIN fairlane_live l ON l.seq = u.seq LEFT JOIN fairlane_outcome o ON o.seq = u.seq WHERE u.task = ? AND u.value = ?
+
+-- name: unique_put
+INSERT OR REPLACE INTO fairlane_held_unique (task, value, seq, until) VALUES (?, ?, ?, ?)
+
+-- name: unique_release
+DELETE FROM fairlane_held_unique WHERE seq = ? AND (until IS NULL OR until <= ?)
+
+-- name: entries_expired
+SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
+WHERE l.expires_at <= ? AND l.state < 3 AND l.state > 0 ORDER BY l.expires_at LIMIT ?
+
+-- name: entries_due
+SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
+WHERE l.state = 1 AND l.class = ? AND l.due <= ? ORDER BY l.due LIMIT ?
+
+-- name: entries_arriving
+SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq WHERE l.state = 0 ORDER BY l.seq LIMIT ?
+
+-- name: next_moments
+SELECT min(due) FROM fairlane_live WHERE state = 1 AND class = 0
+UNION ALL SELECT min(due) FROM fairlane_live WHERE state = 1 AND class = 1
+UNION ALL SELECT min(due) FROM fairlane_live WHERE state = 1 AND class = 2
+UNION ALL SELECT min(expires_at) FROM fairlane_live WHERE expires_at IS NOT NULL AND state < 3
+UNION ALL SELECT min(due) FROM fairlane_live WHERE state = 3 AND session IS NULL
+
+-- name: arrival_get
+SELECT value FROM fairlane_counter WHERE name = 'arrival'
+
+-- name: arrival_set
+UPDATE fairlane_counter SET value = ? WHERE name = 'arrival'
+
+-- name: broadcasts_joining
+SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
+WHERE l.state = 3 AND l.session IS NULL AND l.due > ? AND j.pool = ? AND j.kind = 'broadcast' AND l.cancel = 0
+
+-- name: broadcasts_closing
+SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
+WHERE l.state = 3 AND l.session IS NULL AND l.due <= ? AND j.kind = 'broadcast' ORDER BY l.due LIMIT ?
+
+-- name: child_exists
+SELECT 1 FROM fairlane_job WHERE id = ?
+
+-- name: children_live
+SELECT 1 FROM fairlane_job j CROSS JOIN fairlane_live l ON l.seq = j.seq WHERE j.parent = ? LIMIT 1
+
+-- name: children_entries
+SELECT /*entry_columns*/ FROM fairlane_job j CROSS JOIN fairlane_live l ON l.seq = j.seq WHERE j.parent = ?
+
+-- name: children_unserved
+-- Copies that wait for a worker that is not there, nor may come back within its lease.
+SELECT /*entry_columns*/ FROM fairlane_live p CROSS JOIN fairlane_job j ON j.parent = p.seq
+CROSS JOIN fairlane_live l ON l.seq = j.seq
+WHERE p.state = 3 AND p.session IS NULL AND p.due IS NULL AND j.parent IS NOT NULL AND l.state < 3 AND NOT EXISTS (
+    SELECT 1 FROM fairlane_session s WHERE s.pool = j.pool AND s.idx = j.direct
+    AND (s.state IN ('live', 'stopping') OR (s.state = 'ended' AND s.named = 1 AND s.boot = ? AND s.expires > ?)))
+
+-- name: children_outcomes
+SELECT j.direct, o.state FROM fairlane_job j JOIN fairlane_outcome o ON o.seq = j.seq WHERE j.parent = ? ORDER BY j.direct

@@ -1,0 +1,196 @@
+-- name: settings_epoch
+SELECT value FROM fairlane_counter WHERE name = 'settings'
+
+-- name: settings_changed
+UPDATE fairlane_counter SET value = value + 1 WHERE name = 'settings'
+
+-- name: queue_by_name
+SELECT id, name, version, declared, override FROM fairlane_queue WHERE name = ?
+
+-- name: queue_by_id
+SELECT id, name, version, declared, override FROM fairlane_queue WHERE id = ?
+
+-- name: queue_insert
+INSERT INTO fairlane_queue (name) VALUES (?)
+
+-- name: queue_ensure
+INSERT INTO fairlane_queue (name) VALUES (?) ON CONFLICT (name) DO NOTHING
+
+-- name: queue_number
+SELECT id FROM fairlane_queue WHERE name = ?
+
+-- name: queue_ids
+SELECT id FROM fairlane_queue
+
+-- name: queue_configure
+UPDATE fairlane_queue SET version = ?, declared = ?, override = ? WHERE id = ?
+
+-- name: tally_insert
+INSERT INTO fairlane_tally (queue, class) VALUES (?, ?)
+
+-- name: tally_ensure
+INSERT INTO fairlane_tally (queue, class) SELECT ?, value FROM json_each('[0,1,2]') WHERE true ON CONFLICT DO NOTHING
+
+-- name: tally_add
+UPDATE fairlane_tally SET scheduled = scheduled + ?, pending = pending + ?, running = running + ?, slotless = slotless + ?,
+    completed = completed + ?, failed = failed + ?, cancelled = cancelled + ?
+WHERE queue = ? AND class = ?
+
+-- name: queue_load
+SELECT sum(scheduled + pending), sum(running) FROM fairlane_tally WHERE queue = ?
+
+-- name: queue_running
+SELECT class, running - slotless FROM fairlane_tally WHERE queue = ?
+
+-- name: service_times
+-- Run times of the last jobs that completed, for a median.
+SELECT finished_at - started_at FROM fairlane_outcome
+WHERE queue = ? AND state = 4 AND started_at IS NOT NULL ORDER BY finished_at DESC LIMIT 101
+
+-- name: lane_by_id
+SELECT id, queue, key, places, ordered, granted FROM fairlane_lane WHERE id = ?
+
+-- name: lane_by_key
+SELECT id, queue, key, places, ordered, granted FROM fairlane_lane WHERE queue = ? AND key = ?
+
+-- name: lane_insert
+INSERT INTO fairlane_lane (queue, key, places, ordered) VALUES (?, ?, ?, ?)
+
+-- name: lane_save
+UPDATE fairlane_lane SET granted = ? WHERE id = ?
+
+-- name: lane_resize
+UPDATE fairlane_lane SET places = ?, ordered = ? WHERE id = ?
+
+-- name: lane_rerank
+-- Only of those that wait; a running job gets its rank when it comes back.
+UPDATE fairlane_live SET rank = CASE ? WHEN 1 THEN 0 ELSE class END WHERE lane = ? AND session IS NULL
+
+-- name: lane_delete
+DELETE FROM fairlane_lane WHERE id = ?
+
+-- name: lane_forget
+UPDATE fairlane_live SET lane = NULL, granted = 1, granted_at = NULL WHERE lane = ? AND session IS NULL
+
+-- name: lane_forget_running
+UPDATE fairlane_live SET lane = NULL WHERE session IS NOT NULL AND lane = ?
+
+-- name: lane_next
+-- The next in line for a place. What has expired gets none; the sweeper cancels it.
+SELECT lane, seq, class, state, gate, inbox, arrival, waiter FROM fairlane_live
+WHERE lane = ? AND granted = 0 AND session IS NULL AND (expires_at IS NULL OR expires_at > ?) ORDER BY rank, arrival LIMIT 1
+
+-- name: lanes_next
+-- The same for several lanes at once.
+SELECT l.lane, l.seq, l.class, l.state, l.gate, l.inbox, l.arrival, l.waiter FROM json_each(?1) w
+CROSS JOIN fairlane_live l ON l.seq = (SELECT n.seq FROM fairlane_live n
+    WHERE n.lane = w.value AND n.granted = 0 AND n.session IS NULL AND (n.expires_at IS NULL OR n.expires_at > ?2) ORDER BY n.rank, n.arrival LIMIT 1)
+
+-- name: lane_weakest
+-- The last of those that hold a place and have not started.
+SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
+WHERE l.lane = ? AND l.granted = 1 AND l.session IS NULL ORDER BY l.rank DESC, l.arrival DESC LIMIT 1
+
+-- name: lane_others
+-- Jobs that wait for a place and are not meant for this inbox.
+SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
+WHERE l.lane = ? AND l.granted = 0 AND l.session IS NULL AND l.inbox <> ? ORDER BY l.rank, l.arrival LIMIT 100
+
+-- name: lane_occupied
+SELECT 1 FROM fairlane_live WHERE lane = ? AND session IS NULL LIMIT 1
+
+-- name: lane_load
+-- Jobs that wait in a lane: those without a place, and the claimable ones.
+SELECT (SELECT count(*) FROM (SELECT 1 FROM fairlane_lane n CROSS JOIN fairlane_live l ON l.lane = n.id
+        WHERE n.queue = ?1 AND n.key = ?2 AND l.granted = 0 AND l.session IS NULL LIMIT ?3))
+    + (SELECT count(*) FROM (SELECT 1 FROM fairlane_domain d CROSS JOIN fairlane_flow f ON f.domain = d.id AND f.lane = ?2
+        CROSS JOIN fairlane_live l ON l.flow = f.id WHERE d.queue = ?1 LIMIT ?3))
+
+-- name: lanes_by_ids
+SELECT n.id, n.queue, n.key, n.places, n.ordered, n.granted FROM json_each(?) w CROSS JOIN fairlane_lane n ON n.id = w.value
+
+-- name: lanes_with_room
+SELECT id FROM fairlane_lane WHERE granted < places
+AND EXISTS (SELECT 1 FROM fairlane_live l WHERE l.lane = fairlane_lane.id AND l.granted = 0 AND l.session IS NULL) LIMIT ?
+
+-- name: lanes_of_queue
+SELECT id FROM fairlane_lane WHERE queue = ?
+
+-- name: unlimited_lanes_of_queue
+SELECT DISTINCT j.lane FROM fairlane_live l JOIN fairlane_job j ON j.seq = l.seq
+WHERE l.queue = ? AND l.lane IS NULL AND l.state >= 2 AND j.lane IS NOT NULL
+
+-- name: unlimited_entries_of_lane
+SELECT /*entry_columns*/ FROM fairlane_job j CROSS JOIN fairlane_live l ON l.seq = j.seq
+WHERE j.queue = ? AND j.lane = ? AND l.lane IS NULL AND l.state >= 2
+ORDER BY l.state DESC, l.arrival
+
+-- name: grants_idle
+SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
+WHERE l.granted_at <= ? ORDER BY l.granted_at LIMIT ?
+
+-- name: domain_get
+SELECT id, clock FROM fairlane_domain WHERE inbox = ? AND class = ? AND queue = ?
+
+-- name: domain_clock
+SELECT clock FROM fairlane_domain WHERE id = ?
+
+-- name: domains_of_inbox
+SELECT d.id, d.queue, d.clock FROM fairlane_domain d WHERE d.inbox = ? AND d.class = ?
+AND EXISTS (SELECT 1 FROM fairlane_flow f WHERE f.domain = d.id AND f.tag IS NOT NULL)
+
+-- name: domain_insert
+INSERT INTO fairlane_domain (inbox, class, queue) VALUES (?, ?, ?)
+
+-- name: domain_save
+UPDATE fairlane_domain SET clock = ? WHERE id = ?
+
+-- name: domains_idle
+SELECT d.id, max(f.finish) FROM fairlane_domain d JOIN fairlane_flow f ON f.domain = d.id
+GROUP BY d.id HAVING count(f.tag) = 0 AND max(f.finish) > d.clock
+
+-- name: flow_get
+SELECT id, finish, tag, head FROM fairlane_flow WHERE domain = ? AND lane = ?
+
+-- name: flows_get
+SELECT f.lane, f.id, f.finish, f.tag, f.head FROM json_each(?) w CROSS JOIN fairlane_flow f ON f.lane = w.value AND f.domain = ?
+
+-- name: flow_by_id
+SELECT f.id, f.finish, f.tag, f.head, d.queue, d.class, d.inbox
+FROM fairlane_flow f JOIN fairlane_domain d ON d.id = f.domain WHERE f.id = ?
+
+-- name: flow_insert
+INSERT INTO fairlane_flow (domain, lane) VALUES (?, ?)
+
+-- name: flow_save
+UPDATE fairlane_flow SET finish = ?, tag = ?, head = ? WHERE id = ?
+
+-- name: flow_head
+SELECT min(arrival) FROM fairlane_live WHERE flow = ?
+
+-- name: flows_next
+-- The flows that come first, each with its next job and the arrival of the one after it.
+SELECT f.tag, f.id, f.lane, (SELECT min(n.arrival) FROM fairlane_live n WHERE n.flow = f.id AND n.arrival > f.head),
+    /*claim_columns*/
+FROM fairlane_flow f CROSS JOIN fairlane_live l ON l.flow = f.id AND l.arrival = f.head
+CROSS JOIN fairlane_job j ON j.seq = l.seq
+WHERE f.domain = ? AND f.tag IS NOT NULL ORDER BY f.tag, f.head LIMIT ?
+
+-- name: claim_columns
+l.seq, l.arrival, l.class, l.expires_at, l.fence, l.attempt, l.suspect, j.cost, j.id, j.task, j.lane, j.payload, j.retries,
+j.backoff, j.timeout, j.kind, j.sticky, j.headers
+
+-- name: flow_jobs
+SELECT /*claim_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
+WHERE l.flow = ? AND l.arrival >= ? ORDER BY l.arrival LIMIT ?
+
+-- name: claimed_again
+SELECT q.name, l.class, /*claim_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
+CROSS JOIN fairlane_queue q ON q.id = l.queue WHERE l.session = ? AND l.claim = ? ORDER BY l.class, l.arrival
+
+-- name: flow_started
+UPDATE fairlane_flow SET finish = ?, tag = ?, head = ? WHERE id = ?
+
+-- name: flows_tidy
+DELETE FROM fairlane_flow WHERE id IN (SELECT f.id FROM fairlane_domain d JOIN fairlane_flow f ON f.domain = d.id
+    WHERE f.tag IS NULL AND f.finish <= d.clock LIMIT ?)

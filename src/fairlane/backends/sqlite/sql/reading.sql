@@ -1,0 +1,137 @@
+-- name: job_columns
+-- The order of `views.job_of`.
+j.seq, j.id, j.task, q.name, j.kind, j.class, j.lane, j.cost, j.payload, j.headers, j.retries, j.backoff, j.timeout, j.uniq,
+j.pool, j.sticky, j.direct, j.retry_of, p.id, j.enqueued_at, j.enqueued_at + j.expires, j.progress, j.attempts,
+o.state, o.reason, o.result, o.error, o.error_group, o.move, o.finished_at,
+l.state, l.inbox, l.due, l.cancel, l.suspect,
+coalesce(l.arrival, o.arrival), coalesce(l.attempt, o.attempt), coalesce(l.fence, o.fence),
+coalesce(l.started_at, o.started_at), coalesce(l.refused, o.refused), s.id, s.pool, s.idx, s.host
+
+-- name: job_tables
+LEFT JOIN fairlane_queue q ON q.id = j.queue LEFT JOIN fairlane_live l ON l.seq = j.seq
+LEFT JOIN fairlane_outcome o ON o.seq = j.seq LEFT JOIN fairlane_session s ON s.seq = coalesce(l.session, o.session)
+LEFT JOIN fairlane_job p ON p.seq = j.parent
+
+-- name: jobs_by_ids
+SELECT /*job_columns*/ FROM json_each(?) w CROSS JOIN fairlane_job j ON j.id = w.value /*job_tables*/
+
+-- name: jobs_by_seqs
+SELECT /*job_columns*/ FROM json_each(?) w CROSS JOIN fairlane_job j ON j.seq = w.value /*job_tables*/ ORDER BY j.seq DESC
+
+-- name: place_ready
+-- Claimable jobs of one flow that come before an arrival, or as many as are counted exactly.
+SELECT count(*) FROM (SELECT 1 FROM fairlane_live WHERE flow = ? AND arrival < ? LIMIT ?)
+
+-- name: place_waiting
+-- Jobs of a limited lane that are not claimable: by rank, those before an arrival.
+SELECT count(*) FROM (SELECT 1 FROM fairlane_live
+    WHERE lane = ? AND granted = ? AND session IS NULL AND rank = ? AND arrival < ? AND flow IS NULL AND state = 2 LIMIT ?)
+
+-- name: place_gated
+-- Jobs of a lane without a limit that wait behind a gate.
+SELECT count(*) FROM (SELECT 1 FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
+    WHERE l.gate > 0 AND l.queue = ? AND j.lane IS ? AND l.class = ? AND l.arrival < ? LIMIT ?)
+
+-- name: flows_of_lane
+SELECT f.id, d.class FROM fairlane_domain d CROSS JOIN fairlane_flow f ON f.domain = d.id
+WHERE d.queue = ? AND f.lane = ? AND f.tag IS NOT NULL
+
+-- name: flows_active
+SELECT count(*) FROM (SELECT 1 FROM fairlane_domain d CROSS JOIN fairlane_flow f ON f.domain = d.id
+    WHERE d.inbox = ? AND d.class = ? AND d.queue = ? AND f.tag IS NOT NULL LIMIT ?)
+
+-- name: lane_retrying
+-- An ordered lane that is closed for a retry: until when.
+SELECT min(due) FROM fairlane_live WHERE lane = ? AND granted = 1 AND session IS NULL AND state = 1
+
+-- name: workers_of_queue
+SELECT s.slots, s.reserved_high, s.reserved_normal, /*loads*/
+FROM fairlane_session s WHERE s.state = 'live' AND s.kind = 'worker' AND s.boot = ? AND s.expires > ?
+AND EXISTS (SELECT 1 FROM json_each(s.queues) n WHERE n.value = ?)
+
+-- name: worker_at
+SELECT s.slots, s.reserved_high, s.reserved_normal, /*loads*/ FROM fairlane_session s
+WHERE s.pool = ? AND s.idx = ? AND s.idx IS NOT NULL AND s.state IN ('live', 'stopping') AND s.boot = ? AND s.expires > ?
+
+-- name: queues_read
+SELECT id, name, version, declared, override FROM fairlane_queue ORDER BY name
+
+-- name: tallies_read
+SELECT queue, class, scheduled, pending, running, completed, failed, cancelled FROM fairlane_tally
+
+-- name: pending_up_to
+SELECT coalesce(sum(pending), 0) FROM fairlane_tally WHERE queue = ? AND class <= ?
+
+-- name: sessions_read
+SELECT /*session_columns*/ FROM fairlane_session ORDER BY seq DESC
+
+-- name: sessions_load
+SELECT session, class, count(*) FROM fairlane_live WHERE session IS NOT NULL GROUP BY session, class
+
+-- name: lanes_read
+SELECT j.lane, sum(l.state < 3), sum(l.state = 3) FROM fairlane_live l JOIN fairlane_job j ON j.seq = l.seq
+WHERE l.queue = ? AND l.state >= 2 GROUP BY j.lane ORDER BY 2 DESC, 3 DESC, 1 LIMIT ?
+
+-- name: bindings_read
+SELECT b.pool, b.key, b.idx, b.state, b.opened_at, b.used_at, b.closed_at, j.id, b.cleanup_failed
+FROM fairlane_binding b LEFT JOIN fairlane_job j ON j.seq = b.cleanup
+WHERE (?1 IS NULL OR b.pool = ?1) AND (?2 IS NULL OR b.key = ?2)
+ORDER BY b.closed_at IS NOT NULL, b.seq DESC LIMIT ?3
+
+-- name: schedules_read
+SELECT name, timetable, job, stored_at, declared_at, last_slot FROM fairlane_schedule ORDER BY name
+
+-- name: service_times_read
+SELECT finished_at - started_at FROM fairlane_outcome
+WHERE queue = ? AND state = 4 AND started_at IS NOT NULL ORDER BY finished_at DESC LIMIT 101
+
+-- name: find_error
+SELECT seq FROM fairlane_outcome WHERE error_group = ? AND seq < ? ORDER BY seq DESC
+
+-- name: sessions_of_worker
+SELECT seq FROM fairlane_session WHERE pool = ? AND idx = ?
+
+-- name: find_session
+SELECT seq FROM fairlane_outcome WHERE session = ? AND seq < ? ORDER BY seq DESC
+
+-- name: find_session_live
+SELECT seq FROM fairlane_live WHERE session = ? AND seq < ? ORDER BY seq DESC
+
+-- name: find_inbox
+SELECT seq FROM fairlane_live WHERE inbox = ? AND inbox <> '' AND state < 3 AND seq < ? ORDER BY seq DESC
+
+-- name: find_sticky
+SELECT seq FROM fairlane_job WHERE sticky = ? AND seq < ? ORDER BY seq DESC
+
+-- name: find_lane
+SELECT seq FROM fairlane_job WHERE queue = ? AND lane = ? AND seq < ? ORDER BY seq DESC
+
+-- name: find_task
+SELECT seq FROM fairlane_job WHERE task = ? AND seq < ? ORDER BY seq DESC
+
+-- name: find_queue
+SELECT seq FROM fairlane_job WHERE queue = ? AND seq < ? ORDER BY seq DESC
+
+-- name: find_completed
+SELECT seq FROM fairlane_outcome WHERE state = 4 AND seq < ? ORDER BY seq DESC
+
+-- name: find_failed
+SELECT seq FROM fairlane_outcome WHERE state = 5 AND state > 4 AND seq < ? ORDER BY seq DESC
+
+-- name: find_cancelled
+SELECT seq FROM fairlane_outcome WHERE state = 6 AND state > 4 AND seq < ? ORDER BY seq DESC
+
+-- name: find_pending
+-- Nearly all live jobs are pending, so they are found by walking the table.
+SELECT seq FROM fairlane_live WHERE state IN (0, 2) AND seq < ? ORDER BY seq DESC
+
+-- name: find_scheduled
+SELECT seq FROM fairlane_live WHERE state = 1 AND seq < ? ORDER BY seq DESC
+
+-- name: find_running
+-- What runs is at most what the fleet has slots for, so sorting it is cheap.
+SELECT seq FROM fairlane_live WHERE session IS NOT NULL AND seq < ?1
+UNION ALL SELECT seq FROM fairlane_live WHERE state = 3 AND session IS NULL AND seq < ?1 ORDER BY 1 DESC
+
+-- name: find_all
+SELECT seq FROM fairlane_job WHERE seq < ? ORDER BY seq DESC

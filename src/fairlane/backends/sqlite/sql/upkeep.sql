@@ -1,0 +1,68 @@
+-- name: ended_beyond
+-- The moment before which jobs of a queue and state are too many.
+SELECT finished_at FROM fairlane_outcome WHERE queue = ? AND state = ? ORDER BY finished_at DESC LIMIT 1 OFFSET ?
+
+-- name: jobs_ended_before
+SELECT j.seq, j.id, o.finished_at, /*fingerprint_columns*/ FROM fairlane_outcome o CROSS JOIN fairlane_job j ON j.seq = o.seq
+CROSS JOIN fairlane_queue q ON q.id = j.queue WHERE o.queue = ? AND o.state = ? AND o.finished_at <= ? ORDER BY o.finished_at LIMIT ?
+
+-- name: outcome_delete
+DELETE FROM fairlane_outcome WHERE seq = ?
+
+-- name: job_delete
+DELETE FROM fairlane_job WHERE seq = ?
+
+-- name: prune_sessions
+-- A session that kept jobs ended in is part of their history.
+DELETE FROM fairlane_session WHERE seq IN (SELECT seq FROM fairlane_session
+    WHERE state IN ('ended', 'dead') AND ended_at <= ?
+    AND NOT EXISTS (SELECT 1 FROM fairlane_outcome o WHERE o.session = fairlane_session.seq)
+    AND NOT EXISTS (SELECT 1 FROM fairlane_live l WHERE l.session = fairlane_session.seq) LIMIT ?)
+
+-- name: prune_bindings
+DELETE FROM fairlane_binding WHERE seq IN (SELECT seq FROM fairlane_binding WHERE closed_at <= ? LIMIT ?)
+
+-- name: prune_ids
+DELETE FROM fairlane_remembered WHERE id IN (SELECT id FROM fairlane_remembered WHERE until <= ? LIMIT ?)
+
+-- name: prune_uniques
+-- Values whose time is over and whose job is final or gone.
+DELETE FROM fairlane_held_unique WHERE seq IN (SELECT u.seq FROM fairlane_held_unique u
+    WHERE u.until <= ? AND NOT EXISTS (SELECT 1 FROM fairlane_live l WHERE l.seq = u.seq) LIMIT ?)
+
+-- name: live_count
+SELECT count(*) FROM fairlane_live
+
+-- name: true_tally
+SELECT queue, class, sum(state = 1) AS scheduled, sum(state = 2) AS pending, sum(state = 3) AS running,
+    sum(state = 3 AND (waiter IS NOT NULL OR session IS NULL)) AS slotless
+FROM fairlane_live WHERE state > 0 GROUP BY queue, class
+
+-- name: tally_differences
+WITH truth AS (/*true_tally*/), pairs AS (
+    SELECT t.queue, t.class, t.scheduled, t.pending, t.running, t.slotless, coalesce(x.scheduled, 0) AS xs,
+        coalesce(x.pending, 0) AS xp, coalesce(x.running, 0) AS xr, coalesce(x.slotless, 0) AS xl
+    FROM fairlane_tally t LEFT JOIN truth x ON x.queue = t.queue AND x.class = t.class)
+SELECT queue, class, 'scheduled', scheduled, xs FROM pairs WHERE scheduled <> xs
+UNION ALL SELECT queue, class, 'pending', pending, xp FROM pairs WHERE pending <> xp
+UNION ALL SELECT queue, class, 'running', running, xr FROM pairs WHERE running <> xr
+UNION ALL SELECT queue, class, 'slotless', slotless, xl FROM pairs WHERE slotless <> xl
+
+-- name: tally_recount
+WITH truth AS (/*true_tally*/)
+UPDATE fairlane_tally SET (scheduled, pending, running, slotless) = (
+    SELECT coalesce(sum(x.scheduled), 0), coalesce(sum(x.pending), 0), coalesce(sum(x.running), 0), coalesce(sum(x.slotless), 0)
+    FROM truth x WHERE x.queue = fairlane_tally.queue AND x.class = fairlane_tally.class)
+
+-- name: lane_differences
+WITH truth AS (SELECT lane, sum(granted) AS granted FROM fairlane_live WHERE lane IS NOT NULL GROUP BY lane)
+SELECT n.id, n.key, n.granted, coalesce(x.granted, 0) FROM fairlane_lane n LEFT JOIN truth x ON x.lane = n.id
+WHERE n.granted <> coalesce(x.granted, 0)
+
+-- name: lanes_short
+SELECT n.id, n.key FROM fairlane_lane n WHERE n.granted < n.places
+AND EXISTS (SELECT 1 FROM fairlane_live l WHERE l.lane = n.id AND l.granted = 0 AND l.session IS NULL)
+
+-- name: flow_differences
+SELECT f.id, f.lane, f.head, (SELECT min(l.arrival) FROM fairlane_live l WHERE l.flow = f.id) AS true FROM fairlane_flow f
+WHERE f.head IS NOT (SELECT min(l.arrival) FROM fairlane_live l WHERE l.flow = f.id)

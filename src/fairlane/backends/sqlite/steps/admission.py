@@ -1,0 +1,306 @@
+"""How jobs come in: storing them, finding duplicates, refusing what is too much, and admitting them when they are
+due."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from ....errors import Conflict, InvalidInput, QueueFull
+from ....job import MOST_JOBS_PER_CALL, Enqueued, JobKind, JobState, NewJob, Priority
+from ....lanes import LaneTerms
+from ....session import worker_name
+from ....upkeep import Admitted, Promoted
+from . import bindings, broadcasts, outcomes, places
+from .catalog import SQL, Queue, json_texts
+from .codes import ARRIVING, COMPLETED, PENDING, RUNNING, SCHEDULED, STATES
+from .entry import CLEANUP, Entry, encode_backoff, entry_of
+from .step import SLOTLESS, TALLY_OF_STATE, Step
+
+
+def enqueue(step: Step, jobs: Sequence[NewJob]) -> list[Enqueued]:
+    """Store jobs and admit those that are due, all or none."""
+    if len(jobs) > MOST_JOBS_PER_CALL:
+        raise InvalidInput("jobs", f"{len(jobs)} are more than {MOST_JOBS_PER_CALL} in one call; send them in parts")
+    known = _known(step, [job.id for job in jobs])
+    answers = []
+    for job in jobs:
+        if job.kind is JobKind.CLEANUP:
+            raise InvalidInput("kind", "a clean-up is stored by release, not by enqueue")
+        content = known.get(job.id)
+        if content is not None:
+            if content[1] != fingerprint(job):
+                raise Conflict(f"job {job.id!r} exists already with other content; choose another id")
+            answers.append(Enqueued(job.id, False, content[0]))
+            continue
+        duplicate = None if job.unique is None else _unique_holder(step, job)
+        if duplicate is not None:
+            answers.append(duplicate)
+            continue
+        entry = store(step, job)
+        answers.append(Enqueued(job.id, True, STATES[entry.state]))
+        known[job.id] = (STATES[entry.state], fingerprint(job))
+    return answers
+
+
+def _known(step: Step, ids: list[str]) -> dict[str, tuple[JobState, bytes]]:
+    """Ids that are taken, with the state and the content they stand for."""
+    wanted = json_texts(ids)
+    known = {}
+    for id, final, state, *content in step.all("jobs_known", wanted):
+        known[id] = (STATES[state if final is None else final], fingerprint_of(content))
+    for id, mark, state in step.all("ids_remembered", wanted, step.now):
+        known[id] = (STATES[state], mark)
+    return known
+
+
+def fingerprint(job: NewJob) -> bytes:
+    """What makes two requests the same. Headers are not part of it: a repeated request has another trace."""
+    return fingerprint_of(
+        (
+            job.task, job.queue, job.kind.value, int(job.priority), job.lane, float(job.cost), job.payload, job.retries,
+            encode_backoff(job.backoff), job.timeout, job.unique, job.pool, job.sticky, job.worker, job.retry_of,
+            job.delay or None, job.run_at, job.expires,
+        )
+    )  # fmt: skip
+
+
+def fingerprint_of(content: Sequence[Any]) -> bytes:
+    """The same from the columns of a stored job."""
+    numbers = [float(value) if isinstance(value, float | int) else value for value in content]
+    return blake2b(msgspec.msgpack.encode(numbers), digest_size=16).digest()
+
+
+def _unique_holder(step: Step, job: NewJob) -> Enqueued | None:
+    row = step.one("unique_get", job.task, job.unique)
+    if row is None:
+        return None
+    id, final, state, until = row
+    if final is not None and (until is None or until <= step.now):
+        return None
+    return Enqueued(id, False, STATES[state if final is None else final])
+
+
+def store(step: Step, job: NewJob, *, parent: Entry | None = None, tie: bindings.Tie | None = None) -> Entry:
+    """Store one new job and admit it if it is due. `parent`: it is a copy of a broadcast; `tie`: it is its clean-up."""
+    queue = step.queue(job.queue)
+    terms = step.catalog.terms(queue, job.lane or "")
+    waiter = _check(step, queue, job, terms)
+    entry = insert(step, queue, job, waiter, parent)
+    if job.unique is not None:
+        until = None if job.unique_for is None else step.now + job.unique_for
+        step.run("unique_put", job.task, job.unique, entry.seq, until)
+    if job.cron is not None:
+        step.run("schedule_fired", job.cron.slot, job.cron.schedule)
+    if tie is not None:
+        entry.binding, entry.inbox, entry.gate = tie.seq, worker_name(tie.pool, tie.index), CLEANUP
+    if job.kind is JobKind.BROADCAST:
+        entry.state = RUNNING
+        entry.started_at = step.now
+        entry.due = step.now + job.ttl if job.ttl > 0 else None
+        step.count(entry.queue, entry.class_, SLOTLESS)
+    step.count(entry.queue, entry.class_, TALLY_OF_STATE[entry.state])
+    if entry.state == PENDING:
+        if tie is not None:
+            places.arrive(step, entry)
+        else:
+            outcomes.admit(step, entry)
+    _insert_live(step, entry)
+    if job.kind is JobKind.BROADCAST:
+        broadcasts.begin(step, entry, job.ttl, add_child, outcomes.end)
+        if step.entry(entry.seq) is None:
+            entry.state = COMPLETED  # there was nobody to send it to
+    return entry
+
+
+def insert(step: Step, queue: Queue, job: NewJob, waiter: int | None, parent: Entry | None) -> Entry:
+    """Write the identity of a job; its live row is for the caller."""
+    expires_at = None if job.expires is None else step.now + job.expires
+    backoff = encode_backoff(job.backoff)
+    cursor = step.run("job_insert", *_identity(job, queue.id, step.now, None if parent is None else parent.seq))
+    seq = cursor.lastrowid
+    assert seq is not None
+    due = job.run_at if job.run_at is not None else step.now + job.delay
+    later = due > step.now
+    return Entry(
+        seq, queue.id, int(job.priority), SCHEDULED if later else PENDING, 0, None, "", None, 0, 0, None, None,
+        due if later else None, expires_at, None, None, waiter, None, 0, 0, 0, 0, 0, 0, 0, None, job.id, job.kind.value,
+        job.lane, job.cost, job.pool, job.sticky, job.worker, job.retries, backoff, job.unique, job.task,
+        None if parent is None else parent.seq, None,
+    )  # fmt: skip
+
+
+def _identity(job: NewJob, queue: int, now: float, parent: int | None) -> tuple[Any, ...]:
+    return (
+        job.id, job.task, queue, job.kind.value, int(job.priority), job.lane, float(job.cost), job.payload, job.headers,
+        job.retries, encode_backoff(job.backoff), job.timeout, job.unique, job.pool, job.sticky, job.worker, parent,
+        job.retry_of, now, job.delay or None, job.run_at, job.expires,
+    )  # fmt: skip
+
+
+def _insert_live(step: Step, e: Entry) -> None:
+    step.run(
+        "live_insert", e.seq, e.queue, e.class_, e.state, e.gate, e.flow, e.inbox, e.lane, e.rank, e.granted,
+        e.granted_at, e.arrival, e.due, e.expires_at, e.session, e.waiter, e.binding, e.fence, e.attempt,
+        e.started_at, _plain(e),
+    )  # fmt: skip
+
+
+def _plain(e: Entry) -> bool:
+    """Whether its end concerns nobody but its lane, so that `finish` can write it with others at once."""
+    return e.kind == JobKind.JOB and e.sticky is None and e.uniq is None and e.parent is None
+
+
+def _check(step: Step, queue: Queue, job: NewJob, terms: LaneTerms) -> int | None:
+    """Refuse what the queue does not take. Returns the number of a turn's waiter."""
+    settings = queue.settings
+    if not settings.admits(job.lane):
+        raise InvalidInput("lane", f"{job.lane!r} is not one of the lanes of queue {queue.name!r}")
+    if settings.max_pending is not None or terms.max_pending is not None:
+        _check_room(step, queue, job, terms)
+    if job.kind is not JobKind.TURN:
+        return None
+    if terms.limit is None and not terms.paused:
+        raise InvalidInput(
+            "lane",
+            f"a turn needs a lane with a limit; set one with app.queue({queue.name!r}).lane({job.lane!r}, limit=1)",
+        )
+    row = step.one("session_by_id", job.waiter)
+    if row is None or row[3] not in ("live", "stopping"):
+        raise InvalidInput("waiter", "the session that waits is not live; register it first")
+    return int(row[0])
+
+
+def _check_room(step: Step, queue: Queue, job: NewJob, terms: LaneTerms) -> None:
+    most = queue.settings.max_pending
+    if most is not None:
+        step.flush_tally()
+        [waiting, running] = step.one("queue_load", queue.id)
+        if waiting >= most:
+            raise QueueFull(
+                f"queue {queue.name!r} holds {waiting} waiting jobs and takes at most {most}",
+                _relief(step, queue, running),
+            )
+    if terms.max_pending is not None:
+        [waiting] = step.one("lane_load", queue.id, job.lane, terms.max_pending)
+        if waiting >= terms.max_pending:
+            raise QueueFull(
+                f"lane {job.lane!r} of queue {queue.name!r} holds {waiting} waiting jobs and takes at most "
+                f"{terms.max_pending}",
+                _relief(step, queue, terms.limit or 1),
+            )
+
+
+def _relief(step: Step, queue: Queue, servers: int) -> float | None:
+    """Seconds until a place is free: the median run time, shared by those that run."""
+    times = sorted(seconds for (seconds,) in step.all("service_times", queue.id))
+    return times[len(times) // 2] / max(1, servers) if times else None
+
+
+def add_child(step: Step, parent: Entry, index: int) -> None:
+    """One copy of a broadcast, for one worker."""
+    payload, headers, timeout = step.one("job_body", parent.seq)
+    remaining = None if parent.expires_at is None else max(0.0, parent.expires_at - step.now)
+    copy = NewJob(
+        id=parent.id,
+        task=parent.task,
+        queue=step.queue_number(parent.queue).name,
+        payload=payload,
+        priority=Priority(parent.class_),
+        cost=parent.cost,
+        expires=remaining,
+        retries=parent.retries,
+        backoff=parent.backoff,
+        timeout=timeout,
+        pool=parent.pool,
+        worker=index,
+        headers=headers,
+    )
+    # The length of an id is a rule for users; a copy's is its parent's with the index behind it.
+    msgspec.structs.force_setattr(copy, "id", broadcasts.child_id(parent.id, index))
+    store(step, copy, parent=parent)
+
+
+def release(step: Step, pool: str, key: str, cleanup: NewJob | None) -> str:
+    """Begin to release a key; a clean-up that is known already is not stored again."""
+    if cleanup is None:
+        return bindings.release(step, pool, key, None)
+    if cleanup.kind is not JobKind.CLEANUP:
+        raise InvalidInput("cleanup", "give a job of kind 'cleanup'")
+    if _known(step, [cleanup.id]):
+        # Repeated: the answer is where the release stands now.
+        return "nothing" if step.one("binding_open", pool, key) is None else "draining"
+    job = msgspec.structs.replace(cleanup, pool=pool)
+    # Users leave the placing of a clean-up to its binding; here it is placed.
+    msgspec.structs.force_setattr(job, "sticky", key)
+    return bindings.release(step, pool, key, lambda tie: store(step, job, tie=tie).seq)
+
+
+def promote(step: Step, limit: int) -> Promoted:
+    """Cancel what has expired, then let due jobs arrive: by class, then due time, then id."""
+    expired = step.all("entries_expired", step.now, limit)
+    for row in expired:
+        outcomes.expire(step, entry_of(row))
+    promoted = 0
+    for class_ in range(3):
+        rows = step.all("entries_due", class_, step.now, limit - promoted)
+        entries = sorted(map(entry_of, rows), key=lambda e: (e.due, e.id))
+        for e in entries:
+            outcomes.promote(step, e)
+        promoted += len(entries)
+    closed = broadcasts.close_joining(step, limit, outcomes.end)
+    moments = [moment for (moment,) in step.all("next_moments") if moment is not None]
+    return Promoted(
+        promoted=promoted,
+        expired=len(expired),
+        more=limit in (len(expired), promoted, closed),
+        next_due=max(0.0, min(moments) - step.now) if moments else None,
+    )
+
+
+def admit(step: Step, limit: int) -> Admitted:
+    """Admit what was inserted elsewhere, bind what waits unbound, move idle grants, and repair lanes."""
+    arriving = list(map(entry_of, step.all("entries_arriving", limit)))
+    for e in arriving:
+        admit_arriving(step, e)
+    bound = 0
+    for (inbox,) in step.all("pools_unbound"):
+        bound += bindings.bind_unbound(step, inbox.removesuffix("/"), limit, outcomes.cancel_waiting)
+    moved = places.move_idle_grants(step, limit)
+    repaired = 0
+    for (lane,) in step.all("lanes_with_room", limit):
+        repaired += places.hand_on(step, step.lane(lane))
+    return Admitted(admitted=len(arriving), moved=moved, repaired=repaired, more=limit in (len(arriving), bound))
+
+
+def admit_arriving(step: Step, e: Entry) -> None:
+    later = e.due is not None and e.due > step.now
+    e.state = SCHEDULED if later else PENDING
+    step.count(e.queue, e.class_, TALLY_OF_STATE[e.state])
+    if not later:
+        e.due = None
+        outcomes.admit(step, e)
+    step.save(e)
+
+
+def insert_arriving(connection: sqlite3.Connection, jobs: Sequence[NewJob], now: float) -> list[Enqueued]:
+    """Store jobs on a user's own connection, in the transaction that is open there. Admission follows the commit."""
+    answers = []
+    for job in jobs:
+        if job.kind is not JobKind.JOB or job.unique is not None or job.cron is not None:
+            raise InvalidInput("job", "only plain jobs without unique= can be enqueued inside a transaction of yours")
+        connection.execute(SQL["queue_ensure"], (job.queue,))
+        [queue] = connection.execute(SQL["queue_number"], (job.queue,)).fetchone()
+        connection.execute(SQL["tally_ensure"], (queue,))
+        expires_at = None if job.expires is None else now + job.expires
+        due = job.run_at if job.run_at is not None else now + job.delay
+        seq = connection.execute(SQL["job_insert"], _identity(job, queue, now, None)).lastrowid
+        connection.execute(
+            SQL["live_arrive"], (seq, queue, int(job.priority), ARRIVING, due, expires_at, job.sticky is None)
+        )
+        answers.append(Enqueued(job.id, True, JobState.SCHEDULED if due > now else JobState.PENDING))
+    return answers

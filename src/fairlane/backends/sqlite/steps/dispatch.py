@@ -1,0 +1,278 @@
+"""The claim: one decision over slots, reservations, queue limit, lanes, bindings and pauses, in fair order.
+
+Only claimable jobs are looked at, through the flow whose tag is lowest, so the cost depends on what is claimed: not
+on the backlog, not on the number of lanes, not on how many of them are blocked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heapreplace
+from typing import Any
+
+import msgspec
+
+from ....errors import SessionLost, Stale
+from ....fairness import charge
+from ....job import Claimed, JobKind, Priority
+from ....retry import DEFAULT_BACKOFF, Backoff
+from ....session import Claim, worker_name
+from ....slots import Reserved, Slots
+from . import outcomes
+from .catalog import Queue
+from .codes import PENDING, RUNNING
+from .entry import entry_of
+from .presence import Presence
+from .step import TALLY_OF_STATE, Domain, Step
+
+MOST_EXPIRED_PER_CLAIM = 100
+_backoff = msgspec.json.Decoder(Backoff)
+_PRIORITIES = tuple(Priority)
+_KINDS = {kind.value: kind for kind in JobKind}
+
+
+def claim(step: Step, session: str, call: Claim) -> list[Claimed]:
+    """Start jobs for a worker, ask by ask."""
+    who = Presence.find(step, session)
+    if who is None or not who.present:
+        raise SessionLost("this session has ended or was declared dead; register a new one")
+    if call.number < who.claim:
+        raise Stale(f"claim {call.number} is older than the last one, {who.claim}")
+    if call.number == who.claim:
+        return [claimed_of(row) for row in step.all("claimed_again", who.seq, call.number)]
+    step.run("session_claim", call.number, who.seq)
+    if who.state != "live" or who.slots is None or who.index is None:
+        return []
+    return _Claimer(step, who, call).run()
+
+
+class _Line(msgspec.Struct, order=True):
+    """A flow in the merge: lowest (tag, head) first. Arrivals are unique, so nothing behind them is ever compared."""
+
+    tag: int
+    head: int
+    flow: int
+    lane: str
+    rows: list[tuple[Any, ...]]
+    """Jobs that were read and not taken, the next one last."""
+    follower: int | None
+    """The arrival after the last one read, where it is known."""
+    full: bool = False
+    """Whether there may be more than was read."""
+
+
+class _Claimer:
+    """The state of one claim while it goes through its asks."""
+
+    def __init__(self, step: Step, who: Presence, call: Claim) -> None:
+        assert who.slots is not None
+        self.step = step
+        self.who = who
+        self.call = call
+        self.left = call.total
+        self.slots = Slots(total=who.slots, reserved=Reserved(high=who.reserved_high, normal=who.reserved_normal))
+        self.running = [0, 0, 0]
+        for class_, count in step.all("session_load", who.seq):
+            self.running[class_] = count
+        self.claimed: list[Claimed] = []
+        self.expired = 0
+        self.queue_running: dict[int, list[int]] = {}
+
+    def run(self) -> list[Claimed]:
+        for ask in self.call.asks:
+            most = min(ask.most, self.left, self.slots.room(self.running, ask.priority))
+            if ask.below is not None:
+                most = min(most, ask.below - self.running[ask.priority])
+            if most <= 0:
+                continue
+            if ask.queue is None:
+                self._from_inbox(ask.priority, most)
+            else:
+                queue = self.step.queue(ask.queue)
+                row = self.step.one("domain_get", "", int(ask.priority), queue.id)
+                if row is not None:
+                    self._from_domain(queue, Domain(*row), ask.priority, most)
+            if self.left <= 0:
+                break
+        return self.claimed
+
+    def _from_inbox(self, priority: Priority, most: int) -> None:
+        """The inbox holds jobs of any queue: the queues take turns, in equal shares and then for the rest."""
+        assert self.who.index is not None
+        inbox = worker_name(self.who.pool, self.who.index)
+        rows = self.step.all("domains_of_inbox", inbox, int(priority))
+        if len(rows) > 1:
+            turn = self.call.number % len(rows)
+            rows = rows[turn:] + rows[:turn]
+        share = -(-most // max(1, len(rows)))
+        for limit in (share, most):
+            for number, queue, clock in rows:
+                if most > 0:
+                    domain = self.step.one("domain_clock", number) or (clock,)
+                    most -= self._from_domain(
+                        self.step.queue_number(queue), Domain(number, domain[0]), priority, min(limit, most)
+                    )
+            if len(rows) < 2:
+                break
+
+    def _from_domain(self, queue: Queue, domain: Domain, priority: Priority, most: int) -> int:
+        """Start up to `most` jobs of one domain, in fair order; returns how many."""
+        if queue.settings.paused:
+            return 0
+        if queue.slots is not None:
+            most = min(most, queue.slots.room(self._load(queue), priority))
+        started = 0
+        while most > 0:
+            lines = [
+                _Line(tag, row[1], flow, lane, [row], follower)
+                for tag, flow, lane, follower, *row in self.step.all("flows_next", domain.id, most)
+            ]
+            if not lines:
+                break
+            took, gone = self._from_lines(queue, domain, lines, priority, most)
+            started += took
+            most -= took
+            # Expired jobs in the way were cancelled: look again, but not without end.
+            if not gone or self.expired >= MOST_EXPIRED_PER_CLAIM:
+                break
+        return started
+
+    def _load(self, queue: Queue) -> list[int]:
+        load = self.queue_running.get(queue.id)
+        if load is None:
+            load = self.queue_running[queue.id] = [0, 0, 0]
+            for class_, count in self.step.all("queue_running", queue.id):
+                load[class_] = count
+        return load
+
+    def _from_lines(
+        self, queue: Queue, domain: Domain, lines: list[_Line], priority: Priority, most: int
+    ) -> tuple[int, bool]:
+        """Merge flows by tag: the lowest starts its next job, pays, and goes back into line with a higher tag."""
+        step = self.step
+        ahead = {line.flow: line for line in lines}
+        fetch = max(2, -(-most // len(lines)) + 1)
+        finishes: dict[int, int] = {}
+        empty: set[int] = set()
+        taken: list[tuple[Any, int]] = []
+        expired: list[int] = []
+        charges: dict[tuple[float, str], int] = {}
+        clock, now = domain.clock, step.now
+        heapify(lines)
+        while lines and len(taken) < most:
+            line = lines[0]
+            row = line.rows.pop() if line.rows else self._read(line, line.head, fetch)
+            if row[3] is not None and row[3] <= now:
+                expired.append(row[0])
+            else:
+                price = (row[7], line.lane)
+                paid = charges.get(price)
+                if paid is None:
+                    paid = charges[price] = charge(row[7], step.weight(queue.id, line.lane))
+                tag = line.tag
+                if tag > clock:
+                    clock = tag
+                finishes[line.flow] = line.tag = tag + paid
+                taken.append((row, paid))
+            if self._advance(line, row[1], fetch):
+                heapreplace(lines, line)
+            else:
+                empty.add(line.flow)
+                heappop(lines)
+        self._write(queue, domain, clock, ahead, finishes, empty, taken, priority)
+        for seq in expired:
+            outcomes.expire(step, entry_of(step.one("entry_by_seq", seq)))
+        self.expired += len(expired)
+        if expired:
+            step.flush()
+        return len(taken), bool(expired)
+
+    def _read(self, line: _Line, arrival: int, fetch: int) -> Any:
+        """Read jobs of a flow from an arrival on; returns the first, or None."""
+        rows = self.step.all("flow_jobs", line.flow, arrival, fetch)
+        line.full = len(rows) == fetch
+        rows.reverse()
+        line.rows = rows
+        return rows.pop() if rows else None
+
+    def _advance(self, line: _Line, taken: int, fetch: int) -> bool:
+        """Make the job after the one with arrival `taken` the head of its flow; False when there is none."""
+        if line.rows:
+            line.head = line.rows[-1][1]
+        elif line.follower is not None:
+            line.head, line.follower = line.follower, None
+        elif line.full and (row := self._read(line, taken + 1, fetch)) is not None:
+            line.rows.append(row)
+            line.head = row[1]
+        else:
+            return False
+        return True
+
+    def _write(
+        self,
+        queue: Queue,
+        domain: Domain,
+        clock: int,
+        lines: dict[int, _Line],
+        finishes: dict[int, int],
+        empty: set[int],
+        taken: Sequence[tuple[Any, int]],
+        priority: Priority,
+    ) -> None:
+        step, number, now, seq = self.step, self.call.number, self.step.now, self.who.seq
+        starts = []
+        for row, paid in taken:
+            fence = row[4] + 1
+            starts.append((seq, number, fence, row[5] + 1, now, paid, row[0]))
+            self.claimed.append(_claimed(row, fence, queue.name, priority))
+            step.topics.add("job:" + row[8])
+        step.many("live_start", starts)
+        step.catalog.remember_seqs([(row[8], row[0]) for row, _ in taken])
+        step.many(
+            "flow_started",
+            [
+                (finish, None, None, flow) if flow in empty else (finish, lines[flow].tag, lines[flow].head, flow)
+                for flow, finish in finishes.items()
+            ],
+        )
+        if clock > domain.clock:
+            domain.clock = clock
+            step.run("domain_save", clock, domain.id)
+        count = len(taken)
+        self.left -= count
+        self.running[priority] += count
+        if queue.id in self.queue_running:
+            self.queue_running[queue.id][priority] += count
+        step.count(queue.id, priority, TALLY_OF_STATE[PENDING], -count)
+        step.count(queue.id, priority, TALLY_OF_STATE[RUNNING], count)
+
+
+def _claimed(row: tuple[Any, ...], fence: int, queue: str, priority: Priority) -> Claimed:
+    (_, _, _, _, _, attempt, suspect, _, id, task, lane, payload, retries, backoff, timeout, kind, sticky, headers) = (
+        row
+    )
+    return Claimed(
+        id=id,
+        fence=fence,
+        attempt=attempt + 1,
+        task=task,
+        queue=queue,
+        lane=lane,
+        priority=priority,
+        payload=payload,
+        retries=retries,
+        backoff=DEFAULT_BACKOFF if backoff is None else _backoff.decode(backoff),
+        timeout=timeout,
+        kind=_KINDS[kind],
+        sticky=sticky,
+        suspect=bool(suspect),
+        headers=headers,
+    )
+
+
+def claimed_of(row: tuple[Any, ...]) -> Claimed:
+    """A job that was claimed before, out of a row of `claimed_again`."""
+    queue, class_, *rest = row
+    # The row stands after the claim; `_claimed` counts from before it.
+    rest[5] -= 1
+    return _claimed(tuple(rest), rest[4], queue, _PRIORITIES[class_])

@@ -1,0 +1,101 @@
+"""A live job as the steps handle it: the narrow row that moves, with what they need of its identity."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ....job import Attempt, Reason
+from ....retry import DEFAULT_BACKOFF, Backoff
+
+UNGATED, UNBOUND, CLEANUP = range(3)
+
+
+class Entry(msgspec.Struct):
+    """Mutable on purpose: a step loads it, changes it and saves it. The order is that of the query `entry_columns`."""
+
+    seq: int
+    queue: int
+    class_: int
+    state: int
+    gate: int
+    flow: int | None
+    inbox: str
+    lane: int | None
+    rank: int
+    granted: int
+    granted_at: float | None
+    arrival: int | None
+    due: float | None
+    expires_at: float | None
+    session: int | None
+    claim: int | None
+    waiter: int | None
+    binding: int | None
+    fence: int
+    attempt: int
+    crashes: int
+    suspect: int
+    cancel: int
+    refused: int
+    paid: int
+    started_at: float | None
+    id: str
+    kind: str
+    lane_key: str | None
+    cost: float
+    pool: str
+    sticky: str | None
+    direct: int | None
+    retries: int
+    backoff_json: bytes | None
+    uniq: str | None
+    task: str
+    parent: int | None
+    attempts_json: bytes | None
+
+    @property
+    def flow_key(self) -> str:
+        """Its lane as flows know it: '' for jobs without one."""
+        return self.lane_key or ""
+
+    @property
+    def backoff(self) -> Backoff:
+        """Its policy; the default is not stored."""
+        return DEFAULT_BACKOFF if self.backoff_json is None else _backoff.decode(self.backoff_json)
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """Its finished claims, oldest first."""
+        return decode_attempts(self.attempts_json)
+
+
+_backoff = msgspec.json.Decoder(Backoff)
+_attempts = msgspec.json.Decoder(list[Attempt])
+_encoder = msgspec.json.Encoder()
+
+
+def decode_attempts(raw: bytes | None) -> list[Attempt]:
+    """The history column."""
+    return [] if raw is None else _attempts.decode(raw)
+
+
+def encode_attempts(attempts: list[Attempt]) -> bytes:
+    """The history column."""
+    return _encoder.encode(attempts)
+
+
+def encode_backoff(backoff: Backoff) -> bytes | None:
+    """The policy column; the default is not stored."""
+    return None if backoff == DEFAULT_BACKOFF else _encoder.encode(backoff)
+
+
+def entry_of(row: tuple[Any, ...]) -> Entry:
+    """An entry out of a row of `entry_columns`."""
+    return Entry(*row)
+
+
+def reason_value(reason: Reason | None) -> str | None:
+    """A reason as the column has it."""
+    return None if reason is None else reason.value

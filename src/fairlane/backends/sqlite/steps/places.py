@@ -1,0 +1,301 @@
+"""The places of limited lanes. A job holds a grant from the step that gives it until it leaves the lane, and every
+way out hands the place on in the same step (see `fairlane.lanes` for who comes next)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ....job import JobKind, Priority
+from ....slots import Reserved, Slots
+from ....wakeups import job_topic, session_topic
+from . import flows
+from .codes import PENDING, RUNNING
+from .entry import UNGATED, Entry, entry_of
+from .step import Lane, Step
+
+IDLE_GRANT_SECONDS = 2.0
+
+
+class Next(msgspec.Struct):
+    """A job in line for a place of its lane: no more of it than giving it the place needs."""
+
+    lane: int
+    seq: int
+    class_: int
+    state: int
+    gate: int
+    inbox: str
+    arrival: int
+    waiter: int | None
+
+
+def arrive(step: Step, e: Entry) -> None:
+    """Let a pending job take its place in its lane, and in the line if it may start. The caller saves it."""
+    if e.arrival is None:
+        e.arrival = step.next_arrival()
+    terms = step.terms(e)
+    if terms.limit is None or e.lane_key is None:
+        e.lane, e.granted, e.rank = None, 1, 0
+        _open(step, e)
+        return
+    lane = step.lane_for(e.queue, e.lane_key, terms)
+    e.lane, e.granted = lane.id, 0
+    e.rank = 0 if lane.ordered else e.class_
+    if lane.granted < lane.places:
+        lane.granted += 1
+        e.granted = 1
+    elif not lane.ordered and _take_from_weaker(step, lane, e.class_):
+        e.granted = 1
+    if e.granted:
+        _open(step, e)
+
+
+def ungate(step: Step, e: Entry) -> None:
+    """The gate of a pending job has opened. The caller saves it."""
+    e.gate = UNGATED
+    if e.granted:
+        _open(step, e)
+
+
+def resume(step: Step, e: Entry) -> None:
+    """A job that kept its grant is pending again. The caller saves it."""
+    if e.lane is not None:
+        e.rank = 0 if step.lane(e.lane).ordered else e.class_
+    _open(step, e)
+
+
+def _open(step: Step, e: Entry) -> None:
+    if e.kind == JobKind.TURN:
+        start_turn(step, e)
+    elif e.gate == UNGATED:
+        flows.enter(step, e)
+    elif e.lane is not None:
+        e.granted_at = step.now
+
+
+def start_turn(step: Step, e: Entry) -> None:
+    """Start a turn in its waiter: it is never claimed."""
+    step.move(e, RUNNING)
+    e.session = e.waiter
+    e.fence += 1
+    e.attempt += 1
+    e.started_at = step.now
+    row = step.one("session_id", e.waiter)
+    step.topics.update((job_topic(e.id), session_topic(row[0])))
+
+
+def _take_from_weaker(step: Step, lane: Lane, class_: int) -> bool:
+    """In an unordered lane a job of a higher class takes the place of the weakest one that has not started."""
+    row = step.one("lane_weakest", lane.id)
+    if row is None:
+        return False
+    weakest = entry_of(row)
+    if weakest.class_ <= class_:
+        return False
+    _ungrant(step, weakest)
+    return True
+
+
+def _ungrant(step: Step, e: Entry) -> None:
+    flows.withdraw(step, e)
+    e.granted = 0
+    step.save(e)
+
+
+def hand_on(step: Step, lane: Lane) -> int:
+    """Give the free places of a lane to the next in it; returns how many were given."""
+    given = 0
+    while lane.granted < lane.places:
+        waiting = _next(step, lane)
+        if waiting is None:
+            break
+        _grant(step, lane, waiting)
+        given += 1
+    if lane.granted == 0 and step.one("lane_occupied", lane.id) is None:
+        step.drop_lane(lane)
+    return given
+
+
+def hand_on_all(step: Step, lanes: Sequence[Lane]) -> None:
+    """The same for many lanes, with few statements: this is the hot path of limited lanes."""
+    short = [lane for lane in lanes if lane.granted < lane.places]
+    while short:
+        rows = step.all("lanes_next", msgspec.json.encode([lane.id for lane in short]).decode(), step.now)
+        waiting = [Next(*row) for row in rows]
+        by_number = {lane.id: lane for lane in short}
+        if len(waiting) > 1:
+            _read_flows(step, waiting, by_number)
+        grants = []
+        for one in waiting:
+            lane = by_number[one.lane]
+            if one.waiter is not None:
+                _grant(step, lane, one)
+                continue
+            lane.granted += 1
+            grants.append((*_line_up(step, lane, one), one.seq))
+        step.many("live_grant", grants)
+        short = [by_number[one.lane] for one in waiting if by_number[one.lane].granted < by_number[one.lane].places]
+    for lane in lanes:
+        if lane.granted == 0 and step.one("lane_occupied", lane.id) is None:
+            step.drop_lane(lane)
+
+
+def _read_flows(step: Step, waiting: Sequence[Next], lanes: dict[int, Lane]) -> None:
+    """Read the flows that jobs of one domain will join, at once. Other domains are read one by one."""
+    first = waiting[0]
+    queue = lanes[first.lane].queue
+    keys = [
+        lanes[one.lane].key
+        for one in waiting
+        if (lanes[one.lane].queue, one.class_, one.inbox) == (queue, first.class_, first.inbox)
+    ]
+    step.load_flows(queue, first.class_, first.inbox, keys)
+
+
+def _next(step: Step, lane: Lane) -> Next | None:
+    row = step.one("lane_next", lane.id, step.now)
+    return None if row is None else Next(*row)
+
+
+def _grant(step: Step, lane: Lane, waiting: Next) -> None:
+    """Give a place to a waiting job: a turn starts, a job that nothing else holds becomes claimable."""
+    lane.granted += 1
+    if waiting.waiter is not None:
+        turn = step.entry(waiting.seq)
+        assert turn is not None
+        turn.granted = 1
+        start_turn(step, turn)
+        step.save(turn)
+        return
+    step.run("live_grant", *_line_up(step, lane, waiting), waiting.seq)
+
+
+def _line_up(step: Step, lane: Lane, waiting: Next) -> tuple[int | None, float | None]:
+    """Make a granted job claimable, if it is pending and ungated: its flow, and since when it holds a place idle."""
+    if waiting.state != PENDING:
+        return None, None
+    if waiting.gate != UNGATED:
+        return None, step.now
+    flow = flows.join(step, lane.queue, waiting.class_, waiting.inbox, lane.key, waiting.arrival)
+    return flow, step.now if waiting.inbox else None
+
+
+def vacate(step: Step, e: Entry) -> None:
+    """A job that is gone, or whose saved row names no lane any more, gives up its place."""
+    if e.lane is None:
+        return
+    lane = step.lane(e.lane)
+    if e.granted:
+        lane.granted -= 1
+    e.lane, e.granted = None, 0
+    hand_on(step, lane)
+
+
+def settle(step: Step, lane: Lane) -> None:
+    """In an unordered lane, after a job went back from running to waiting: a higher class that waits goes first."""
+    if lane.ordered:
+        return
+    while (best := _next(step, lane)) is not None:
+        if not _take_from_weaker(step, lane, best.class_):
+            return
+        lane.granted -= 1
+        _grant(step, lane, best)
+
+
+def trim(step: Step, lane: Lane) -> None:
+    """A limit was lowered while jobs ran: take back unstarted grants, newest first, until it holds."""
+    while lane.granted > lane.places:
+        row = step.one("lane_weakest", lane.id)
+        if row is None:
+            return
+        lane.granted -= 1
+        _ungrant(step, entry_of(row))
+
+
+def resize(step: Step, lane: Lane, places: int, ordered: bool) -> None:
+    """Apply new terms: a lower limit takes back unstarted grants, newest first; a higher one hands out at once."""
+    if ordered != bool(lane.ordered):
+        lane.ordered = int(ordered)
+        step.run("lane_rerank", lane.ordered, lane.id)
+    lane.places = places
+    step.run("lane_resize", places, lane.ordered, lane.id)
+    trim(step, lane)
+    hand_on(step, lane)
+
+
+def abolish(step: Step, lane: Lane) -> None:
+    """The lane has no limit any more: everybody in it may start."""
+    while (waiting := _next(step, lane)) is not None:
+        _grant(step, lane, waiting)
+    step.run("lane_forget", lane.id)
+    step.run("lane_forget_running", lane.id)
+    step.drop_lane(lane)
+
+
+def establish(step: Step, e: Entry) -> None:
+    """A lane that had no limit has one now: a pending or running job of it takes its place anew."""
+    if e.state == RUNNING:
+        assert e.lane_key is not None
+        lane = step.lane_for(e.queue, e.lane_key, step.terms(e))
+        lane.granted += 1
+        e.lane, e.granted = lane.id, 1
+        e.rank = 0 if lane.ordered else e.class_
+    else:
+        flows.withdraw(step, e)
+        arrive(step, e)
+    step.save(e)
+
+
+def move_idle_grants(step: Step, limit: int) -> int:
+    """Unordered lanes: a grant that waited 2 s for a worker that cannot take it goes to the next job that can run."""
+    moved = 0
+    for row in step.all("grants_idle", step.now - IDLE_GRANT_SECONDS, limit):
+        holder = entry_of(row)
+        if holder.lane is None or not holder.granted or step.lane(holder.lane).ordered or _can_start(step, holder):
+            continue
+        for candidate in map(entry_of, step.all("lane_others", holder.lane, holder.inbox)):
+            if _can_start(step, candidate):
+                lane = step.lane(holder.lane)
+                _ungrant(step, holder)
+                lane.granted -= 1
+                assert candidate.arrival is not None
+                _grant(
+                    step,
+                    lane,
+                    Next(
+                        lane.id,
+                        candidate.seq,
+                        candidate.class_,
+                        candidate.state,
+                        candidate.gate,
+                        candidate.inbox,
+                        candidate.arrival,
+                        candidate.waiter,
+                    ),
+                )
+                moved += 1
+                break
+    return moved
+
+
+def _can_start(step: Step, e: Entry) -> bool:
+    """Whether somebody could claim this job now: it is for anybody, or its worker is live with a slot to spare."""
+    if e.gate != UNGATED:
+        return False
+    if not e.inbox:
+        return True
+    row = step.one("inbox_room", *_worker(e.inbox))
+    return row is not None and room_of(row, e.class_) > 0
+
+
+def room_of(row: Sequence[int], class_: int) -> int:
+    """Free slots of a worker for a class, out of its slots, its reservations and what it runs."""
+    total, high, normal, *running = row
+    return Slots(total=total, reserved=Reserved(high=high, normal=normal)).room(running, Priority(class_))
+
+
+def _worker(inbox: str) -> tuple[str, int]:
+    pool, _, index = inbox.rpartition("/")
+    return pool, int(index)

@@ -1,0 +1,224 @@
+"""What sessions write about jobs they hold, fenced by (job, fence, session), and what users ask to be cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ....errors import NotFound
+from ....job import Acceptance, Held, JobKind, JobState, Reason, Verdict
+from ....names import PAYLOAD_BYTES, check_size
+from ....states import Move, Transition
+from ....wakeups import job_topic, session_topic
+from . import admission, broadcasts, outcomes, places
+from .catalog import json_texts
+from .codes import ARRIVING, FINAL_CODES, MOVE_CODES, MOVES, RUNNING, STATES
+from .entry import Entry, decode_attempts, encode_attempts, entry_of, reason_value
+from .presence import Presence
+from .step import Step
+
+
+def finish(step: Step, session: str, transitions: Sequence[Transition]) -> list[Verdict]:
+    """Apply what a session decided about its jobs. Plain jobs that simply end are written together: the hot path."""
+    who = Presence.find(step, session)
+    holder = who.seq if who is not None and who.present else -1
+    rows = _held_rows(step, [t.held.id for t in transitions])
+    ends = _Ends(step)
+    verdicts = []
+    for t in transitions:
+        # Taken out, so that a second write for the same job in one call is judged by what the first has stored.
+        row = rows.pop(t.held.id, None)
+        if row is None or row[1] != holder or row[2] != t.held.fence:
+            ends.write()
+            verdicts.append(_judge(step, session, t.held, t.move))
+        elif row[3] and t.move in _FINAL and (not row[4] or t.move is Move.COMPLETE):
+            verdicts.append(ends.add(row, t))
+        else:
+            ends.write()
+            e = step.entry(row[0])
+            assert e is not None
+            assert who is not None
+            verdicts.append(Verdict(e.id, Acceptance.APPLIED, _apply(step, e, t, who)))
+    ends.write()
+    return verdicts
+
+
+def _held_rows(step: Step, ids: list[str]) -> dict[str, tuple[Any, ...]]:
+    """Live jobs by id, as the query `held_rows` has them."""
+    seqs = step.catalog.seqs
+    rows = _rows_by_seq(step, {seqs[id]: id for id in ids if id in seqs})
+    missing = [id for id in ids if id not in rows]
+    if missing:
+        # Claimed through another process, or gone; or the id was forgotten and used again since.
+        rows |= _rows_by_seq(step, {seq: id for id, seq in step.all("seqs_by_ids", json_texts(missing))})
+    return rows
+
+
+def _rows_by_seq(step: Step, wanted: dict[int, str]) -> dict[str, tuple[Any, ...]]:
+    return {wanted[row[0]]: row for row in step.all("held_rows", msgspec.json.encode(list(wanted)).decode())}
+
+
+_FINAL = {Move.COMPLETE: JobState.COMPLETED, Move.FAIL: JobState.FAILED, Move.CANCEL: JobState.CANCELLED}
+
+
+class _Ends:
+    """Plain jobs that end, to be written together."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.outcomes: list[tuple[Any, ...]] = []
+        self.gone: list[tuple[int]] = []
+        self.lanes: list[tuple[int, int]] = []
+        self.counts: dict[tuple[int, int, JobState], int] = {}
+
+    def add(self, row: tuple[Any, ...], t: Transition) -> Verdict:
+        seq, session, fence, _, _, queue, class_, lane, granted, arrival, attempt, started_at, refused = row
+        move, id = t.move, t.held.id
+        state = _FINAL[move]
+        self.outcomes.append(
+            (
+                seq, queue, FINAL_CODES[state], reason_value(t.reason), t.result, t.error, t.error_group, session,
+                MOVE_CODES[move], arrival, attempt, fence, started_at, self.step.now, refused,
+            )
+        )  # fmt: skip
+        self.gone.append((seq,))
+        if lane is not None:
+            self.lanes.append((lane, granted))
+        count = (queue, class_, state)
+        self.counts[count] = self.counts.get(count, 0) + 1
+        self.step.topics.add("job:" + id)
+        self.step.catalog.seqs.pop(id, None)
+        return Verdict(id, Acceptance.APPLIED, state)
+
+    def write(self) -> None:
+        """The rows first: whoever is next in a lane is looked for among those that are left."""
+        if not self.gone:
+            return
+        step = self.step
+        step.many("outcome_insert", self.outcomes)
+        step.many("live_delete", self.gone)
+        for (queue, class_, state), count in self.counts.items():
+            outcomes.tell(step, queue, class_, RUNNING, state, count)
+        if self.lanes:
+            step.load_lanes({number for number, _ in self.lanes})
+            lanes = {}
+            for number, granted in self.lanes:
+                lane = lanes[number] = step.lane(number)
+                lane.granted -= granted
+            places.hand_on_all(step, list(lanes.values()))
+        self.outcomes, self.gone, self.lanes, self.counts = [], [], [], {}
+
+
+def _apply(step: Step, e: Entry, t: Transition, who: Presence) -> JobState:
+    """Carry out a transition of the holder; a requested cancel turns all but a completion into its end."""
+    move, reason = t.move, t.reason
+    if e.cancel and move is not Move.COMPLETE:
+        move, reason = Move.CANCEL, Reason.BY_USER
+    elif e.kind == JobKind.TURN and move is Move.RETRY:
+        move = Move.FAIL
+    elif e.kind == JobKind.TURN and move in (Move.SNOOZE, Move.HAND_BACK):
+        move, reason = Move.CANCEL, Reason.BY_USER
+    if move is Move.HAND_BACK:
+        outcomes.take_back(step, e, who.holder, Move.HAND_BACK)
+        return JobState.PENDING
+    if move in (Move.RETRY, Move.SNOOZE):
+        state = JobState.SCHEDULED if t.delay > 0 else JobState.PENDING
+        outcomes.record(step, e, who.holder, move.value, state, reason, t.error)
+        if move is Move.SNOOZE:
+            e.attempt -= 1
+        outcomes.again(step, e, t.delay)
+        return state
+    state = _FINAL[move]
+    outcomes.end(step, e, state, reason, result=t.result, error=t.error, group=t.error_group, move=move)
+    return state
+
+
+def _judge(step: Step, session: str, held: Held, move: Move | None) -> Verdict:
+    """A write by somebody who does not hold the job: a repetition, or stale."""
+    row = step.one("job_for_judgement", json_texts([held.id]))
+    if row is None:
+        return Verdict(held.id, Acceptance.STALE, None)
+    seq, final, live_state, live_fence, raw, last_fence, last_move, last_session = row
+    state = STATES[live_state if final is None else final]
+    if last_fence == held.fence and last_move is not None:
+        if last_session == session and _same(move, MOVES[last_move].value):
+            return Verdict(held.id, Acceptance.REPEATED, state)
+        step.run("outcome_refused", seq)
+        return Verdict(held.id, Acceptance.STALE, state)
+    attempts = decode_attempts(raw)
+    for position, attempt in enumerate(attempts):
+        if attempt.fence != held.fence:
+            continue
+        if attempt.session == session and _same(move, attempt.outcome):
+            return Verdict(held.id, Acceptance.REPEATED, attempt.state)
+        attempts[position] = msgspec.structs.replace(attempt, refused=attempt.refused + 1)
+        step.run("job_attempts", encode_attempts(attempts), seq)
+        return Verdict(held.id, Acceptance.STALE, state)
+    if live_fence == held.fence:
+        step.run("live_refused", seq)
+    return Verdict(held.id, Acceptance.STALE, state)
+
+
+def _same(move: Move | None, outcome: str | None) -> bool:
+    """Whether a write repeats the one that ended a claim. A requested cancel turns all but a completion into its
+    end."""
+    if move is None:
+        return False
+    return outcome == move.value or (outcome == Move.CANCEL.value and move is not Move.COMPLETE)
+
+
+def progress(step: Step, session: str, reports: Sequence[tuple[Held, bytes]]) -> list[Verdict]:
+    """Keep the latest progress of running jobs."""
+    for _, value in reports:
+        check_size("progress", value, PAYLOAD_BYTES)
+    who = Presence.find(step, session)
+    ids = json_texts(held.id for held, _ in reports)
+    entries = {row[26]: entry_of(row) for row in step.all("entries_by_ids", ids)}
+    verdicts = []
+    for held, value in reports:
+        e = entries.get(held.id)
+        if e is not None and who is not None and who.present and e.session == who.seq and e.fence == held.fence:
+            step.run("job_progress", value, e.seq)
+            step.topics.add(job_topic(e.id))
+            verdicts.append(Verdict(held.id, Acceptance.APPLIED, JobState.RUNNING))
+        else:
+            verdicts.append(_judge(step, session, held, None))
+    return verdicts
+
+
+def cancel(step: Step, ids: Sequence[str]) -> list[JobState]:
+    """Cancel jobs; nothing is cancelled when one of them is unknown."""
+    found = dict(step.all("job_states", json_texts(ids)))
+    for id in ids:
+        if id not in found:
+            raise NotFound(f"there is no job {id!r}")
+    return [_cancel_one(step, id) for id in ids]
+
+
+def _cancel_one(step: Step, id: str) -> JobState:
+    row = step.one("entry_by_id", id)
+    if row is None:
+        [(_, state)] = step.all("job_states", json_texts([id]))
+        return STATES[state]
+    return cancel_entry(step, entry_of(row))
+
+
+def cancel_entry(step: Step, e: Entry) -> JobState:
+    """Cancel a live job: at once while it waits, by request while it runs."""
+    if e.state == ARRIVING:
+        admission.admit_arriving(step, e)
+    if e.state != RUNNING:
+        outcomes.end(step, e, JobState.CANCELLED, Reason.BY_USER)
+        return JobState.CANCELLED
+    if e.kind == JobKind.BROADCAST:
+        return broadcasts.cancel(step, e, cancel_entry, outcomes.end)
+    if not e.cancel:
+        e.cancel = 1
+        step.run("live_cancel", e.seq)
+        row = step.one("session_id", e.session)
+        if row is not None:
+            step.topics.add(session_topic(row[0]))
+        step.topics.add(job_topic(e.id))
+    return JobState.RUNNING

@@ -1,0 +1,102 @@
+"""Settings of queues and lanes, schedules, and leadership: the small records that everybody shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ....errors import InvalidInput
+from ....names import check_key, check_seconds
+from ....schedule import Schedule
+from ....session import Term
+from ....settings import SettingsChange
+from ....wakeups import LEADER, queue_topic
+from . import places
+from .catalog import Queue
+from .entry import entry_of
+from .presence import lease_left
+from .step import Lane, Step
+
+
+def configure(step: Step, changes: Sequence[SettingsChange]) -> None:
+    """Store settings, and bring lanes in line with them."""
+    for change in changes:
+        queue = step.queue(change.queue)
+        declared, version = queue.declared, queue.version
+        if change.declared is not None and change.version >= version:
+            declared, version = change.declared, change.version
+        override = queue.override if change.override is msgspec.UNSET else change.override
+        if (declared, version, override) == (queue.declared, queue.version, queue.override):
+            continue
+        if override is not None:
+            try:
+                override.over(declared)
+            except InvalidInput as exc:
+                raise InvalidInput(exc.field, f"{exc.problem} (queue {change.queue!r}, with its override)") from None
+        step.run(
+            "queue_configure",
+            version,
+            msgspec.json.encode(declared).decode(),
+            None if override is None else msgspec.json.encode(override).decode(),
+            queue.id,
+        )
+        step.run("settings_changed")
+        step.catalog.forget()
+        step.catalog.refresh(step.connection)
+        _apply(step, queue, step.queue(change.queue))
+
+
+def _apply(step: Step, old: Queue, new: Queue) -> None:
+    """Lanes that have jobs get their new places. Costs as much as the queue has lanes, which is why settings change
+    rarely."""
+    if old.settings.lanes != new.settings.lanes:
+        for row in step.all("lanes_of_queue", new.id):
+            lane: Lane = step.lane(row[0])
+            terms = step.catalog.terms(new, lane.key)
+            if terms.limit is None:
+                places.abolish(step, lane)
+            else:
+                places.resize(step, lane, terms.limit, terms.ordered)
+        for (key,) in step.all("unlimited_lanes_of_queue", new.id):
+            if step.catalog.terms(new, key).limit is not None:
+                _limit(step, new, key)
+    step.topics.add(queue_topic(new.name))
+
+
+def _limit(step: Step, queue: Queue, key: str) -> None:
+    """A lane that had no limit has one now. Running jobs take their places first, then the others in order of
+    arrival."""
+    for row in step.all("unlimited_entries_of_lane", queue.id, key):
+        places.establish(step, entry_of(row))
+
+
+def declare(step: Step, schedules: Sequence[Schedule]) -> None:
+    """Store schedules; a changed timetable begins anew."""
+    for schedule in schedules:
+        timetable = msgspec.json.encode(schedule.timetable).decode()
+        step.run("schedule_put", schedule.name, timetable, schedule.job, step.now, step.now)
+
+
+def lead(step: Step, session: str, lease: float, term: int | None) -> Term | None:
+    """Stand for leadership, or extend a term."""
+    check_key("session", session)
+    check_seconds("lease", lease, least=0.05)
+    row = step.one("leader")
+    over = row is None or row[1] is None or lease_left(row[4], row[3], row[2], step.mono, step.boot) <= 0
+    if term is None:
+        if not over:
+            return None
+        number = 1 if row is None else row[0] + 1
+    else:
+        if over or row[0] != term or row[1] != session:
+            return None
+        number = term
+    step.run("leader_put", number, session, lease, step.boot, step.mono + lease)
+    return Term(number=number, session=session, lease=lease, remaining=lease)
+
+
+def resign(step: Step, term: int) -> None:
+    """Give up a term; its number stays, so that the next one is higher."""
+    if step.run("leader_resign", term).rowcount:
+        step.topics.add(LEADER)

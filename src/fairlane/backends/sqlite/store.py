@@ -1,0 +1,219 @@
+"""The embedded store: one SQLite file, several processes. Verbs go to the writer's thread, reads to readers beside
+it."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from ...binding import Binding, Release
+from ...clock import Clock, SystemClock
+from ...errors import InvalidInput, StoreError
+from ...job import Claimed, Enqueued, Held, Job, JobState, NewJob, Verdict
+from ...names import check_count, check_key, check_name
+from ...reading import Filter, LaneReading, Page, QueueReading, Standing
+from ...schedule import Schedule, StoredSchedule
+from ...session import Claim, Finished, NewSession, Renewal, Session, Term
+from ...settings import SettingsChange
+from ...states import Transition
+from ...upkeep import Admitted, Promoted, Pruned, Recount, Rescued, Retention
+from . import database, standings, views
+from .steps import admission, dispatch, presence, pruning, report, settings
+from .steps.step import Step
+from .wakeups import DatagramWakeups
+from .writer import Writer
+
+T = TypeVar("T")
+READERS = 2
+
+
+class SqliteStore:
+    """Implements `fairlane.store.Store` on a file. Open it with `open`."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
+        self._wakeups = DatagramWakeups(path)
+        try:
+            self._writer = Writer(path, clock, self._wakeups.publish)
+        except BaseException:
+            self._wakeups.close()
+            raise
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix=f"fairlane-reader-{path.name}")
+        self._reading = threading.local()
+        self._connections: list[sqlite3.Connection] = []
+        self._closed = False
+
+    @classmethod
+    async def open(cls, url: str, *, clock: Clock | None = None) -> SqliteStore:
+        """Open the file a URL names, made and migrated when it is new."""
+        path = database.path_of(url)
+        return await asyncio.to_thread(cls, path, clock or SystemClock())
+
+    @property
+    def wakeups(self) -> DatagramWakeups:
+        return self._wakeups
+
+    # -- how calls get there -------------------------------------------------------------------------------------
+
+    async def _write(self, work: Callable[[Step], T]) -> T:
+        return await self._writer.submit(work)
+
+    async def _read(self, look: Callable[[views.View], T]) -> T:
+        if self._closed:
+            raise StoreError("this store is closed; open it again")
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._look, look)
+
+    def _look(self, look: Callable[[views.View], T]) -> T:
+        connection = getattr(self._reading, "connection", None)
+        if connection is None:
+            connection = self._reading.connection = database.open_for_reading(self._path)
+            self._connections.append(connection)
+        with database.translated(self._path):
+            connection.execute("BEGIN")
+            try:
+                return look(views.View(connection, self._clock))
+            finally:
+                connection.execute("COMMIT")
+
+    # -- sessions ------------------------------------------------------------------------------------------------
+
+    async def register(self, session: NewSession) -> Session:
+        await self._write(lambda step: presence.register(step, session))
+        return await self._read(lambda view: views.session(view, session.id))
+
+    async def renew(self, session: str, held: Sequence[Held], *, claim: int, stopping: bool = False) -> Renewal:
+        return await self._write(lambda step: presence.renew(step, session, held, claim, stopping))
+
+    async def leave(self, session: str, *, begun: Sequence[Held] | None = None) -> None:
+        await self._write(lambda step: presence.leave(step, session, begun))
+
+    # -- jobs ----------------------------------------------------------------------------------------------------
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        return await self._write(lambda step: admission.enqueue(step, jobs))
+
+    async def claim(self, session: str, claim: Claim) -> list[Claimed]:
+        return await self._write(lambda step: dispatch.claim(step, session, claim))
+
+    async def finish(self, session: str, transitions: Sequence[Transition], *, claim: Claim | None = None) -> Finished:
+        def work(step: Step) -> Finished:
+            verdicts = tuple(report.finish(step, session, transitions))
+            if claim is None:
+                return Finished(verdicts)
+            step.flush()
+            return Finished(verdicts, tuple(dispatch.claim(step, session, claim)))
+
+        return await self._write(work)
+
+    async def progress(self, session: str, reports: Sequence[tuple[Held, bytes]]) -> list[Verdict]:
+        return await self._write(lambda step: report.progress(step, session, reports))
+
+    async def cancel(self, ids: Sequence[str]) -> list[JobState]:
+        return await self._write(lambda step: report.cancel(step, ids))
+
+    async def release(self, pool: str, key: str, cleanup: NewJob | None = None) -> Release:
+        check_name("pool", pool)
+        check_key("key", key)
+        return Release(await self._write(lambda step: admission.release(step, pool, key, cleanup)))
+
+    # -- the leader's passes -------------------------------------------------------------------------------------
+
+    async def promote(self, *, limit: int = 1_000, term: int | None = None) -> Promoted:
+        return await self._lead_pass(lambda step: admission.promote(step, limit), limit, term)
+
+    async def admit(self, *, limit: int = 1_000, term: int | None = None) -> Admitted:
+        return await self._lead_pass(lambda step: admission.admit(step, limit), limit, term)
+
+    async def rescue(self, *, limit: int = 1_000, declare: bool = True, term: int | None = None) -> Rescued:
+        return await self._lead_pass(lambda step: presence.rescue(step, limit, declare), limit, term)
+
+    async def prune(self, retention: Retention, *, limit: int = 1_000, term: int | None = None) -> Pruned:
+        return await self._lead_pass(lambda step: pruning.prune(step, retention, limit), limit, term)
+
+    async def _lead_pass(self, work: Callable[[Step], T], limit: int, term: int | None) -> T:
+        check_count("limit", limit, least=1, most=100_000)
+
+        def fenced(step: Step) -> T:
+            step.check_term(term)
+            return work(step)
+
+        return await self._write(fenced)
+
+    async def lead(self, session: str, *, lease: float, term: int | None = None) -> Term | None:
+        return await self._write(lambda step: settings.lead(step, session, lease, term))
+
+    async def resign(self, term: int) -> None:
+        await self._write(lambda step: settings.resign(step, term))
+
+    # -- settings ------------------------------------------------------------------------------------------------
+
+    async def configure(self, changes: Sequence[SettingsChange]) -> None:
+        await self._write(lambda step: settings.configure(step, changes))
+
+    async def declare(self, schedules: Sequence[Schedule]) -> list[StoredSchedule]:
+        if schedules:
+            await self._write(lambda step: settings.declare(step, schedules))
+        return await self._read(views.schedules)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    async def leader(self) -> Term | None:
+        return await self._read(views.leader)
+
+    async def get(self, ids: Sequence[str]) -> list[Job | None]:
+        return await self._read(lambda view: views.get(view, ids))
+
+    async def find(self, where: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
+        return await self._read(lambda view: views.find(view, where, limit, cursor))
+
+    async def standing(self, ids: Sequence[str]) -> list[Standing | None]:
+        return await self._read(lambda view: standings.standings(view, ids))
+
+    async def queues(self) -> list[QueueReading]:
+        return await self._read(views.queues)
+
+    async def lanes(self, queue: str, *, limit: int = 100) -> list[LaneReading]:
+        return await self._read(lambda view: views.lanes(view, queue, limit))
+
+    async def sessions(self) -> list[Session]:
+        return await self._read(views.sessions)
+
+    async def bindings(self, pool: str | None = None, key: str | None = None, *, limit: int = 100) -> list[Binding]:
+        return await self._read(lambda view: views.bindings(view, pool, key, limit))
+
+    # -- the store itself ----------------------------------------------------------------------------------------
+
+    def enqueue_on(self, connection: sqlite3.Connection, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Store jobs on a connection of the user's to the same file, in the transaction open there.
+
+        Commit, and they exist; roll back, and they never did. They are admitted after the commit, by `admit`, which the
+        leader calls every second. An id that exists raises `sqlite3.IntegrityError`, as any other row of yours would.
+        """
+        if not connection.in_transaction:
+            raise InvalidInput("connection", "has no open transaction; begin one, or use enqueue")
+        return admission.insert_arriving(connection, jobs, self._clock.now())
+
+    async def recount(self) -> Recount:
+        return await self._write(pruning.recount)
+
+    async def migrate(self) -> int:
+        return self._writer.version
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._readers.shutdown(wait=True)
+        for connection in self._connections:
+            connection.close()
+        self._writer.close()
+        self._wakeups.close()

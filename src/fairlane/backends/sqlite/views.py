@@ -1,0 +1,326 @@
+"""Reading: jobs, pages of them, queues, lanes, sessions and bindings. Each call sees one snapshot of the file."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from heapq import merge
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from ...binding import Binding, BindingState
+from ...clock import Clock
+from ...errors import InvalidInput
+from ...job import KEPT_ATTEMPTS, Attempt, Job, JobKind, Priority, Reason
+from ...lanes import terms
+from ...reading import Counts, Filter, LaneReading, Page, QueueReading, check_page
+from ...retry import DEFAULT_BACKOFF, Backoff
+from ...schedule import Schedule, StoredSchedule, Timetable
+from ...session import Session, SessionKind, SessionState, Term, worker_name
+from ...settings import QueueOverride, QueueSettings
+from ...slots import Reserved, Slots
+from .steps.catalog import SQL, json_texts
+from .steps.codes import MOVES, STATES
+from .steps.entry import decode_attempts
+from .steps.presence import Presence, lease_left
+
+_backoff = msgspec.json.Decoder(Backoff)
+NEWEST = 2**62
+
+
+class View:
+    """A snapshot for reading."""
+
+    def __init__(self, connection: sqlite3.Connection, clock: Clock) -> None:
+        self.connection = connection
+        self.now = clock.now()
+        self.mono = clock.monotonic()
+        self.boot = clock.boot()
+
+    def one(self, name: str, *values: Any) -> Any:
+        """The first row of a query, or None."""
+        return self.connection.execute(SQL[name], values).fetchone()
+
+    def all(self, name: str, *values: Any) -> list[Any]:
+        """Every row of a query."""
+        return self.connection.execute(SQL[name], values).fetchall()
+
+    def settings(self) -> dict[int, tuple[str, int, QueueSettings, QueueOverride | None]]:
+        """Every queue: its name, its version, what counts, and its override."""
+        found = {}
+        for number, name, version, declared_json, override_json in self.all("queues_read"):
+            declared = msgspec.json.decode(declared_json, type=QueueSettings)
+            override = None if override_json is None else msgspec.json.decode(override_json, type=QueueOverride)
+            found[number] = (name, version, override.over(declared) if override else declared, override)
+        return found
+
+
+def job_of(row: tuple[Any, ...]) -> Job:
+    """A job out of a row of `job_columns`."""
+    (
+        _seq, id, task, queue, kind, class_, lane, cost, payload, headers, retries, backoff, timeout, uniq, pool,
+        sticky, direct, retry_of, parent, enqueued_at, expires_at, progress, attempts, final, reason, result, error,
+        error_group, move, finished_at, live, inbox, due, cancel, suspect, arrival, attempt, fence, started_at,
+        refused, session, session_pool, session_index, session_host,
+    ) = row  # fmt: skip
+    history = decode_attempts(attempts)
+    state = STATES[live if final is None else final]
+    worker = None
+    if session is not None or move is not None:
+        worker = session_host if session_index is None else worker_name(session_pool, session_index)
+        # The last claim is not in the column: it runs, or its end is the job's.
+        history.append(
+            Attempt(
+                fence=fence, attempt=attempt, session=session or "unknown", worker=worker or "unknown",
+                started_at=started_at, ended_at=finished_at, outcome=None if move is None else MOVES[move].value,
+                state=None if final is None else state, reason=None if reason is None else Reason(reason),
+                error=error, refused=refused,
+            )
+        )  # fmt: skip
+    elif inbox and not inbox.endswith("/"):
+        worker = inbox
+    elif direct is not None:
+        worker = worker_name(pool, direct)
+    elif history:
+        worker = history[-1].worker
+    return Job(
+        id=id,
+        task=task,
+        queue=queue,
+        kind=JobKind(kind),
+        state=state,
+        reason=None if reason is None else Reason(reason),
+        lane=lane,
+        priority=Priority(class_),
+        cost=cost,
+        payload=payload,
+        headers=headers,
+        retries=retries,
+        backoff=DEFAULT_BACKOFF if backoff is None else _backoff.decode(backoff),
+        timeout=timeout,
+        unique=uniq,
+        pool=pool,
+        sticky=sticky,
+        direct=direct,
+        worker=worker,
+        session=session or (history[-1].session if final is not None and history else None),
+        attempt=attempt,
+        fence=fence,
+        arrival=arrival,
+        retry_of=retry_of,
+        parent=parent,
+        enqueued_at=enqueued_at,
+        due_at=due,
+        expires_at=expires_at,
+        started_at=started_at,
+        finished_at=finished_at,
+        cancel_requested=bool(cancel),
+        suspect=bool(suspect),
+        progress=progress,
+        result=result,
+        error=error,
+        error_group=error_group,
+        attempts=tuple(history[-KEPT_ATTEMPTS:]),
+    )
+
+
+def get(view: View, ids: Sequence[str]) -> list[Job | None]:
+    """Jobs by id, in the order of the ids."""
+    rows = view.all("jobs_by_ids", json_texts(ids))
+    found = {row[1]: job_of(row) for row in rows}
+    return [found.get(id) for id in ids]
+
+
+def find(view: View, where: Filter, limit: int, cursor: str | None) -> Page:
+    """A page, newest first: the narrowest filter picks the index, the others are checked job by job."""
+    check_page(limit)
+    before = _position(cursor)
+    queue = None
+    if where.queue is not None:
+        row = view.one("queue_by_name", where.queue)
+        if row is None:
+            return Page((), None)
+        queue = row[0]
+    jobs: list[Job] = []
+    candidates = _candidates(view, where, queue, before)
+    last = None
+    # One more than the page shows, to know whether there is a next one.
+    while len(jobs) <= limit:
+        batch = list(islice(candidates, limit + 1))
+        if not batch:
+            break
+        for row in view.all("jobs_by_seqs", msgspec.json.encode(batch).decode()):
+            job = job_of(row)
+            if _matches(job, where):
+                jobs.append(job)
+                if len(jobs) == limit:
+                    last = row[0]
+    more = len(jobs) > limit
+    return Page(tuple(jobs[:limit]), str(last) if more else None)
+
+
+def _position(cursor: str | None) -> int:
+    if cursor is None:
+        return NEWEST
+    if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 18:
+        raise InvalidInput("cursor", "is not one that a page gave")
+    return int(cursor)
+
+
+def _candidates(view: View, where: Filter, queue: int | None, before: int) -> Iterator[int]:
+    """Numbers of jobs, newest first, by the index that narrows most."""
+    execute = view.connection.execute
+    if where.error_group is not None:
+        rows = execute(SQL["find_error"], (where.error_group, before))
+    elif where.worker is not None:
+        return _of_worker(view, where.worker, before)
+    elif where.sticky is not None:
+        rows = execute(SQL["find_sticky"], (where.sticky, before))
+    elif where.lane is not None:
+        rows = execute(SQL["find_lane"], (queue, where.lane, before))
+    elif where.state is not None and not where.state.final:
+        rows = execute(SQL[f"find_{where.state.value}"], (before,))
+    elif where.task is not None:
+        rows = execute(SQL["find_task"], (where.task, before))
+    elif queue is not None:
+        rows = execute(SQL["find_queue"], (queue, before))
+    elif where.state is not None:
+        rows = execute(SQL[f"find_{where.state.value}"], (before,))
+    else:
+        rows = execute(SQL["find_all"], (before,))
+    return (seq for (seq,) in rows)
+
+
+def _of_worker(view: View, worker: str, before: int) -> Iterator[int]:
+    """What waits for it, runs there now and ended there, over all sessions that had this place."""
+    pool, _, index = worker.rpartition("/")
+    if not (index.isascii() and index.isdigit() and len(index) < 10):
+        return iter(())
+    execute = view.connection.execute
+    runs = [(-seq for (seq,) in execute(SQL["find_inbox"], (worker, before)))]
+    for (session,) in view.all("sessions_of_worker", pool, int(index)):
+        runs += [
+            (-seq for (seq,) in execute(SQL[name], (session, before))) for name in ("find_session_live", "find_session")
+        ]
+    return (-seq for seq in merge(*runs))
+
+
+def _matches(job: Job, where: Filter) -> bool:
+    for field in ("state", "queue", "lane", "task", "sticky", "worker", "error_group"):
+        wanted = getattr(where, field)
+        if wanted is not None and getattr(job, field) != wanted:
+            return False
+    return True
+
+
+def queues(view: View) -> list[QueueReading]:
+    """Every queue with its counts."""
+    tallies = {
+        (queue, class_): Counts(**dict(zip(_COUNTS, counts, strict=True)))
+        for queue, class_, *counts in view.all("tallies_read")
+    }
+    readings = []
+    for number, (name, version, settings, override) in view.settings().items():
+        readings.append(
+            QueueReading(
+                name=name,
+                settings=settings,
+                version=version,
+                override=override,
+                classes=(
+                    tallies.get((number, 0), Counts()),
+                    tallies.get((number, 1), Counts()),
+                    tallies.get((number, 2), Counts()),
+                ),
+                workers=len(view.all("workers_of_queue", view.boot, view.mono, name)),
+            )
+        )
+    return readings
+
+
+_COUNTS = ("scheduled", "pending", "running", "completed", "failed", "cancelled")
+
+
+def lanes(view: View, queue: str, limit: int) -> list[LaneReading]:
+    """Lanes of a queue that have work."""
+    check_page(limit)
+    for number, (name, _, settings, _) in view.settings().items():
+        if name == queue:
+            return [
+                LaneReading(queue=queue, lane=lane, terms=terms(settings, lane), pending=pending, running=running)
+                for lane, pending, running in view.all("lanes_read", number, limit)
+            ]
+    return []
+
+
+def sessions(view: View) -> list[Session]:
+    """Every session, the newest first."""
+    loads: dict[int, list[int]] = {}
+    for session, class_, count in view.all("sessions_load"):
+        loads.setdefault(session, [0, 0, 0])[class_] = count
+    return [_session(view, Presence(*row), loads) for row in view.all("sessions_read")]
+
+
+def session(view: View, id: str) -> Session:
+    """One session that exists."""
+    who = Presence(*view.one("session_by_id", id))
+    load = [0, 0, 0]
+    for class_, count in view.all("session_load", who.seq):
+        load[class_] = count
+    return _session(view, who, {who.seq: load})
+
+
+def _session(view: View, who: Presence, loads: dict[int, list[int]]) -> Session:
+    high, normal, low = loads.get(who.seq, [0, 0, 0])
+    reserved = Reserved(high=who.reserved_high, normal=who.reserved_normal)
+    return Session(
+        id=who.id,
+        kind=SessionKind(who.kind),
+        state=SessionState(who.state),
+        host=who.host,
+        pid=who.pid,
+        pool=who.pool,
+        index=who.index,
+        named=bool(who.named),
+        queues=msgspec.json.decode(who.queues, type=tuple[str, ...]),
+        slots=None if who.slots is None else Slots(total=who.slots, reserved=reserved),
+        started_at=who.started_at,
+        lease=who.lease,
+        remaining=who.remaining(view.mono, view.boot),
+        running=(high, normal, low),
+    )
+
+
+def bindings(view: View, pool: str | None, key: str | None, limit: int) -> list[Binding]:
+    """Bindings, open ones first."""
+    return [
+        Binding(
+            pool=row[0], key=row[1], index=row[2], state=BindingState(row[3]), opened_at=row[4], used_at=row[5],
+            closed_at=row[6], cleanup=row[7], cleanup_failed=bool(row[8]),
+        )
+        for row in view.all("bindings_read", pool, key, check_page(limit))
+    ]  # fmt: skip
+
+
+def leader(view: View) -> Term | None:
+    """The present term."""
+    row = view.one("leader")
+    if row is None or row[1] is None:
+        return None
+    left = lease_left(row[4], row[3], row[2], view.mono, view.boot)
+    return Term(number=row[0], session=row[1], lease=row[2], remaining=left) if left > 0 else None
+
+
+def schedules(view: View) -> list[StoredSchedule]:
+    """Every schedule, by name."""
+    return [
+        StoredSchedule(
+            schedule=Schedule(name=name, timetable=msgspec.json.decode(timetable, type=Timetable), job=job),
+            stored_at=stored_at,
+            declared_at=declared_at,
+            last_slot=last_slot,
+        )
+        for name, timetable, job, stored_at, declared_at, last_slot in view.all("schedules_read")
+    ]

@@ -1,0 +1,159 @@
+"""The one thread of a process that writes: many callers, one transaction (group commit).
+
+Callers hand over a function of a `Step`. Whatever has queued up meanwhile shares the next transaction, so the disk is
+flushed once for all of it. Each function has a savepoint: one that raises takes nothing of the others with it.
+Answers are given after the commit, and wake-ups are sent after it too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from ...clock import Clock
+from ...errors import FairlaneError, StoreError
+from . import database
+from .steps.catalog import Catalog
+from .steps.step import Step
+
+T = TypeVar("T")
+MOST_PER_COMMIT = 256
+
+
+class _Request:
+    """A function waiting for its turn, and what became of it."""
+
+    __slots__ = ("answer", "error", "future", "loop", "work")
+
+    def __init__(self, work: Callable[[Step], Any], loop: asyncio.AbstractEventLoop) -> None:
+        self.work = work
+        self.loop = loop
+        self.future: asyncio.Future[Any] = loop.create_future()
+        self.answer: Any = None
+        self.error: BaseException | None = None
+
+
+class Writer:
+    """Owns the writing connection. Open it, submit to it from any event loop, close it."""
+
+    def __init__(self, path: Path, clock: Clock, publish: Callable[[Iterable[str]], None]) -> None:
+        self._path = path
+        self._clock = clock
+        self._publish = publish
+        self._lock = database.FileLock(path.with_name(path.name + "-lock"))
+        self._requests: SimpleQueue[_Request | None] = SimpleQueue()
+        self._catalog = Catalog()
+        self._pid = os.getpid()
+        self._closed = False
+        try:
+            with self._lock:
+                self._connection = database.open_for_writing(path)
+                try:
+                    self.version = database.migrate(self._connection, path)
+                except BaseException:
+                    self._connection.close()
+                    raise
+        except BaseException:
+            self._lock.close()
+            raise
+        self._thread = threading.Thread(target=self._run, name=f"fairlane-writer-{path.name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[Step], T]) -> asyncio.Future[T]:
+        """Run `work` in a transaction; the future is done once it is committed."""
+        if self._closed:
+            raise StoreError("this store is closed; open it again")
+        if os.getpid() != self._pid:
+            raise StoreError("this store was opened before a fork; open it anew in the child process")
+        request = _Request(work, asyncio.get_running_loop())
+        self._requests.put(request)
+        return request.future
+
+    def close(self) -> None:
+        """Finish what was submitted, then let go of the file."""
+        if self._closed:
+            return
+        self._closed = True
+        if os.getpid() != self._pid:
+            return
+        self._requests.put(None)
+        self._thread.join()
+        # The last connection to close checkpoints, so this is a write like any other.
+        with self._lock:
+            self._connection.close()
+        self._lock.close()
+
+    def _run(self) -> None:
+        going = True
+        while going:
+            first = self._requests.get()
+            batch: list[_Request] = []
+            while first is not None:
+                # A caller that has given up before its turn is not served; later, its call has happened.
+                if not first.future.cancelled():
+                    batch.append(first)
+                if len(batch) >= MOST_PER_COMMIT:
+                    break
+                try:
+                    first = self._requests.get_nowait()
+                except Empty:
+                    break
+            going = first is not None
+            if batch:
+                self._serve(batch)
+
+    def _serve(self, batch: list[_Request]) -> None:
+        topics: set[str] = set()
+        try:
+            with self._lock:
+                self._commit(batch, topics)
+        except BaseException as exc:  # the callers must hear of it, whatever it is
+            self._catalog.forget()
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            error = database.translate(exc, self._path) if isinstance(exc, sqlite3.Error) else exc
+            for request in batch:
+                request.error = error
+        else:
+            if topics:
+                self._publish(topics)
+        for loop in {request.loop for request in batch}:
+            try:
+                loop.call_soon_threadsafe(_answer, [r for r in batch if r.loop is loop])
+            except RuntimeError:
+                continue  # the loop is closed: nobody is left to hear the answer
+
+    def _commit(self, batch: list[_Request], topics: set[str]) -> None:
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        for request in batch:
+            step = Step(connection, self._catalog, self._clock)
+            connection.execute("SAVEPOINT one")
+            try:
+                request.answer = request.work(step)
+                step.flush()
+            except (FairlaneError, sqlite3.IntegrityError, ArithmeticError, LookupError, TypeError, ValueError) as exc:
+                # Everything else (a full disk, a lost file) fails the whole transaction.
+                connection.execute("ROLLBACK TO one")
+                self._catalog.forget()
+                request.error = database.translate(exc, self._path) if isinstance(exc, sqlite3.Error) else exc
+            else:
+                topics |= step.topics
+            connection.execute("RELEASE one")
+        connection.execute("COMMIT")
+
+
+def _answer(batch: list[_Request]) -> None:
+    for request in batch:
+        if request.future.done():
+            continue
+        if request.error is not None:
+            request.future.set_exception(request.error)
+        else:
+            request.future.set_result(request.answer)

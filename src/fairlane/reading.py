@@ -1,0 +1,190 @@
+"""What readers ask for and see: pages of jobs, where a job stands in line and why, queues and lanes."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+
+import msgspec
+
+from . import names
+from .errors import InvalidInput
+from .job import Job, JobState
+from .lanes import LaneTerms
+from .settings import QueueOverride, QueueSettings
+
+MOST_PER_PAGE = 500
+EXACT_PLACES = 1_000
+"""Places up to here are exact; beyond, the answer says that it is not."""
+
+
+class Filter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which jobs to list; fields that are None do not matter. A lane belongs to a queue, so it needs one."""
+
+    state: JobState | None = None
+    queue: str | None = None
+    lane: str | None = None
+    task: str | None = None
+    sticky: str | None = None
+    worker: str | None = None
+    error_group: str | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("queue", "task"):
+            value = getattr(self, field)
+            if value is not None:
+                names.check_name(field, value)
+        for field in ("lane", "sticky", "worker", "error_group"):
+            value = getattr(self, field)
+            if value is not None:
+                names.check_key(field, value)
+        if self.lane is not None and self.queue is None:
+            raise InvalidInput("lane", "a lane belongs to a queue: give queue= too")
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Jobs, newest first; `cursor` continues after the last one, None at the end."""
+
+    jobs: tuple[Job, ...]
+    cursor: str | None
+
+
+class Gate(StrEnum):
+    """What a waiting job waits for, the one named that would hold it longest."""
+
+    DUE = "due"
+    ARRIVING = "arriving"
+    QUEUE_PAUSED = "queue_paused"
+    LANE_PAUSED = "lane_paused"
+    LANE = "lane"
+    """Jobs before it hold the lane's places."""
+    LANE_RETRY = "lane_retry"
+    """The head of its ordered lane waits for a retry; `until` says when."""
+    UNBOUND = "unbound"
+    """Its pool has no live worker to bind it to."""
+    WORKER_GONE = "worker_gone"
+    """The worker it is meant for is not there."""
+    CLEANUP = "cleanup"
+    """The clean-up of its binding runs; or it is the clean-up, and jobs of the key are left."""
+    QUEUE_LIMIT = "queue_limit"
+    NO_WORKER = "no_worker"
+    """No live worker serves its queue."""
+    SLOTS = "slots"
+    """It is next, and every slot is taken."""
+    AHEAD = "ahead"
+    NONE = "none"
+    """Nothing holds it: it starts as soon as a worker looks."""
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a waiting job stands."""
+
+    id: str
+    state: JobState
+    gate: Gate
+    until: float | None
+    """When the gate opens, if that is known."""
+    worker: str | None
+    lane: str | None
+    queue: str
+    place: int | None
+    """1 for the next of its lane; None before it has arrived."""
+    of: int
+    """Waiting jobs of its lane, at most as many as places are exact."""
+    exact: bool
+    queue_ahead: int
+    """An estimate of the jobs of its queue that start before it."""
+    servers: int
+    """Slots of live workers that could run it, within the queue's limit."""
+    lane_limit: int | None
+    service_seconds: float | None
+    """Median run time of recent jobs of the queue; None while none has finished."""
+
+    @property
+    def ahead(self) -> int | None:
+        """Jobs of its lane that go before it."""
+        return None if self.place is None else self.place - 1
+
+    def eta(self, now: float) -> float | None:
+        """Seconds until it starts, as far as can be told; None says that it cannot."""
+        if self.gate is Gate.DUE and self.until is not None:
+            return max(0.0, self.until - now)
+        if self.place is None or self.service_seconds is None or not self.servers:
+            return None
+        if self.gate in (Gate.QUEUE_PAUSED, Gate.LANE_PAUSED, Gate.UNBOUND, Gate.WORKER_GONE, Gate.NO_WORKER):
+            return None
+        if self.gate is Gate.NONE:
+            return 0.0
+        through_queue = self.service_seconds * math.ceil((self.queue_ahead + 1) / self.servers)
+        through_lane = 0.0
+        if self.lane_limit:
+            through_lane = self.service_seconds * math.ceil(self.place / self.lane_limit)
+        # Whoever runs now is, on average, half done.
+        estimate = max(through_queue, through_lane) - self.service_seconds / 2
+        return max(estimate, self.until - now if self.until is not None else 0.0)
+
+    def why(self, now: float) -> str:
+        """The gate in words."""
+        lane = f"lane {self.lane}" if self.lane else f"queue {self.queue}"
+        wait = "" if self.until is None else f"{max(0.0, self.until - now):.0f} s"
+        words = {
+            Gate.DUE: f"due in {wait}",
+            Gate.ARRIVING: "arriving",
+            Gate.QUEUE_PAUSED: f"queue {self.queue} is paused",
+            Gate.LANE_PAUSED: f"{lane} is paused",
+            Gate.LANE: f"{self.ahead} ahead in {lane}" if self.ahead else f"{lane} runs all it may",
+            Gate.LANE_RETRY: f"{lane} waits for a retry, due in {wait}",
+            Gate.UNBOUND: "no live worker to bind it to",
+            Gate.WORKER_GONE: f"worker {self.worker} is not there",
+            Gate.CLEANUP: "waits for the clean-up of its binding",
+            Gate.QUEUE_LIMIT: f"queue {self.queue} runs all it may",
+            Gate.NO_WORKER: f"no live worker serves queue {self.queue}",
+            Gate.SLOTS: "next; every slot is taken",
+            Gate.AHEAD: f"{self.ahead} ahead in {lane}" if self.ahead else "its turn among the lanes comes",
+            Gate.NONE: "ready to start",
+        }
+        return words[self.gate]
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs by state; the final ones count all that ever ended, not only those still kept."""
+
+    scheduled: int = 0
+    pending: int = 0
+    running: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+
+
+class QueueReading(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue with its settings and counts by class (high, normal, low)."""
+
+    name: str
+    settings: QueueSettings
+    """What counts: the declaration with the override laid over it."""
+    version: int
+    override: QueueOverride | None
+    classes: tuple[Counts, Counts, Counts]
+    workers: int
+    """Live workers that serve it."""
+
+    @property
+    def counts(self) -> Counts:
+        """All classes together."""
+        return Counts(**{f: sum(getattr(c, f) for c in self.classes) for f in Counts.__struct_fields__})
+
+
+class LaneReading(msgspec.Struct, frozen=True, kw_only=True):
+    """A lane that has work."""
+
+    queue: str
+    lane: str | None
+    terms: LaneTerms
+    pending: int
+    running: int
+
+
+def check_page(limit: int) -> int:
+    """The length of a page."""
+    return names.check_count("limit", limit, least=1, most=MOST_PER_PAGE)

@@ -1,0 +1,204 @@
+"""The port to a store: what every deployment can do, in words of jobs. The contract is these docstrings, and
+`tests/conformance` is their proof.
+
+Rules that hold for every verb:
+
+- **Atomic.** A call happens as a whole or not at all; its answer is given after it is durable.
+- **Repeatable.** A caller that lost the reply may call again with the same arguments: job ids, claim numbers
+  and fences make the second call answer like the first and change nothing.
+- **One clock.** The store's. Arguments are durations, except where a person named an instant.
+- **Checked.** The records are validated when they are made; a verb raises `InvalidInput` for what only the
+  store can see, and then has stored nothing.
+- **Failures.** `StoreUnavailable`: unknown outcome, repeat the call. `StoreFull`, `StoreReadOnly`: nothing
+  stored.
+- **Batches.** One is a batch of one. Answers come in the order of the arguments.
+
+Verbs of the leader take its `term`: a number that is not the present term is refused with `TermLost` and
+changes nothing. None runs the verb without leadership, which is always safe: every one of them is idempotent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from .binding import Binding, Release
+from .job import Claimed, Enqueued, Held, Job, JobState, NewJob, Verdict
+from .reading import Filter, LaneReading, Page, QueueReading, Standing
+from .schedule import Schedule, StoredSchedule
+from .session import Claim, Finished, NewSession, Renewal, Session, Term
+from .settings import SettingsChange
+from .states import Transition
+from .upkeep import Admitted, Promoted, Pruned, Recount, Rescued, Retention
+from .wakeups import Wakeups
+
+
+class Store(Protocol):
+    """A durable home for jobs, with the dispatch rule built in."""
+
+    @property
+    def wakeups(self) -> Wakeups:
+        """Hints from this store. Verbs publish their own, after they are durable."""
+
+    # -- sessions --------------------------------------------------------------------------------------------
+
+    async def register(self, session: NewSession) -> Session:
+        """Make a session known, and give a worker its index.
+
+        A named index that a live session holds: on the same host the new session takes its place and its
+        bindings, and the old one is dead (its jobs are taken back as after a crash); on another host
+        `IndexTaken`. Without a name the lowest free index of the pool. A new worker receives the sticky jobs
+        that waited for one, and the broadcasts whose time to join is not over. Repeating the call with the
+        same id answers the same and renews the lease.
+        """
+
+    async def renew(self, session: str, held: Sequence[Held], *, claim: int, stopping: bool = False) -> Renewal:
+        """Extend the lease, and compare what the session believes with what is recorded.
+
+        `held` names every job the session runs or has not yet been told the end of; `claim` is the number of
+        the last claim whose reply it has. Jobs recorded under that or an older number and not named are taken
+        back, uncharged. `stopping` (for good) means no more claims and no more bindings. Raises `SessionLost`
+        once it has ended or was declared dead. Turns are not claimed, so they are never taken back.
+        """
+
+    async def leave(self, session: str, *, begun: Sequence[Held] | None = None) -> None:
+        """End a session. Its jobs are given back: those in `begun` as after a crash, the others uncharged.
+
+        For a process that stops (`begun` empty) and for a supervisor whose child died. None treats all as
+        begun. Its turns are cancelled. An automatic index gives up its bindings at once; a named one keeps
+        them until the lease would have ended. Leaving twice is harmless; an unknown session raises
+        `NotFound`.
+        """
+
+    # -- jobs ------------------------------------------------------------------------------------------------
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Store up to 1,000 jobs, all or none, and admit those that are due.
+
+        A known id with the same content answers ``created=False``; with other content it raises `Conflict`. A
+        `unique` value held by another job of the same task answers with that job. Raises `QueueFull`, and
+        `InvalidInput` for a lane outside a closed set, a turn in a lane without a limit, or a turn whose
+        waiter is not live.
+        """
+
+    async def claim(self, session: str, claim: Claim) -> list[Claimed]:
+        """Start jobs for a worker: ask by ask, at most `total`, in fair order inside each source.
+
+        One decision over slots, reservations, queue limit, lane grants, bindings and pauses; jobs past their
+        expiry are cancelled instead. Repeating the last number returns the jobs of that claim that the
+        session still holds; a lower number raises `Stale`. Raises `SessionLost`.
+        """
+
+    async def finish(self, session: str, transitions: Sequence[Transition], *, claim: Claim | None = None) -> Finished:
+        """Apply what a session decided about jobs it holds, each fenced by (job, fence, session), then claim.
+
+        A finished job hands its grant on in the same step. A transition the session already wrote under this
+        fence is answered with the stored outcome; one for a job it lost is `stale`, changes nothing but the
+        count of refused writes, and never raises. When a cancel was requested, complete stays completed and
+        all else becomes cancelled. Expired sessions may finish; dead ones are stale. With `claim`, as `claim`
+        afterwards.
+        """
+
+    async def progress(self, session: str, reports: Sequence[tuple[Held, bytes]]) -> list[Verdict]:
+        """Store the latest progress of running jobs, fenced like `finish`."""
+
+    async def cancel(self, ids: Sequence[str]) -> list[JobState]:
+        """Cancel jobs, and answer the state each is in now.
+
+        A waiting job is `cancelled` at once. A `running` one was asked to stop: it keeps its slot, lane and
+        count until its body has really ended. A final one stays as it is. An unknown id raises `NotFound`,
+        and nothing is cancelled. Cancelling a broadcast cancels its children.
+        """
+
+    async def release(self, pool: str, key: str, cleanup: NewJob | None = None) -> Release:
+        """Release a sticky key: clean-up first and alone, release last. Repeating it changes nothing.
+
+        `cleanup` (of kind `cleanup`) runs on the bound worker once no other job of the key is pending,
+        running or retrying. A job of the key that arrives before it starts cancels it and re-opens the
+        binding.
+        """
+
+    # -- the leader's passes ---------------------------------------------------------------------------------
+
+    async def promote(self, *, limit: int = 1_000, term: int | None = None) -> Promoted:
+        """Let time pass: due jobs arrive, ordered by class, due time and id; expired ones are cancelled."""
+
+    async def admit(self, *, limit: int = 1_000, term: int | None = None) -> Admitted:
+        """Admit jobs whose insert was committed elsewhere, bind what waits unbound, and repair grants.
+
+        In an unordered lane a grant held unclaimed for 2 s by a job whose bound worker cannot take it moves
+        to the next job that can run.
+        """
+
+    async def rescue(self, *, limit: int = 1_000, declare: bool = True, term: int | None = None) -> Rescued:
+        """Declare sessions whose lease has ended dead (only if `declare`), and take back jobs of the dead.
+
+        Every running job whose session is dead or missing is retried while its budget lasts, else failed as
+        `crashed`; turns are cancelled. Bindings of workers that are gone are closed as lost, their waiting
+        jobs bound anew, their clean-ups cancelled.
+        """
+
+    async def prune(self, retention: Retention, *, limit: int = 1_000, term: int | None = None) -> Pruned:
+        """Forget what retention does not keep."""
+
+    async def lead(self, session: str, *, lease: float, term: int | None = None) -> Term | None:
+        """Stand for leadership (`term` None), or extend the term one has.
+
+        Standing: a new, higher term if nobody leads, else None. Extending: the same term, or None when it has
+        ended, even if nobody else leads since. The session need not be registered.
+        """
+
+    async def resign(self, term: int) -> None:
+        """Give up a term at once. A term that is not the present one is left alone."""
+
+    # -- settings --------------------------------------------------------------------------------------------
+
+    async def configure(self, changes: Sequence[SettingsChange]) -> None:
+        """Declare or override settings of queues. A lower version than the stored one is ignored.
+
+        Takes effect in the same step: lowering a lane's limit takes back unstarted grants, newest first;
+        raising it hands out places at once. Pausing is a setting.
+        """
+
+    async def declare(self, schedules: Sequence[Schedule]) -> list[StoredSchedule]:
+        """Store schedules, or refresh the ones that are known; answers with all there are.
+
+        A changed timetable counts as newly stored: no slot from before it fires.
+        """
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    async def leader(self) -> Term | None:
+        """The present term, None when nobody leads."""
+
+    async def get(self, ids: Sequence[str]) -> list[Job | None]:
+        """Jobs with their history; None for ids that are unknown."""
+
+    async def find(self, where: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
+        """A page of jobs, newest first."""
+
+    async def standing(self, ids: Sequence[str]) -> list[Standing | None]:
+        """Where jobs stand in line and what holds them; None for what does not wait, unknown ids included."""
+
+    async def queues(self) -> list[QueueReading]:
+        """Every queue that has settings or ever had a job, by name."""
+
+    async def lanes(self, queue: str, *, limit: int = 100) -> list[LaneReading]:
+        """The lanes of a queue that have work, the longest backlog first."""
+
+    async def sessions(self) -> list[Session]:
+        """Every session that is still remembered, the newest first."""
+
+    async def bindings(self, pool: str | None = None, key: str | None = None, *, limit: int = 100) -> list[Binding]:
+        """Bindings, open ones first, then the latest."""
+
+    # -- the store itself ------------------------------------------------------------------------------------
+
+    async def recount(self) -> Recount:
+        """Compute everything derived anew from the job records, correct what differs, and say what did."""
+
+    async def migrate(self) -> int:
+        """Bring the schema up to date and return its version. Running it twice, even at once, is harmless."""
+
+    async def close(self) -> None:
+        """Let go of every resource. Closing twice is harmless."""

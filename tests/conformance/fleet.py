@@ -1,0 +1,244 @@
+"""Random lives of a fleet, the first half: processes that come and go, and what clients ask for.
+
+A rule whose numbers pick nothing (no session yet, nothing running) does nothing, so that shrinking stays simple. Where
+the rules of a store do not say what must happen, the machine does not go: those places are marked as unsaid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from fairlane.binding import BindingState
+from fairlane.clock import ManualClock
+from fairlane.job import Held, JobKind, NewJob
+from fairlane.session import NewSession, SessionKind, SessionState
+from fairlane.settings import SettingsChange
+from fairlane.slots import Reserved, Slots, default_reserved
+from fairlane.store import Store
+
+from .driver import BROADCASTS, CLEANUPS, LEASE, SERVED, Driver
+from .model.bindings import active
+from .model.records import SessionRecord
+from .model.requests import unique_is_unsaid
+from .wishes import MODELS, STEADY, Wish, WorkSettings, few, flags, numbers, wishes, work_settings
+
+T = TypeVar("T")
+
+
+def pick(things: Sequence[T], number: int) -> T | None:
+    """One of `things`, if there is any."""
+    return things[number % len(things)] if things else None
+
+
+class Fleet(RuleBasedStateMachine):
+    """One life of a store."""
+
+    open_store: Callable[[ManualClock], Awaitable[Store]]
+    """Makes an empty store; set in the class, because Hypothesis makes the instances."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.driver = Driver(type(self).open_store)
+        self.records = self.driver.model.records
+        self.made = 0
+        self.crashed: set[str] = set()
+        self.cleanups: dict[str, NewJob] = {}
+
+    def teardown(self) -> None:
+        try:
+            if not self.driver.broken:
+                self.driver.drain()
+        finally:
+            self.driver.close()
+
+    def next_id(self, kind: str) -> str:
+        self.made += 1
+        return f"{kind}-{self.made}"
+
+    def workers(self) -> list[SessionRecord]:
+        """Workers whose process has not crashed; expired, ended and dead ones are among them."""
+        return [s for s in self.records.sessions.values() if s.is_worker and s.new.id not in self.crashed]
+
+    def expired(self, session: SessionRecord) -> bool:
+        return session.lease_ends < self.driver.clock.monotonic()
+
+    # -- sessions ------------------------------------------------------------------------------------------------
+
+    @initialize(settings=work_settings, slots=st.sampled_from([2, 4]))
+    def begin(self, settings: WorkSettings, slots: int) -> None:
+        """Start with two workers and some settings."""
+        self.driver.both(
+            "configure",
+            [
+                SettingsChange(queue="work", declared=settings.declared(), version=5),
+                SettingsChange(queue="models", declared=MODELS, version=1),
+            ],
+        )
+        for _ in range(2):
+            self.start_worker(None, slots, True, False)
+
+    @rule(index=st.sampled_from([None, None, 5, 6]), slots=st.sampled_from([1, 2, 4]), reserved=flags, away=flags)
+    def start_worker(self, index: int | None, slots: int, reserved: bool, away: bool) -> None:
+        """A worker registers, now and then under an index that is taken."""
+        holders = [s for s in self.records.sessions.values() if s.is_worker and s.index == index]
+        present = next((s for s in holders if s.present), None)
+        if index is not None:
+            # Who gets an index, and its bindings, between the end of a lease and the pass that notices it is unsaid.
+            kept = any(b.active and b.index == index for b in self.records.bindings)
+            if present is None:
+                unsaid = kept and all(self.expired(s) for s in holders)
+            else:
+                unsaid = self.expired(present)
+            if unsaid:
+                return
+        if len([s for s in self.records.sessions.values() if s.present and s.is_worker]) >= 5 and present is None:
+            return
+        self.driver.both(
+            "register",
+            NewSession(
+                id=self.next_id("worker"),
+                kind=SessionKind.WORKER,
+                lease=LEASE,
+                host="there" if away and present is not None else "here",
+                index=index,
+                queues=SERVED,
+                slots=Slots(total=slots, reserved=default_reserved(slots) if reserved else Reserved()),
+            ),
+        )
+
+    @rule()
+    def start_waiter(self) -> None:
+        """A process that wants turns registers."""
+        self.driver.both("register", NewSession(id=self.next_id("waiter"), kind=SessionKind.WAITER, lease=LEASE))
+
+    @rule(session=numbers)
+    def register_again(self, session: int) -> None:
+        """The reply to a registration was lost."""
+        known = pick([s for s in self.records.sessions.values() if s.present], session)
+        if known is not None:
+            self.driver.both("register", known.new)
+
+    @rule(session=numbers)
+    def crash(self, session: int) -> None:
+        """A process dies without a word: it renews no more."""
+        known = pick([s for s in self.records.sessions.values() if s.present], session)
+        if known is not None:
+            self.crashed.add(known.new.id)
+
+    @rule()
+    def beat(self) -> None:
+        """Every process that has not crashed renews, and names all it holds."""
+        for session in list(self.records.sessions.values()):
+            if session.present and session.new.id not in self.crashed:
+                self.renew_one(session, self.driver.held(session.new.id), False)
+
+    @rule(session=numbers, forgotten=few, old=few, stopping=st.sampled_from([False, False, False, True]))
+    def renew(self, session: int, forgotten: list[int], old: list[int], stopping: bool) -> None:
+        """A renewal that leaves out some of what is recorded, and names claims from before. The dead try it too."""
+        known = pick(list(self.records.sessions.values()), session)
+        if known is not None:
+            held = self.driver.held(known.new.id)
+            names = [name for i, name in enumerate(held) if i not in forgotten]
+            names += [start[1] for n in old if (start := pick(self.driver.starts, n))]
+            self.renew_one(known, list(dict.fromkeys(names)), stopping and known.is_worker)
+
+    def renew_one(self, session: SessionRecord, held: Sequence[Held], stopping: bool) -> None:
+        self.driver.both("renew", session.new.id, list(held), claim=session.claim, stopping=stopping)
+
+    @rule(session=numbers, begun=st.sampled_from(["all", "none", "some"]))
+    def leave(self, session: int, begun: str) -> None:
+        """A process stops, or its supervisor says that it died."""
+        known = pick(list(self.records.sessions.values()), session)
+        if known is not None:
+            held = self.driver.held(known.new.id)
+            named = {"all": None, "none": [], "some": held[::2]}[begun]
+            self.driver.both("leave", known.new.id, begun=named)
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    @rule(wanted=st.lists(wishes, min_size=1, max_size=4))
+    def enqueue(self, wanted: list[Wish]) -> None:
+        jobs = [wish.request(self.next_id("job")) for wish in wanted]
+        if not any(unique_is_unsaid(self.records, job) for job in jobs):
+            self.driver.enqueue(jobs)
+
+    @rule(job=numbers, changed=st.sampled_from([False, False, True]))
+    def enqueue_again(self, job: int, changed: bool) -> None:
+        """The same id is sent once more, with the same content or with other."""
+        sent = [new for new in self.driver.sent.values() if new.id in self.records.jobs]
+        known = pick([new for new in sent if new.kind is not JobKind.CLEANUP], job)
+        if known is not None:
+            self.driver.enqueue([msgspec.structs.replace(known, payload=b"[[1],{}]") if changed else known])
+
+    @rule(waiter=numbers, lane=st.sampled_from(["gpu:a", "gpu:b", "endless"]), expires=st.sampled_from([None, 4.1]))
+    def wait_for_turn(self, waiter: int, lane: str, expires: float | None) -> None:
+        """Somebody gets in line for a turn; a lane without a limit has none to give."""
+        waiters = [s for s in self.records.sessions.values() if s.new.kind is SessionKind.WAITER]
+        # Whether an expired waiter is still live enough to get in line is unsaid.
+        known = pick([s for s in waiters if not (s.present and self.expired(s))], waiter)
+        if known is not None:
+            id = self.next_id("turn")
+            self.driver.enqueue(
+                [
+                    NewJob(
+                        id=id,
+                        task="turn",
+                        queue="models",
+                        lane=lane,
+                        kind=JobKind.TURN,
+                        waiter=known.new.id,
+                        expires=expires,
+                    )
+                ]
+            )
+
+    @rule(ttl=st.sampled_from([0.0, 6.45]))
+    def broadcast(self, ttl: float) -> None:
+        """Everybody gets a copy. Whether one that stops still does is unsaid."""
+        if not any(s.state is SessionState.STOPPING for s in self.records.sessions.values()):
+            new = NewJob(
+                id=self.next_id("broadcast"),
+                task="task",
+                queue=BROADCASTS,
+                kind=JobKind.BROADCAST,
+                ttl=ttl,
+                backoff=STEADY,
+            )
+            self.driver.enqueue([new])
+
+    @rule(jobs=st.lists(numbers, min_size=1, max_size=3), unknown=st.sampled_from([False, False, False, True]))
+    def cancel(self, jobs: list[int], unknown: bool) -> None:
+        """Cancel jobs. What a clean-up that somebody cancels does to its binding is unsaid."""
+        known = [job for job in self.records.jobs.values() if job.new.kind is not JobKind.CLEANUP]
+        ids = [job.id for n in jobs if (job := pick(known, n))] + (["nobody"] if unknown else [])
+        if ids:
+            self.driver.both("cancel", list(dict.fromkeys(ids)))
+
+    @rule(key=st.sampled_from(["k1", "k2", "k3"]), with_cleanup=flags)
+    def release(self, key: str, with_cleanup: bool) -> None:
+        """Let a key go; while it drains, the same call is repeated."""
+        binding = active(self.records, "default", key)
+        if binding is not None and binding.state is BindingState.DRAINING:
+            cleanup = self.cleanups.get(key)
+        elif with_cleanup:
+            cleanup = NewJob(
+                id=self.next_id("cleanup"),
+                task="tidy",
+                queue=CLEANUPS,
+                kind=JobKind.CLEANUP,
+                retries=0,
+                backoff=STEADY,
+            )
+            self.driver.sent[cleanup.id] = cleanup
+        else:
+            cleanup = None
+        if cleanup is not None:
+            self.cleanups[key] = cleanup
+        else:
+            self.cleanups.pop(key, None)
+        self.driver.both("release", "default", key, cleanup)

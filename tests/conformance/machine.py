@@ -1,0 +1,214 @@
+"""Random lives of a fleet, the second half: claims and what becomes of them, the leader's passes, settings, time."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from fairlane.clock import ManualClock
+from fairlane.job import Held, JobKind, Priority, Reason
+from fairlane.session import Claim, SessionState
+from fairlane.settings import QueueOverride, QueueSettings, SettingsChange
+from fairlane.slots import Ask
+from fairlane.states import Transition, cancel, complete, fail, hand_back, retry, snooze
+from fairlane.store import Store
+from fairlane.upkeep import Retention
+
+from .driver import SERVED, TERM_LEASE
+from .fleet import Fleet, pick
+from .model.records import JobRecord
+from .wishes import WorkSettings, flags, numbers, work_settings
+
+asks = st.builds(
+    Ask,
+    queue=st.sampled_from([None, *SERVED]),
+    priority=st.sampled_from(list(Priority)),
+    most=st.integers(1, 3),
+    below=st.sampled_from([None, None, 1, 2]),
+)
+EVERYTHING = tuple(Ask(source, priority, 4) for priority in Priority for source in (None, *SERVED))
+claims = st.one_of(st.just(EVERYTHING), st.lists(asks, min_size=1, max_size=3).map(tuple))
+totals = st.integers(1, 5)
+outcomes = st.sampled_from(["complete", "complete", "fail", "retry", "retry_later", "snooze", "hand_back", "cancel"])
+terms = st.sampled_from(["none", "none", "present", "old"])
+
+
+class Machine(Fleet):
+    """One life of a store."""
+
+    # -- claims --------------------------------------------------------------------------------------------------
+
+    @rule(session=numbers, wanted=claims, total=totals)
+    def claim(self, session: int, wanted: tuple[Ask, ...], total: int) -> None:
+        """A worker claims; ended and dead ones try it too."""
+        known = pick(self.workers(), session)
+        if known is not None:
+            self.driver.claim(known.new.id, Claim(number=known.claim + 2, asks=wanted, total=total))
+
+    @rule(session=numbers)
+    def claim_again(self, session: int) -> None:
+        """The reply to a claim was lost."""
+        known = pick(self.workers(), session)
+        if known is not None and known.claim and known.state is not SessionState.STOPPING:
+            self.driver.claim(known.new.id, self.driver.last_claims[known.new.id])
+
+    @rule(session=numbers)
+    def claim_out_of_order(self, session: int) -> None:
+        """A claim that was overtaken comes late."""
+        known = pick(self.workers(), session)
+        if known is not None and known.claim:
+            self.driver.claim(known.new.id, Claim(number=known.claim - 1, asks=EVERYTHING, total=5))
+
+    @rule(
+        session=numbers,
+        ends=st.lists(st.tuples(numbers, outcomes), min_size=1, max_size=3),
+        wanted=st.one_of(st.none(), claims),
+    )
+    def finish(self, session: int, ends: list[tuple[int, str]], wanted: tuple[Ask, ...] | None) -> None:
+        """A session ends some of what it runs, and may claim with it."""
+        busy = [s for s in self.records.sessions.values() if self.records.held_by(s.new.id)]
+        known = pick(busy, session)
+        if known is None:
+            return
+        held = {job.id: job for job in self.records.held_by(known.new.id)}
+        chosen = {job.id: outcome for n, outcome in ends if (job := pick(list(held.values()), n))}
+        transitions = [transition(held[id], outcome) for id, outcome in chosen.items()]
+        claim = None
+        if wanted is not None and known.is_worker:
+            claim = Claim(number=known.claim + 2, asks=wanted, total=3)
+        self.driver.finish(known.new.id, transitions, claim)
+
+    @rule(write=numbers)
+    def repeat_finish(self, write: int) -> None:
+        """The reply to a write was lost, perhaps long ago."""
+        earlier = pick(self.driver.writes, write)
+        if earlier is not None:
+            self.driver.finish(earlier[0], [earlier[1]])
+
+    @rule(start=numbers, outcome=outcomes, writer=st.one_of(st.none(), numbers))
+    def replay_old_finish(self, start: int, outcome: str, writer: int | None) -> None:
+        """Somebody writes under a fence from before: its old holder, or one who never held it."""
+        earlier = pick(self.driver.starts, start)
+        if earlier is None:
+            return
+        session, held = earlier
+        other = None if writer is None else pick(list(self.records.sessions.values()), writer)
+        if other is not None:
+            session = other.new.id
+        job = self.records.jobs[held.id]
+        self.driver.finish(session, [transition(job, outcome, held)])
+
+    @rule(start=numbers, fences=st.integers(-1, 1))
+    def report(self, start: int, fences: int) -> None:
+        """Progress under a fence that counts, or counted, or never was given out."""
+        earlier = pick(self.driver.starts, start)
+        if earlier is not None:
+            held = Held(earlier[1].id, earlier[1].fence + fences)
+            self.driver.both("progress", earlier[0], [(held, b"0.5")])
+
+    # -- the leader's passes -------------------------------------------------------------------------------------
+
+    def term(self, which: str) -> int | None:
+        last = self.driver.model.last_term
+        return {"none": None, "present": last or None, "old": last - 1}[which]
+
+    @rule(seconds=st.sampled_from([0.5, 2.5, 6.0, 6.0, 16.0]))
+    def advance(self, seconds: float) -> None:
+        self.driver.advance(seconds)
+
+    @rule(seconds=st.sampled_from([2.5, 6.0]))
+    def promote_later(self, seconds: float) -> None:
+        """Time passes, and the promoter sees it."""
+        self.driver.advance(seconds)
+        self.driver.both("promote")
+
+    @rule(term=terms)
+    def promote(self, term: str) -> None:
+        self.driver.both("promote", term=self.term(term))
+
+    @rule(term=terms)
+    def admit(self, term: str) -> None:
+        self.driver.both("admit", term=self.term(term))
+
+    @rule(term=terms, declare=st.sampled_from([True, True, False]))
+    def rescue(self, term: str, declare: bool) -> None:
+        """A pass of the rescuer."""
+        self.driver.both("rescue", declare=declare, term=self.term(term))
+
+    @rule()
+    def rescue_the_crashed(self) -> None:
+        """Long enough passes for every crashed process to be noticed; the others go on renewing."""
+        for _ in range(2):
+            self.driver.advance(8.0)
+            self.beat()
+        self.driver.both("rescue")
+
+    @rule(term=terms)
+    def prune(self, term: str) -> None:
+        self.driver.both("prune", Retention(), term=self.term(term))
+
+    @rule(session=st.sampled_from(["ann", "bob"]), term=terms)
+    def lead(self, session: str, term: str) -> None:
+        """Somebody stands for leadership, or extends a term, perhaps another's or an old one."""
+        self.driver.both("lead", session, lease=TERM_LEASE, term=self.term(term))
+
+    @rule(which=st.sampled_from(["present", "old"]))
+    def resign(self, which: str) -> None:
+        term = self.term(which)
+        if term is not None:
+            self.driver.both("resign", term)
+
+    # -- settings and upkeep -------------------------------------------------------------------------------------
+
+    @rule(settings=work_settings, newer=st.sampled_from([1, 1, 0, -1]))
+    def configure(self, settings: WorkSettings, newer: int) -> None:
+        """Another declaration, which counts unless it is older than the one there is."""
+        version = self.records.queue("work").version + newer
+        self.driver.both("configure", [SettingsChange(queue="work", declared=settings.declared(), version=version)])
+
+    @rule(queue=st.sampled_from(["work", "mail"]), paused=st.sampled_from([True, False, None]), limit=flags)
+    def override(self, queue: str, paused: bool | None, limit: bool) -> None:
+        """An operator pauses, resumes or limits a queue, or takes the override back."""
+        override = None
+        if paused is not None:
+            override = QueueOverride(paused=paused, limit=3) if limit else QueueOverride(paused=paused)
+        self.driver.both("configure", [SettingsChange(queue=queue, override=override)])
+
+    @rule(limit=st.sampled_from([None, 1, 3]))
+    def limit_mail(self, limit: int | None) -> None:
+        self.driver.both("configure", [SettingsChange(queue="mail", declared=QueueSettings(limit=limit))])
+
+    @rule()
+    def recount(self) -> None:
+        self.driver.both("recount")
+
+
+def machine_of(opener: Callable[[ManualClock], Awaitable[Store]]) -> type[Machine]:
+    """The machine for one kind of store."""
+    return type("Life", (Machine,), {"open_store": staticmethod(opener)})
+
+
+def transition(job: JobRecord, outcome: str, held: Held | None = None) -> Transition:
+    """A holder's decision. What a turn, a clean-up or a sticky job cannot do, or nobody said, becomes what it can."""
+    held = held or Held(job.id, job.fence)
+    if job.new.kind is JobKind.TURN and outcome not in ("complete", "fail", "cancel"):
+        outcome = "complete"
+    if job.new.kind is JobKind.CLEANUP and outcome not in ("complete", "fail", "hand_back"):
+        outcome = "fail"
+    if job.new.sticky is not None and outcome == "snooze":
+        outcome = "retry_later"
+    if outcome == "complete":
+        return complete(held, b"1")
+    if outcome == "fail":
+        return fail(held, Reason.ERROR, "boom")
+    if outcome == "retry":
+        return retry(held, 0.0, Reason.ERROR, "boom")
+    if outcome == "retry_later":
+        return retry(held, 3.2, Reason.TIMEOUT, "slow")
+    if outcome == "snooze":
+        return snooze(held, 3.2)
+    if outcome == "hand_back":
+        return hand_back(held)
+    return cancel(held)

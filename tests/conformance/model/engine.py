@@ -1,0 +1,247 @@
+"""The model: one method for each verb of the port.
+
+Each method takes the arguments of the verb and `told`, what the store answered. It raises the error that the verb must
+raise, having changed nothing; or `Mismatch` when the answer is not one that the rules allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from fairlane.binding import Release
+from fairlane.clock import ManualClock
+from fairlane.errors import TermLost
+from fairlane.job import Acceptance, Claimed, Enqueued, Held, JobKind, JobState, NewJob, Reason, Verdict
+from fairlane.session import Claim, Finished, NewSession, Renewal, Session, Term
+from fairlane.settings import SettingsChange
+from fairlane.states import Transition
+from fairlane.upkeep import Admitted, Promoted, Pruned, Recount, Rescued, Retention
+
+from . import bindings, claims, endings, lines, requests, sessions
+from .records import Mismatch, Records, Sight
+
+T = TypeVar("T")
+Told: TypeAlias = T | Exception
+
+
+class Model:
+    """What a store must do."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.records = Records(clock)
+        self.last_term = 0
+        self.leader: Term | None = None
+        """The last term there was; `leads` says whether it still counts."""
+        self.term_ends = 0.0
+
+    def see(self, sight: Sight) -> None:
+        """Take in what the store shows after a verb, before the verb is applied here."""
+        self.records.look(sight)
+
+    def settle(self) -> None:
+        """What every step does last: let go what nobody uses, start the turns that hold a place."""
+        records = self.records
+        bindings.adopt(records, "default")
+        bindings.lose_copies(records)
+        bindings.settle(records)
+        lines.start_turns(records)
+        endings.settle_broadcasts(records)
+        busy = {job.domain for job in records.jobs.values() if job.state is JobState.PENDING}
+        for domain, order in records.orders.items():
+            if domain not in busy:
+                order.idle()
+
+    # -- sessions ------------------------------------------------------------------------------------------------
+
+    def register(self, session: NewSession, *, told: Told[Session]) -> None:
+        record = sessions.register(self.records, session)
+        answer = _answer(told)
+        if (answer.id, answer.index, answer.state) != (session.id, record.index, record.state):
+            raise Mismatch(f"registered as {answer}, by the rules index {record.index}")
+
+    def renew(
+        self, session: str, held: Sequence[Held], *, claim: int, stopping: bool = False, told: Told[Renewal]
+    ) -> None:
+        answer = None if isinstance(told, Exception) else told
+        sessions.renew(self.records, session, held, claim, stopping, answer)
+
+    def leave(self, session: str, *, begun: Sequence[Held] | None = None, told: Told[None]) -> None:
+        sessions.leave(self.records, session, begun)
+        _answer(told)
+
+    # -- jobs ----------------------------------------------------------------------------------------------------
+
+    def enqueue(self, jobs: Sequence[NewJob], *, told: Told[list[Enqueued]]) -> None:
+        answers = requests.enqueue(self.records, jobs)
+        given = _answer(told)
+        self.settle()
+        _same("enqueue", given, requests.answer(self.records, answers))
+
+    def claim(self, session: str, claim: Claim, *, told: Told[list[Claimed]]) -> None:
+        refusal = claims.refusal(self.records, session, claim)
+        if refusal is not None:
+            raise refusal
+        claims.check(self.records, session, claim, _answer(told))
+
+    def finish(
+        self, session: str, transitions: Sequence[Transition], *, claim: Claim | None = None, told: Told[Finished]
+    ) -> None:
+        refusal = claims.refusal(self.records, session, claim) if claim is not None else None
+        if refusal is not None:
+            raise refusal
+        answer = _answer(told)
+        if len(answer.verdicts) != len(transitions):
+            raise Mismatch(f"{len(answer.verdicts)} verdicts for {len(transitions)} transitions")
+        for transition, verdict in zip(transitions, answer.verdicts, strict=True):
+            self._finish_one(session, transition, verdict)
+        if claim is not None:
+            claims.check(self.records, session, claim, answer.claimed)
+        elif answer.claimed:
+            raise Mismatch(f"nothing was claimed, and {answer.claimed} came")
+
+    def _finish_one(self, session: str, transition: Transition, verdict: Verdict) -> None:
+        held = transition.held
+        job = self.records.jobs.get(held.id)
+        if job is None:
+            _same("a write to an unknown job", verdict, Verdict(held.id, Acceptance.STALE, None))
+            return
+        if self._holds(session, held):
+            endings.write(self.records, job, transition)
+            job.written[session, held.fence] = (transition, job.state)
+            _same(f"{transition.move.name}", verdict, Verdict(held.id, Acceptance.APPLIED, job.state))
+            return
+        earlier = job.written.get((session, held.fence))
+        stale = Verdict(held.id, Acceptance.STALE, job.state)
+        if earlier is None:
+            _same("a write by one who does not hold the job", verdict, stale)
+            return
+        wrote, state = earlier
+        states = {state} if state.final else {state, job.state, JobState.SCHEDULED, JobState.PENDING}
+        allowed = {Verdict(held.id, Acceptance.REPEATED, state) for state in states if state}
+        # Other words under a fence that was written already, or words of a dead session: refusing them is as good.
+        if wrote != transition or not self.records.sessions[session].present:
+            allowed.add(stale)
+        if verdict not in allowed:
+            raise Mismatch(f"the repeated {transition.move.name} was answered {verdict}, allowed is {allowed}")
+
+    def progress(self, session: str, reports: Sequence[tuple[Held, bytes]], *, told: Told[list[Verdict]]) -> None:
+        for (held, _), verdict in zip(reports, _answer(told), strict=True):
+            job = self.records.jobs.get(held.id)
+            state = None if job is None else job.state
+            taken = Acceptance.APPLIED if self._holds(session, held) else Acceptance.STALE
+            _same("progress", verdict, Verdict(held.id, taken, state))
+
+    def _holds(self, session: str, held: Held) -> bool:
+        job = self.records.jobs.get(held.id)
+        running = job is not None and job.state is JobState.RUNNING
+        return job is not None and running and (job.holder, job.fence) == (session, held.fence)
+
+    def cancel(self, ids: Sequence[str], *, told: Told[list[JobState]]) -> None:
+        requests.cancel(self.records, ids)
+        answer = _answer(told)
+        self.settle()
+        _same("cancel", answer, [self.records.jobs[id].state for id in ids])
+
+    def release(self, pool: str, key: str, cleanup: NewJob | None = None, *, told: Told[Release]) -> None:
+        requests.release(self.records, pool, key, cleanup, _answer(told))
+
+    # -- the leader's passes -------------------------------------------------------------------------------------
+
+    def promote(self, *, term: int | None = None, told: Told[Promoted]) -> None:
+        self._check_term(term)
+        records = self.records
+        answer = _answer(told)
+        expired = [job for job in records.jobs.values() if job.waiting and records.past_expiry(job)]
+        due = [j for j in records.jobs.values() if j.due_at is not None and j.due_at <= records.now]
+        arriving = sorted(
+            (job for job in due if job not in expired), key=lambda j: (j.new.priority, j.due_at or 0, j.id)
+        )
+        for job in expired:
+            endings.end(records, job, JobState.CANCELLED, Reason.EXPIRED)
+        for job in arriving:
+            lines.promote(records, job)
+        for job in records.jobs.values():
+            if job.new.kind is JobKind.BROADCAST and records.now >= job.enqueued_at + job.new.ttl:
+                job.swept = True
+        _same("promoted, expired", (answer.promoted, answer.expired), (len(arriving), len(expired)))
+        waits = [job.due_at - records.now for job in records.jobs.values() if job.due_at is not None]
+        if waits and (answer.next_due is None or answer.next_due > min(waits) + 1e-3):
+            raise Mismatch(f"the next job is due in {min(waits)} s, the promoter was told {answer.next_due}")
+
+    def admit(self, *, term: int | None = None, told: Told[Admitted]) -> None:
+        """Bind what waits unbound. Every verb hands places on by itself: without faults there is nothing to repair."""
+        self._check_term(term)
+        answer = _answer(told)
+        _same("moved, repaired, more", (answer.moved, answer.repaired, answer.more), (0, 0, False))
+        bindings.rebind(self.records, "default")
+
+    def rescue(self, *, declare: bool = True, term: int | None = None, told: Told[Rescued]) -> None:
+        self._check_term(term)
+        sessions.rescue(self.records, declare=declare, told=_answer(told))
+
+    def prune(self, retention: Retention, *, term: int | None = None, told: Told[Pruned]) -> None:
+        """Nothing here ever gets as old as retention allows."""
+        self._check_term(term)
+        _same("pruned jobs", _answer(told).jobs, 0)
+
+    # -- leading -------------------------------------------------------------------------------------------------
+
+    @property
+    def leads(self) -> Term | None:
+        """The present term."""
+        return self.leader if self.records.clock.monotonic() < self.term_ends else None
+
+    def _check_term(self, term: int | None) -> None:
+        if term is not None and (self.leads is None or self.leads.number != term):
+            raise TermLost(str(term))
+
+    def lead(self, session: str, *, lease: float, term: int | None = None, told: Told[Term | None]) -> None:
+        answer = _answer(told)
+        present = self.leads
+        if term is None:
+            if present is not None:
+                _same("standing while somebody leads", answer, None)
+                return
+            if answer is None or answer.session != session or answer.number <= self.last_term:
+                raise Mismatch(f"nobody leads, {self.last_term} was the last term, and {session} got {answer}")
+            self.last_term = answer.number
+        elif present is None or (present.number, present.session) != (term, session):
+            _same("extending a term that has ended", answer, None)
+            return
+        elif answer is None or answer.number != term:
+            raise Mismatch(f"extending the present term {term} was answered {answer}")
+        self.leader = answer
+        self.term_ends = self.records.clock.monotonic() + lease
+
+    def resign(self, term: int, *, told: Told[None]) -> None:
+        _answer(told)
+        if self.leads is not None and self.leads.number == term:
+            self.term_ends = 0.0
+
+    # -- settings and upkeep -------------------------------------------------------------------------------------
+
+    def configure(self, changes: Sequence[SettingsChange], *, told: Told[None]) -> None:
+        _answer(told)
+        for change in changes:
+            queue = self.records.queue(change.queue)
+            if change.declared is not None and change.version >= queue.version:
+                queue.declared, queue.version = change.declared, change.version
+            if not isinstance(change.override, msgspec.UnsetType):
+                queue.override = change.override
+
+    def recount(self, *, told: Told[Recount]) -> None:
+        _same("recount", _answer(told).differences, ())
+
+
+def _answer(told: Told[T]) -> T:
+    if isinstance(told, Exception):
+        raise Mismatch(f"refused with {told!r}, and nothing was wrong")
+    return told
+
+
+def _same(what: str, told: object, ruled: object) -> None:
+    if told != ruled:
+        raise Mismatch(f"{what}: told {told}, by the rules {ruled}")

@@ -1,0 +1,235 @@
+"""What the model remembers: plain records that rules change in place, and the questions several rules ask of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from fairlane.binding import Binding, BindingState
+from fairlane.clock import ManualClock
+from fairlane.job import Job, JobKind, JobState, NewJob, Priority, Reason
+from fairlane.lanes import LaneTerms, terms
+from fairlane.reading import QueueReading, Standing
+from fairlane.session import NewSession, Session, SessionKind, SessionState, Term
+from fairlane.settings import QueueOverride, QueueSettings
+from fairlane.states import Transition
+
+from .fair_order import FairOrder
+
+Domain = tuple[str, Priority, int | None]
+"""Queue, class, and the index of the worker whose inbox it is, None for the shared one."""
+
+
+class Mismatch(AssertionError):
+    """The store did something that the rules do not allow."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What readers of the store see after a step."""
+
+    jobs: Mapping[str, Job]
+    standings: Mapping[str, Standing | None]
+    queues: Mapping[str, QueueReading]
+    sessions: Mapping[str, Session]
+    bindings: tuple[Binding, ...]
+    leader: Term | None
+
+
+@dataclass
+class JobRecord:
+    """One job. `arrival` is the model's own number: only its order means anything."""
+
+    new: NewJob
+    state: JobState
+    enqueued_at: float
+    due_at: float | None = None
+    finished_at: float | None = None
+    reason: Reason | None = None
+    attempt: int = 0
+    fence: int = 0
+    crashes: int = 0
+    suspect: bool | None = False
+    """None where the rules do not say."""
+    holder: str | None = None
+    claim: int = 0
+    """The number of the claim that started it; 0 for what was never claimed."""
+    arrival: int | None = None
+    keeps_place: bool = False
+    """It waits for a retry and closes its ordered lane meanwhile."""
+    retrying: bool = False
+    """It waits for its time after a run, so that its sticky key is still in use."""
+    crashed_last: bool = False
+    index: int | None = None
+    """The worker whose inbox it is in."""
+    cancel_requested: bool = False
+    paid: int = 0
+    started_in: Domain | None = None
+    parent: str | None = None
+    swept: bool = False
+    """For a broadcast: a pass of the promoter saw that its time to join is over."""
+    written: dict[tuple[str, int], tuple[Transition, JobState]] = field(default_factory=dict)
+    """What holders wrote, by session and fence, with the state it led to."""
+
+    @property
+    def id(self) -> str:
+        return self.new.id
+
+    @property
+    def line(self) -> tuple[str, str | None]:
+        return (self.new.queue, self.new.lane)
+
+    @property
+    def waiting(self) -> bool:
+        return self.state in (JobState.SCHEDULED, JobState.PENDING)
+
+    @property
+    def in_line(self) -> bool:
+        """Whether it counts in its lane: arrived and not over, or gone for a retry and keeping its place."""
+        if self.new.kind is JobKind.BROADCAST:
+            return False
+        return self.state in (JobState.PENDING, JobState.RUNNING) or self.keeps_place
+
+    @property
+    def takes_slot(self) -> bool:
+        """Whether it counts against slots and queue limits while it runs."""
+        return self.state is JobState.RUNNING and self.new.kind in (JobKind.JOB, JobKind.CLEANUP)
+
+    @property
+    def domain(self) -> Domain:
+        return (self.new.queue, self.new.priority, self.index)
+
+
+@dataclass
+class SessionRecord:
+    """One session; times by the monotonic clock."""
+
+    new: NewSession
+    index: int | None
+    lease_ends: float
+    state: SessionState = SessionState.LIVE
+    claim: int = 0
+
+    @property
+    def present(self) -> bool:
+        """Whether it is known as alive: expired is not dead."""
+        return self.state in (SessionState.LIVE, SessionState.STOPPING)
+
+    @property
+    def is_worker(self) -> bool:
+        return self.new.kind is SessionKind.WORKER
+
+
+@dataclass
+class BindingRecord:
+    """One binding, active while it is open or draining."""
+
+    pool: str
+    key: str
+    index: int
+    state: BindingState = BindingState.OPEN
+    cleanup: str | None = None
+
+    @property
+    def active(self) -> bool:
+        return self.state in (BindingState.OPEN, BindingState.DRAINING)
+
+
+@dataclass
+class QueueRecord:
+    """The settings of a queue."""
+
+    declared: QueueSettings = field(default_factory=QueueSettings)
+    version: int = 0
+    override: QueueOverride | None = None
+
+    @property
+    def settings(self) -> QueueSettings:
+        return self.declared if self.override is None else self.override.over(self.declared)
+
+
+@dataclass
+class Records:
+    """Everything there is."""
+
+    clock: ManualClock
+    jobs: dict[str, JobRecord] = field(default_factory=dict)
+    sessions: dict[str, SessionRecord] = field(default_factory=dict)
+    bindings: list[BindingRecord] = field(default_factory=list)
+    queues: dict[str, QueueRecord] = field(default_factory=dict)
+    orders: dict[Domain, FairOrder] = field(default_factory=dict)
+    arrivals: int = 0
+    last_arrival: dict[str, int] = field(default_factory=dict)
+    """The arrival number that the store last showed for a job before this step."""
+    sight: Sight | None = None
+    """What the store shows after the step that the model is about to take."""
+
+    @property
+    def now(self) -> float:
+        return self.clock.now()
+
+    @property
+    def seen(self) -> Sight:
+        assert self.sight is not None, "the store was not looked at"
+        return self.sight
+
+    def look(self, sight: Sight) -> None:
+        """Take in what the store shows now."""
+        for id, shown in self.sight.jobs.items() if self.sight is not None else ():
+            if shown.arrival is not None:
+                self.last_arrival[id] = shown.arrival
+        self.sight = sight
+
+    def queue(self, name: str) -> QueueRecord:
+        return self.queues.setdefault(name, QueueRecord())
+
+    def settings(self, queue: str) -> QueueSettings:
+        return self.queue(queue).settings
+
+    def terms(self, job: JobRecord) -> LaneTerms:
+        return terms(self.settings(job.new.queue), job.new.lane)
+
+    def order(self, domain: Domain) -> FairOrder:
+        return self.orders.setdefault(domain, FairOrder())
+
+    def lane(self, line: tuple[str, str | None]) -> list[JobRecord]:
+        """The jobs that count in a lane."""
+        return [job for job in self.jobs.values() if job.line == line and job.in_line]
+
+    def held_by(self, session: str) -> list[JobRecord]:
+        return [j for j in self.jobs.values() if j.state is JobState.RUNNING and j.holder == session]
+
+    def running_of(self, jobs: Iterable[JobRecord]) -> tuple[int, int, int]:
+        """How many of `jobs` take a slot, by class."""
+        counts = [0, 0, 0]
+        for job in jobs:
+            if job.takes_slot:
+                counts[job.new.priority] += 1
+        return (counts[0], counts[1], counts[2])
+
+    def live_workers(self, pool: str) -> dict[int, SessionRecord]:
+        """Workers that may be given something new, by index: within their lease, and not about to stop."""
+        now = self.clock.monotonic()
+        return {
+            s.index: s
+            for s in self.sessions.values()
+            if s.state is SessionState.LIVE and s.lease_ends > now and s.new.pool == pool and s.index is not None
+        }
+
+    def children(self, parent: str) -> list[JobRecord]:
+        return [job for job in self.jobs.values() if job.parent == parent]
+
+    def past_expiry(self, job: JobRecord) -> bool:
+        """Whether it may not start any more.
+
+        The rules do not say whether a job that was started in time and came back may still expire: there the store is
+        taken at its word.
+        """
+        if job.new.expires is None or self.now < job.enqueued_at + job.new.expires:
+            return False
+        return job.fence == 0 or self.shown_expired(job)
+
+    def shown_expired(self, job: JobRecord) -> bool:
+        """Whether the store shows it as cancelled by its expiry."""
+        shown = self.seen.jobs.get(job.id)
+        return shown is not None and shown.state is JobState.CANCELLED and shown.reason is Reason.EXPIRED

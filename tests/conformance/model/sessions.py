@@ -1,0 +1,152 @@
+"""Sessions: how they begin, stay and end, and what becomes of their jobs and bindings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from fairlane.errors import IndexTaken, NotFound, SessionLost
+from fairlane.job import Held, JobKind, JobState, Reason
+from fairlane.placement import lowest_free
+from fairlane.session import NewSession, Renewal, SessionKind, SessionState
+from fairlane.upkeep import Rescued
+
+from . import bindings, endings, requests
+from .records import JobRecord, Mismatch, Records, SessionRecord
+
+
+def register(records: Records, new: NewSession) -> SessionRecord:
+    """Make a session known."""
+    now = records.clock.monotonic()
+    known = records.sessions.get(new.id)
+    if known is not None:
+        if not known.present:
+            raise SessionLost(new.id)
+        known.lease_ends = now + new.lease
+        return known
+    index = None
+    if new.kind is SessionKind.WORKER:
+        taken = {s.index: s for s in records.sessions.values() if s.present and s.is_worker and s.new.pool == new.pool}
+        index = new.index if new.index is not None else lowest_free(i for i in taken if i is not None)
+        before = taken.get(index)
+        if before is not None:
+            if before.new.host != new.host:
+                raise IndexTaken(f"{new.pool}/{index}", 0)
+            before.state = SessionState.DEAD
+            give_up_jobs(records, before, begun=None)
+    session = SessionRecord(new, index, now + new.lease)
+    records.sessions[new.id] = session
+    if index is not None:
+        bindings.rebind(records, new.pool)
+        for job in list(records.jobs.values()):
+            joins = job.new.kind is JobKind.BROADCAST and job.new.pool == new.pool and not job.state.final
+            if joins and records.now < job.enqueued_at + job.new.ttl and not job.cancel_requested:
+                requests.add_copy(records, job, index)
+    return session
+
+
+def renew(records: Records, id: str, held: Sequence[Held], claim: int, stopping: bool, told: Renewal | None) -> None:
+    """Extend the lease, take back what is not named, and check what the session was told."""
+    session = records.sessions.get(id)
+    if session is None or not session.present:
+        raise SessionLost(id)
+    if told is None:
+        raise Mismatch(f"{id} is alive, and its renewal was refused")
+    session.lease_ends = records.clock.monotonic() + session.new.lease
+    if stopping:
+        session.state = SessionState.STOPPING
+    mine = {Held(job.id, job.fence): job for job in records.held_by(id)}
+    taken_back = {
+        job.id
+        for name, job in mine.items()
+        if name not in held and job.new.kind is not JobKind.TURN and job.claim <= claim
+    }
+    cancelled_back = {job for job in taken_back if records.jobs[job].cancel_requested}
+    _check_told(records, id, held, mine, told)
+    # Whether a job that is cancelled as it is taken back counts as taken back, the rules do not say.
+    if not taken_back - cancelled_back <= set(told.taken_back) <= taken_back:
+        raise Mismatch(f"{id} was told {told.taken_back} were taken back, by the rules {sorted(taken_back)}")
+    for job in taken_back:
+        endings.give_back(records, records.jobs[job])
+
+
+def _check_told(records: Records, id: str, held: Sequence[Held], mine: dict[Held, JobRecord], told: Renewal) -> None:
+    lost = {name for name in held if name not in mine}
+    # A claim that the session itself has ended is not its own any more, but it was not lost either.
+    ended = {h for h in lost if h.id in records.jobs and (id, h.fence) in records.jobs[h.id].written}
+    if not lost - ended <= set(told.lost) <= lost:
+        raise Mismatch(f"{id} was told that {told.lost} are lost, by the rules {lost}")
+    named = {job.id for name, job in mine.items() if name in held and job.cancel_requested}
+    if not named <= set(told.cancel) <= {job.id for job in mine.values() if job.cancel_requested}:
+        raise Mismatch(f"{id} was told to cancel {told.cancel}, by the rules {sorted(named)}")
+
+
+def leave(records: Records, id: str, begun: Sequence[Held] | None) -> None:
+    """End a session."""
+    session = records.sessions.get(id)
+    if session is None:
+        raise NotFound(id)
+    if not session.present:
+        return
+    session.state = SessionState.ENDED
+    lost: list[str] = []
+    if session.index is not None and session.new.index is None:
+        lost = bindings.lose(records, session.new.pool, session.index)
+    give_up_jobs(records, session, begun=begun)
+    bindings.rebind(records, session.new.pool, lost)
+
+
+def give_up_jobs(records: Records, session: SessionRecord, *, begun: Sequence[Held] | None) -> Counter[str]:
+    """Take back what a session runs: as after a crash what had begun (None: all), the rest uncharged."""
+    outcomes: Counter[str] = Counter()
+    for job in list(records.jobs.values()):
+        waits_here = job.new.kind is JobKind.TURN and job.waiting and job.new.waiter == session.new.id
+        if waits_here:
+            endings.end(records, job, JobState.CANCELLED, Reason.WAITER_GONE)
+            outcomes["cancelled"] += 1
+        elif job.state is JobState.RUNNING and job.holder == session.new.id:
+            if begun is None or Held(job.id, job.fence) in begun or job.new.kind is JobKind.TURN:
+                outcomes[endings.crash(records, job)] += 1
+            else:
+                endings.give_back(records, job)
+            if job.waiting and job.new.sticky is not None:
+                binding = bindings.active(records, job.new.pool, job.new.sticky)
+                job.index = None if binding is None else binding.index
+    return outcomes
+
+
+def rescue(records: Records, *, declare: bool, told: Rescued) -> None:
+    """Declare sessions dead whose lease has ended, and take back their jobs and bindings."""
+    now = records.clock.monotonic()
+    before = {id for id, job in records.jobs.items() if job.state is JobState.CANCELLED}
+    dead = [s for s in records.sessions.values() if s.present and s.lease_ends < now] if declare else []
+    ended = [s for s in records.sessions.values() if s.state is SessionState.ENDED and s.lease_ends < now]
+    for session in dead:
+        session.state = SessionState.DEAD
+    gone = [s for s in dead + ended if s.index is not None and not _index_is_held(records, s)]
+    lost = [(s.new.pool, key) for s in gone for key in bindings.lose(records, s.new.pool, s.index or 0)]
+    outcomes: Counter[str] = Counter()
+    for session in dead:
+        outcomes += give_up_jobs(records, session, begun=None)
+    copies = bindings.lose_copies(records)
+    for pool in {pool for pool, _ in lost}:
+        bindings.rebind(records, pool, [key for other, key in lost if other == pool])
+    cancelled = len({id for id, job in records.jobs.items() if job.state is JobState.CANCELLED} - before)
+    ruled = ({session.new.id for session in dead}, outcomes["failed"], len(lost))
+    if (set(told.declared), told.failed, told.lost_bindings) != ruled:
+        raise Mismatch(f"rescue told {told}, by the rules declared, failed, lost bindings are {ruled}")
+    # Whether clean-ups, copies and waiting turns count as rescued, the rules do not say.
+    if not outcomes["retried"] - copies <= told.retried <= outcomes["retried"] or told.cancelled > cancelled:
+        raise Mismatch(f"rescue told {told}, by the rules {outcomes}")
+
+
+def _index_is_held(records: Records, session: SessionRecord) -> bool:
+    """Whether another session has the index now, or has it still kept for its return."""
+    now = records.clock.monotonic()
+    return any(
+        other is not session
+        and other.index == session.index
+        and other.new.pool == session.new.pool
+        and (other.present or (other.state is SessionState.ENDED and other.lease_ends >= now))
+        for other in records.sessions.values()
+    )

@@ -1,0 +1,133 @@
+"""One of several processes that meet at one store, on the real clock.
+
+``python -m tests.conformance.race_worker ROLE URL NUMBER`` opens the store, says that it is ready, waits for
+a line on its standard input so that all begin together, plays its role, and writes what it saw as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from itertools import count
+from typing import Any
+
+from fairlane.ids import new_id
+from fairlane.job import JobState, NewJob, Priority
+from fairlane.reading import Filter
+from fairlane.session import Claim, NewSession, SessionKind
+from fairlane.slots import Ask, Slots
+from fairlane.states import complete
+from fairlane.store import Store
+
+from .reopening import open_again
+
+QUEUE = "races"
+LANE = "narrow"
+REPEATS = 25
+BATCH = 5
+
+
+async def _register(store: Store) -> tuple[str, int | None]:
+    session = await store.register(
+        NewSession(id=new_id(), kind=SessionKind.WORKER, lease=60, queues=(QUEUE,), slots=Slots(total=10))
+    )
+    return session.id, session.index
+
+
+async def claim(store: Store, number: int) -> Any:
+    """Start and complete jobs until there are none; tell every start, and how full the narrow lane was."""
+    session, _ = await _register(store)
+    starts: list[tuple[str, int]] = []
+    fullest = 0
+    for call in count(1):
+        asks = (Ask(QUEUE, Priority.NORMAL, BATCH),)
+        claimed = await store.claim(session, Claim(number=call, asks=asks, total=BATCH))
+        starts += [(job.id, job.fence) for job in claimed]
+        page = await store.find(Filter(state=JobState.RUNNING, queue=QUEUE, lane=LANE))
+        fullest = max(fullest, len(page.jobs))
+        if claimed:
+            await store.finish(session, [complete(job.held) for job in claimed])
+            continue
+        # Nothing to start now is not nothing left: a lane may be held by another process.
+        if not (await store.find(Filter(state=JobState.PENDING, queue=QUEUE), limit=1)).jobs:
+            break
+    return {"starts": starts, "fullest": fullest}
+
+
+async def elect(store: Store, number: int) -> Any:
+    """Stand once, and tell the term that was won."""
+    term = await store.lead(f"manager-{number}", lease=60)
+    return None if term is None else term.number
+
+
+async def reelect(store: Store, number: int) -> Any:
+    """Stand again and again, resign whenever it was won, and tell all terms."""
+    won = []
+    for _ in range(REPEATS):
+        term = await store.lead(f"manager-{number}", lease=60)
+        if term is not None:
+            won.append(term.number)
+            await store.resign(term.number)
+    return won
+
+
+async def bind(store: Store, number: int) -> Any:
+    """Send the first job of each of several sticky keys."""
+    jobs = [NewJob(id=f"{key}-from-{number}", task="task", queue=QUEUE, sticky=f"plan-{key}") for key in range(REPEATS)]
+    for job in jobs:
+        await store.enqueue([job])
+    return [job.id for job in jobs]
+
+
+async def unique(store: Store, number: int) -> Any:
+    """Send jobs whose unique values the other processes use too, and tell whose job it became."""
+    answers = []
+    for value in range(REPEATS):
+        job = NewJob(id=f"{value}-from-{number}", task="task", queue=QUEUE, unique=f"once-{value}")
+        answers += await store.enqueue([job])
+    return [(answer.id, answer.created) for answer in answers]
+
+
+async def same(store: Store, number: int) -> Any:
+    """Send jobs under ids that the other processes use too, and tell which were made here."""
+    answers = []
+    for value in range(REPEATS):
+        answers += await store.enqueue([NewJob(id=f"same-{value}", task="task", queue=QUEUE)])
+    return [answer.id for answer in answers if answer.created]
+
+
+async def register(store: Store, number: int) -> Any:
+    """Become a worker, and tell the index."""
+    return (await _register(store))[1]
+
+
+async def send(store: Store, number: int) -> Any:
+    """Send jobs in several calls, and tell their ids."""
+    ids = [f"{value}-from-{number}" for value in range(REPEATS * 4)]
+    for start in range(0, len(ids), 4):
+        await store.enqueue([NewJob(id=id, task="task", queue=QUEUE) for id in ids[start : start + 4]])
+    return ids
+
+
+ROLES: dict[str, Callable[[Store, int], Awaitable[Any]]] = {
+    role.__name__: role for role in (claim, elect, reelect, bind, unique, same, register, send)
+}
+
+
+async def main(role: str, url: str, number: str) -> None:
+    """Play one role, between the line that starts it and the line that tells what it saw."""
+    store = await open_again(url)
+    try:
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        await asyncio.to_thread(sys.stdin.readline)
+        seen = await ROLES[role](store, int(number))
+    finally:
+        await store.close()
+    sys.stdout.write(json.dumps(seen) + "\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,26 @@
+"""Random lives of a store, compared with the model after every step."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from .conftest import Opener
+from .machine import machine_of
+
+EXAMPLES = int(os.environ.get("FAIRLANE_MODEL_EXAMPLES", "60"))
+STEPS = 40
+
+
+def test_every_run_of_verbs_goes_as_the_model_says(opener: Opener) -> None:
+    run_state_machine_as_test(
+        machine_of(opener),
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=STEPS,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

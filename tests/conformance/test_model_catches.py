@@ -1,0 +1,178 @@
+"""The comparison with the model can fail: stores that misbehave in one way each are found out.
+
+Every fault is one that real queues had. A store that shows it is wrapped around a right one at the port, so that
+nothing but the fault differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from fairlane.clock import ManualClock
+from fairlane.errors import SessionLost
+from fairlane.job import Claimed, Enqueued, Held, JobState, NewJob
+from fairlane.session import Claim, Finished, Renewal, Term
+from fairlane.settings import SettingsChange
+from fairlane.states import Move, Transition
+from fairlane.store import Store
+from fairlane.upkeep import Rescued
+
+from .conftest import Opener
+from .machine import machine_of
+from .model import Mismatch
+
+
+class Faulty:
+    """A store that is right in everything its subclasses do not change."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.calls = 0
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self.store, verb)
+
+
+class FinishesWithoutFence(Faulty):
+    """Whoever writes is taken for the holder."""
+
+    async def finish(self, session: str, transitions: Sequence[Transition], *, claim: Claim | None = None) -> Finished:
+        written = []
+        for transition in transitions:
+            [job] = await self.store.get([transition.held.id])
+            if job is not None and job.state is JobState.RUNNING and job.session is not None:
+                session = job.session
+                transition = msgspec.structs.replace(transition, held=Held(job.id, job.fence))
+            written.append(transition)
+        return await self.store.finish(session, written)
+
+
+class RenewsTheDead(Faulty):
+    """A session that was declared dead is told that all is well."""
+
+    async def renew(self, session: str, held: Sequence[Held], *, claim: int, stopping: bool = False) -> Renewal:
+        try:
+            return await self.store.renew(session, held, claim=claim, stopping=stopping)
+        except SessionLost:
+            return Renewal(lost=(), cancel=(), taken_back=(), now=0.0)
+
+
+class SwallowsCancels(Faulty):
+    """Every third cancel is answered and forgotten."""
+
+    async def cancel(self, ids: Sequence[str]) -> list[JobState]:
+        self.calls += 1
+        if self.calls % 3:
+            return await self.store.cancel(ids)
+        return [JobState.CANCELLED for _ in ids]
+
+
+class ClaimsTwice(Faulty):
+    """A claim hands out what an earlier one handed out already."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.handed_out: list[Claimed] = []
+
+    async def claim(self, session: str, claim: Claim) -> list[Claimed]:
+        claimed = await self.store.claim(session, claim)
+        again = self.handed_out[:1]
+        self.handed_out = claimed or self.handed_out
+        return claimed + again
+
+
+class RescuesInWordsOnly(Faulty):
+    """The rescuer says whom it declared dead, and leaves them alive."""
+
+    async def rescue(self, *, limit: int = 1_000, declare: bool = True, term: int | None = None) -> Rescued:
+        done = await self.store.rescue(limit=limit, declare=False, term=term)
+        late = [s.id for s in await self.store.sessions() if s.remaining < 0 and s.state in ("live", "stopping")]
+        return msgspec.structs.replace(done, declared=tuple(late) if declare else ())
+
+
+class ChargesHandBacks(Faulty):
+    """A job that is handed back is treated as one that failed."""
+
+    async def finish(self, session: str, transitions: Sequence[Transition], *, claim: Claim | None = None) -> Finished:
+        charged = [msgspec.structs.replace(t, move=Move.RETRY) if t.move is Move.HAND_BACK else t for t in transitions]
+        return await self.store.finish(session, charged, claim=claim)
+
+
+class ForgetsUniqueValues(Faulty):
+    """Two jobs with the same unique value both get in."""
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        return await self.store.enqueue([msgspec.structs.replace(job, unique=None, unique_for=None) for job in jobs])
+
+
+class OverrunsLanes(Faulty):
+    """Lanes have one place more than they are given."""
+
+    async def configure(self, changes: Sequence[SettingsChange]) -> None:
+        await self.store.configure([self.widened(change) for change in changes])
+
+    def widened(self, change: SettingsChange) -> SettingsChange:
+        if change.declared is None:
+            return change
+        rules = tuple(
+            msgspec.structs.replace(rule, limit=rule.limit + 1) if rule.limit else rule
+            for rule in change.declared.lanes
+        )
+        return msgspec.structs.replace(change, declared=msgspec.structs.replace(change.declared, lanes=rules))
+
+
+class LetsClassesWait(Faulty):
+    """What is asked first is served last."""
+
+    async def claim(self, session: str, claim: Claim) -> list[Claimed]:
+        return await self.store.claim(session, msgspec.structs.replace(claim, asks=claim.asks[::-1]))
+
+
+class ExtendsOldTerms(Faulty):
+    """A leader that lost its term gets it extended, as long as nobody else leads."""
+
+    async def lead(self, session: str, *, lease: float, term: int | None = None) -> Term | None:
+        extended = await self.store.lead(session, lease=lease, term=term)
+        return extended or await self.store.lead(session, lease=lease)
+
+
+FAULTS = [
+    FinishesWithoutFence,
+    RenewsTheDead,
+    SwallowsCancels,
+    ClaimsTwice,
+    RescuesInWordsOnly,
+    ChargesHandBacks,
+    ForgetsUniqueValues,
+    OverrunsLanes,
+    LetsClassesWait,
+    ExtendsOldTerms,
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_store_with_one_fault_is_found_out(opener: Opener, fault: type[Faulty]) -> None:
+    async def open_faulty(clock: ManualClock) -> Store:
+        return cast(Store, fault(await opener(clock)))
+
+    with pytest.raises(Mismatch):
+        run_state_machine_as_test(
+            machine_of(open_faulty),
+            settings=settings(
+                max_examples=100,
+                stateful_step_count=40,
+                deadline=None,
+                database=None,
+                derandomize=True,
+                report_multiple_bugs=False,
+                # One proof is enough: the shortest one costs far more to find.
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            ),
+        )

@@ -1,0 +1,263 @@
+"""Settings of queues: versions, overrides, closed sets, limits and pauses, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from fairlane.errors import InvalidInput, QueueFull
+from fairlane.job import JobState, Priority
+from fairlane.reading import Gate, QueueReading
+from fairlane.settings import LaneRule, QueueOverride, QueueSettings, SettingsChange
+from fairlane.slots import Ask, Reserved
+
+from .kit import Kit
+from .runs import bulk
+
+HIGH, NORMAL, LOW = Priority
+
+
+async def _reading(kit: Kit, queue: str = "default") -> QueueReading:
+    [reading] = [each for each in await kit.store.queues() if each.name == queue]
+    return reading
+
+
+async def _override(kit: Kit, override: QueueOverride | None, queue: str = "default") -> None:
+    await kit.store.configure([SettingsChange(queue=queue, override=override)])
+
+
+async def test_a_declaration_is_kept_with_its_version(kit: Kit) -> None:
+    declared = QueueSettings(limit=4, reserved=Reserved(high=1), lanes=(LaneRule(pattern="user:*", weight=2),))
+    await kit.store.configure([SettingsChange(queue="images", declared=declared, version=3)])
+    reading = await _reading(kit, "images")
+    assert (reading.settings, reading.version, reading.override) == (declared, 3, None)
+
+
+async def test_a_newer_version_replaces_and_an_older_one_is_ignored(kit: Kit) -> None:
+    await kit.settings(limit=4, version=2)
+    await kit.settings(limit=9, version=1)
+    assert ((await _reading(kit)).settings.limit, (await _reading(kit)).version) == (4, 2)
+    await kit.settings(limit=7, version=3)
+    assert ((await _reading(kit)).settings.limit, (await _reading(kit)).version) == (7, 3)
+
+
+async def test_a_declaration_of_the_same_version_replaces(kit: Kit) -> None:
+    await kit.settings(limit=4, version=2)
+    await kit.settings(limit=5, version=2)
+    assert (await _reading(kit)).settings.limit == 5
+
+
+async def test_a_newer_declaration_replaces_the_whole_older_one(kit: Kit) -> None:
+    await kit.settings("default", LaneRule(pattern="a", limit=1), limit=4)
+    await kit.settings("default", LaneRule(pattern="b", limit=2), version=1)
+    assert (await _reading(kit)).settings == QueueSettings(lanes=(LaneRule(pattern="b", limit=2),))
+
+
+async def test_an_override_wins_over_every_declaration_until_it_is_cleared(kit: Kit) -> None:
+    await kit.settings(limit=4, max_pending=50)
+    await _override(kit, QueueOverride(limit=1))
+    await kit.settings(limit=8, max_pending=60, version=1)
+    reading = await _reading(kit)
+    assert (reading.settings.limit, reading.settings.max_pending) == (1, 60)
+    assert reading.override == QueueOverride(limit=1)
+    await _override(kit, None)
+    reading = await _reading(kit)
+    assert (reading.settings.limit, reading.override) == (8, None)
+
+
+async def test_an_override_of_a_limit_takes_effect_in_the_claim(kit: Kit) -> None:
+    await kit.settings(limit=4)
+    await kit.enqueue_all(bulk(kit, None, 10))
+    worker = await kit.worker()
+    await _override(kit, QueueOverride(limit=1))
+    assert len(await worker.claim(10)) == 1
+    await _override(kit, QueueOverride(limit=None))
+    assert len(await worker.claim(10)) == 9
+
+
+async def test_an_override_of_a_lane_replaces_the_rule_of_that_pattern_alone(kit: Kit) -> None:
+    await kit.settings("default", LaneRule(pattern="a", limit=3), LaneRule(pattern="b", limit=3))
+    await kit.enqueue_all(bulk(kit, "a", 5))
+    await kit.enqueue_all(bulk(kit, "b", 5))
+    await _override(kit, QueueOverride(lanes=(LaneRule(pattern="a", limit=1),)))
+    worker = await kit.worker(slots=20)
+    assert sorted(job.lane or "" for job in await worker.claim(20)) == ["a", "b", "b", "b"]
+    await _override(kit, None)
+    assert sorted(job.lane or "" for job in await worker.claim(20)) == ["a", "a"]
+
+
+async def test_a_change_without_an_override_leaves_the_override_alone(kit: Kit) -> None:
+    await _override(kit, QueueOverride(paused=True))
+    await kit.settings(limit=3)
+    assert (await _reading(kit)).override == QueueOverride(paused=True)
+
+
+async def test_a_closed_set_refuses_every_other_lane_and_stores_nothing_of_the_call(kit: Kit) -> None:
+    await kit.settings(closed=("flux", "sdxl"))
+    good, bad = kit.new(lane="flux"), kit.new(lane="typo")
+    with pytest.raises(InvalidInput) as refused:
+        await kit.store.enqueue([good, bad])
+    assert refused.value.field == "lane"
+    assert await kit.store.get([good.id, bad.id]) == [None, None]
+    with pytest.raises(InvalidInput):
+        await kit.enqueue(lane=None)
+    [answer] = await kit.store.enqueue([good])
+    assert answer.created
+    assert (await _reading(kit)).counts.pending == 1
+
+
+async def test_a_queue_limit_holds_over_all_workers_and_binds_high_too(kit: Kit) -> None:
+    await kit.settings(limit=3)
+    await kit.enqueue_all(bulk(kit, None, 6, priority=HIGH))
+    one, two = await kit.worker(), await kit.worker()
+    claimed = await one.claim(2)
+    assert [len(claimed), len(await two.claim(10))] == [2, 1]
+    assert await one.claim(10) == []
+    await one.complete(claimed[0])
+    assert len(await two.claim(10)) == 1
+
+
+async def test_reservations_of_a_queue_protect_upwards(kit: Kit) -> None:
+    await kit.settings(limit=4, reserved=Reserved(high=1, normal=1))
+    for priority in Priority:
+        await kit.enqueue_all(bulk(kit, None, 6, priority=priority))
+    worker = await kit.worker()
+    low = await worker.claim(10, Ask("default", LOW, 10))
+    assert len(low) == 2, "low leaves what is reserved for high and for normal"
+    normal = await worker.claim(10, Ask("default", NORMAL, 10))
+    assert len(normal) == 1, "normal leaves what is reserved for high"
+    high = await worker.claim(10, Ask("default", HIGH, 10))
+    assert len(high) == 1
+    await worker.complete(*low, *normal, *high)
+    assert len(await worker.claim(10, Ask("default", HIGH, 10))) == 4, "high may use all"
+
+
+async def test_normal_and_low_together_leave_what_is_reserved_for_high(kit: Kit) -> None:
+    await kit.settings(limit=3, reserved=Reserved(high=1))
+    await kit.enqueue_all(bulk(kit, None, 5, priority=LOW))
+    await kit.enqueue_all(bulk(kit, None, 5, priority=NORMAL))
+    worker = await kit.worker()
+    assert [job.priority for job in await worker.claim(10)] == [NORMAL, NORMAL]
+    assert await worker.claim(10) == []
+
+
+async def test_lowering_a_queue_limit_stops_nothing_that_runs(kit: Kit) -> None:
+    await kit.settings(limit=3)
+    await kit.enqueue_all(bulk(kit, None, 6))
+    worker = await kit.worker()
+    claimed = await worker.claim(10)
+    await kit.settings(limit=2, version=1)
+    assert [await kit.state(job.id) for job in claimed] == [JobState.RUNNING] * 3
+    await worker.complete(claimed[0])
+    assert await worker.claim(10) == []
+    await worker.complete(claimed[1])
+    assert len(await worker.claim(10)) == 1
+
+
+@pytest.mark.parametrize("overridden", [False, True])
+async def test_a_paused_queue_starts_nothing_and_a_resumed_one_starts_at_once(kit: Kit, overridden: bool) -> None:
+    if overridden:
+        await _override(kit, QueueOverride(paused=True))
+    else:
+        await kit.settings(paused=True)
+    id = await kit.enqueue()
+    worker = await kit.worker("default", "other")
+    await kit.enqueue(queue="other", id="elsewhere")
+    assert await worker.claim_ids(10) == ["elsewhere"]
+    standing = await kit.standing(id)
+    assert standing is not None
+    assert standing.gate is Gate.QUEUE_PAUSED
+    if overridden:
+        await _override(kit, None)
+    else:
+        await kit.settings(version=1)
+    assert await worker.claim_ids(10) == [id]
+
+
+async def test_a_paused_queue_holds_its_bound_jobs_too(kit: Kit) -> None:
+    worker = await kit.worker()
+    await kit.settings(paused=True)
+    id = await kit.enqueue(sticky="plan")
+    assert await worker.claim(10) == []
+    await kit.settings(version=1)
+    assert await worker.claim_ids(10) == [id]
+
+
+async def test_a_queue_limit_holds_for_bound_jobs_too(kit: Kit) -> None:
+    worker = await kit.worker()
+    await kit.settings(limit=1)
+    await kit.enqueue_all(bulk(kit, None, 3, sticky="plan"))
+    assert len(await worker.claim(10)) == 1
+    assert await worker.claim(10) == []
+
+
+async def test_a_full_queue_and_a_full_lane_refuse_the_whole_call(kit: Kit) -> None:
+    await kit.settings("default", LaneRule(pattern="user", max_pending=2), max_pending=4)
+    await kit.enqueue_all(bulk(kit, "user", 2))
+    with pytest.raises(QueueFull):
+        await kit.enqueue(lane="user")
+    with pytest.raises(QueueFull):
+        await kit.store.enqueue(bulk(kit, "other", 3))
+    assert (await _reading(kit)).counts.pending == 2
+    assert len(await kit.store.enqueue(bulk(kit, "other", 2))) == 2
+
+
+async def test_settings_make_a_queue_known_and_queues_are_told_by_name(kit: Kit) -> None:
+    await kit.settings("zebra")
+    await kit.settings("apple", limit=2)
+    await kit.enqueue(queue="mango")
+    readings = await kit.store.queues()
+    assert [reading.name for reading in readings] == ["apple", "mango", "zebra"]
+    assert readings[1].settings == QueueSettings()
+
+
+async def test_one_call_changes_several_queues(kit: Kit) -> None:
+    changes = [SettingsChange(queue=queue, declared=QueueSettings(limit=3)) for queue in ("one", "two")]
+    await kit.store.configure(changes)
+    assert [reading.settings.limit for reading in await kit.store.queues()] == [3, 3]
+
+
+async def test_an_overriding_limit_leaves_a_place_for_low_work_beside_the_reservations(kit: Kit) -> None:
+    await kit.settings(limit=6, reserved=Reserved(high=2, normal=2))
+    await _override(kit, QueueOverride(limit=2))
+    settings = (await _reading(kit)).settings
+    assert (settings.limit, settings.reserved) == (2, Reserved(high=1))
+    await kit.enqueue_all(bulk(kit, None, 5, priority=LOW))
+    worker = await kit.worker()
+    assert len(await worker.claim(10)) == 1
+    await _override(kit, None)
+    assert (await _reading(kit)).settings.reserved == Reserved(high=2, normal=2)
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: LaneRule(pattern="a", limit=0), "limit"),
+        (lambda: LaneRule(pattern="a", limit=-1), "limit"),
+        (lambda: LaneRule(pattern="a*b"), "lane pattern"),
+        (lambda: LaneRule(pattern=""), "lane pattern"),
+        (lambda: LaneRule(pattern="a", weight=0), "weight"),
+        (lambda: LaneRule(pattern="a", weight=1_000), "weight"),
+        (lambda: LaneRule(pattern="a", ordered=True), "ordered"),
+        (lambda: LaneRule(pattern="a", max_pending=0), "max_pending"),
+        (lambda: QueueSettings(limit=0), "limit"),
+        (lambda: QueueSettings(limit=-1), "limit"),
+        (lambda: QueueSettings(limit=2, reserved=Reserved(high=2)), "reserved"),
+        (lambda: QueueSettings(limit=2, reserved=Reserved(high=-1)), "reserved.high"),
+        (lambda: QueueSettings(reserved=Reserved(high=1)), "reserved"),
+        (lambda: QueueSettings(max_pending=0), "max_pending"),
+        (lambda: QueueSettings(closed=("",)), "lanes"),
+        (lambda: QueueSettings(lanes=(LaneRule(pattern="a"), LaneRule(pattern="a", limit=1))), "lanes"),
+        (lambda: QueueOverride(limit=0), "limit"),
+        (lambda: QueueOverride(limit=-1), "limit"),
+        (lambda: QueueOverride(max_pending=0), "max_pending"),
+        (lambda: QueueOverride(lanes=(LaneRule(pattern="a"), LaneRule(pattern="a"))), "lanes"),
+        (lambda: SettingsChange(queue="no spaces", declared=QueueSettings()), "queue"),
+        (lambda: SettingsChange(queue="images", declared=QueueSettings(), version=-1), "version"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_naming_the_field(make: Callable[[], object], field: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        make()
+    assert refused.value.field == field

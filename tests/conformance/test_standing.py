@@ -1,0 +1,328 @@
+"""Where a waiting job stands: its place, what holds it, until when, and how long it may take."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from fairlane.job import JobKind, JobState, Priority
+from fairlane.reading import EXACT_PLACES, Gate, Standing
+from fairlane.settings import LaneRule
+from fairlane.slots import Reserved
+
+from .kit import Kit
+from .runs import bulk
+
+
+async def _stands(kit: Kit, id: str) -> Standing:
+    standing = await kit.standing(id)
+    assert standing is not None, f"{id} does not wait"
+    return standing
+
+
+async def test_places_count_from_one_in_the_order_of_the_lane(kit: Kit) -> None:
+    ids = [await kit.enqueue(lane="user") for _ in range(5)]
+    await kit.enqueue_all(bulk(kit, "other", 3))
+    standings = [await _stands(kit, id) for id in ids]
+    assert [(s.place, s.ahead, s.of, s.exact) for s in standings] == [(n, n - 1, 5, True) for n in range(1, 6)]
+    assert {(s.lane, s.queue, s.state) for s in standings} == {("user", "default", JobState.PENDING)}
+
+
+async def test_places_move_up_when_those_before_start_or_are_cancelled(kit: Kit) -> None:
+    ids = [await kit.enqueue(lane="user") for _ in range(4)]
+    worker = await kit.worker()
+    await worker.claim(1)
+    await kit.store.cancel([ids[1]])
+    standings = [await _stands(kit, id) for id in ids[2:]]
+    assert [(s.place, s.of) for s in standings] == [(1, 2), (2, 2)]
+
+
+async def test_in_a_lane_without_order_the_higher_class_is_placed_first(kit: Kit) -> None:
+    low = await kit.enqueue(lane="user", priority=Priority.LOW)
+    high = await kit.enqueue(lane="user", priority=Priority.HIGH)
+    assert [(await _stands(kit, id)).place for id in (high, low)] == [1, 2]
+
+
+async def test_in_an_ordered_lane_arrival_alone_gives_the_place(kit: Kit) -> None:
+    await kit.settings("default", LaneRule(pattern="doc", limit=1))
+    low = await kit.enqueue(lane="doc", priority=Priority.LOW)
+    high = await kit.enqueue(lane="doc", priority=Priority.HIGH)
+    assert [(await _stands(kit, id)).place for id in (low, high)] == [1, 2]
+
+
+async def test_places_beyond_a_thousand_say_that_they_are_not_exact(kit: Kit) -> None:
+    answers = await kit.enqueue_all(bulk(kit, "user", EXACT_PLACES + 100))
+    last_exact = await _stands(kit, answers[EXACT_PLACES - 1].id)
+    assert (last_exact.place, last_exact.exact) == (EXACT_PLACES, True)
+    beyond = await _stands(kit, answers[-1].id)
+    assert not beyond.exact
+    assert beyond.place is not None
+    assert beyond.place > EXACT_PLACES
+    assert beyond.of <= EXACT_PLACES
+
+
+@pytest.mark.parametrize("limit", [None, 1, 2])
+async def test_the_waiting_jobs_of_a_lane_have_all_places_once_whatever_holds_them(kit: Kit, limit: int | None) -> None:
+    await kit.settings("default", LaneRule(pattern="user", limit=limit))
+    worker = await kit.worker()
+    await kit.enqueue(lane="user")
+    await worker.claim()
+    places: list[dict[str, Any]] = [{}, {"sticky": "plan"}, {"sticky": "plan", "pool": "nobody"}, {"worker": 7}]
+    ids = [await kit.enqueue(lane="user", priority=priority, **place) for place in places for priority in Priority]
+    standings = [await _stands(kit, id) for id in ids]
+    assert sorted(standing.place or 0 for standing in standings) == list(range(1, len(ids) + 1))
+    assert {standing.of for standing in standings} == {len(ids)}
+
+
+async def test_whatever_does_not_wait_stands_nowhere(kit: Kit) -> None:
+    worker = await kit.worker()
+    ids = [await kit.enqueue() for _ in range(4)]
+    done, failed, runs, cancelled = ids
+    claimed = await worker.claim(3)
+    await worker.complete(claimed[0])
+    await worker.fail(claimed[1])
+    await kit.store.cancel([cancelled])
+    assert await kit.store.standing([done, failed, runs, cancelled, "unknown"]) == [None] * 5
+
+
+async def test_answers_come_in_the_order_of_the_ids(kit: Kit) -> None:
+    ids = [await kit.enqueue() for _ in range(3)]
+    standings = await kit.store.standing([ids[2], "unknown", ids[0]])
+    assert [standing and standing.id for standing in standings] == [ids[2], None, ids[0]]
+
+
+async def _due(kit: Kit) -> str:
+    return await kit.enqueue(delay=60)
+
+
+async def _due_and_not_promoted(kit: Kit) -> str:
+    id = await kit.enqueue(delay=60)
+    kit.clock.advance(61)
+    return id
+
+
+async def _queue_paused(kit: Kit) -> str:
+    await kit.settings(paused=True)
+    await kit.worker()
+    return await kit.enqueue()
+
+
+async def _lane_paused(kit: Kit) -> str:
+    await kit.settings("default", LaneRule(pattern="user", paused=True))
+    await kit.worker()
+    return await kit.enqueue(lane="user")
+
+
+async def _lane(kit: Kit) -> str:
+    await kit.settings("default", LaneRule(pattern="user", limit=1))
+    await kit.worker()
+    await kit.enqueue(lane="user")
+    return await kit.enqueue(lane="user")
+
+
+async def _lane_retry(kit: Kit) -> str:
+    await kit.settings("default", LaneRule(pattern="user", limit=1))
+    worker = await kit.worker()
+    await kit.enqueue(lane="user")
+    behind = await kit.enqueue(lane="user")
+    await worker.retry(*await worker.claim(), delay=60)
+    return behind
+
+
+async def _unbound(kit: Kit) -> str:
+    return await kit.enqueue(sticky="plan")
+
+
+async def _worker_gone(kit: Kit) -> str:
+    await kit.worker(index=0)
+    return await kit.enqueue(worker=7)
+
+
+async def _cleanup_waits(kit: Kit) -> str:
+    worker = await kit.worker()
+    await kit.enqueue(sticky="plan")
+    await worker.claim()
+    cleanup = kit.new("tidy", kind=JobKind.CLEANUP)
+    await kit.store.release("default", "plan", cleanup)
+    return cleanup.id
+
+
+async def _cleanup_runs(kit: Kit) -> str:
+    worker = await kit.worker()
+    await kit.enqueue(sticky="plan")
+    await worker.complete(*await worker.claim())
+    await kit.store.release("default", "plan", kit.new("tidy", kind=JobKind.CLEANUP))
+    await worker.claim()
+    return await kit.enqueue(sticky="plan")
+
+
+async def _queue_limit(kit: Kit) -> str:
+    await kit.settings(limit=1)
+    worker = await kit.worker()
+    await kit.enqueue()
+    await worker.claim()
+    return await kit.enqueue()
+
+
+async def _no_worker(kit: Kit) -> str:
+    await kit.worker("other")
+    return await kit.enqueue()
+
+
+async def _slots(kit: Kit) -> str:
+    worker = await kit.worker(slots=1)
+    await kit.enqueue()
+    await worker.claim()
+    return await kit.enqueue()
+
+
+async def _reserved_slots(kit: Kit) -> str:
+    worker = await kit.worker(slots=2, reserved=Reserved(high=1))
+    await kit.enqueue()
+    await worker.claim()
+    return await kit.enqueue()
+
+
+async def _ahead(kit: Kit) -> str:
+    worker = await kit.worker(slots=1)
+    await kit.enqueue(lane="user")
+    await worker.claim()
+    await kit.enqueue(lane="user")
+    return await kit.enqueue(lane="user")
+
+
+async def _nothing(kit: Kit) -> str:
+    await kit.worker()
+    return await kit.enqueue()
+
+
+@pytest.mark.parametrize(
+    ("arrange", "gate"),
+    [
+        (_due, Gate.DUE),
+        (_due_and_not_promoted, Gate.DUE),
+        (_queue_paused, Gate.QUEUE_PAUSED),
+        (_lane_paused, Gate.LANE_PAUSED),
+        (_lane, Gate.LANE),
+        (_lane_retry, Gate.LANE_RETRY),
+        (_unbound, Gate.UNBOUND),
+        (_worker_gone, Gate.WORKER_GONE),
+        (_cleanup_waits, Gate.CLEANUP),
+        (_cleanup_runs, Gate.CLEANUP),
+        (_queue_limit, Gate.QUEUE_LIMIT),
+        (_no_worker, Gate.NO_WORKER),
+        (_slots, Gate.SLOTS),
+        (_reserved_slots, Gate.SLOTS),
+        (_ahead, Gate.AHEAD),
+        (_nothing, Gate.NONE),
+    ],
+)
+async def test_the_gate_names_what_holds_a_job(kit: Kit, arrange: Callable[[Kit], Awaitable[str]], gate: Gate) -> None:
+    standing = await _stands(kit, await arrange(kit))
+    assert standing.gate is gate
+    assert standing.why(kit.clock.now())
+
+
+async def test_gates_that_open_at_a_known_time_say_when(kit: Kit) -> None:
+    due = kit.clock.now() + 60
+    for arrange in (_due, _lane_retry):
+        assert (await _stands(kit, await arrange(kit))).until == due
+
+
+async def test_a_job_that_has_not_arrived_has_no_place(kit: Kit) -> None:
+    await kit.enqueue(lane="user")
+    standing = await _stands(kit, await kit.enqueue(lane="user", delay=60))
+    assert (standing.state, standing.place, standing.ahead) == (JobState.SCHEDULED, None, None)
+
+
+async def test_a_bound_job_tells_its_worker(kit: Kit) -> None:
+    worker = await kit.worker(index=3)
+    standing = await _stands(kit, await kit.enqueue(sticky="plan"))
+    assert standing.worker == worker.name
+
+
+async def test_the_worker_of_a_bound_job_that_died_is_told_to_be_gone(kit: Kit) -> None:
+    worker = await kit.worker(index=0)
+    id = await kit.enqueue(worker=0)
+    assert (await _stands(kit, id)).gate is Gate.NONE
+    await worker.leave()
+    assert (await _stands(kit, id)).gate is Gate.WORKER_GONE
+
+
+async def test_servers_are_the_slots_of_live_workers_within_the_limit_of_the_queue(kit: Kit) -> None:
+    await kit.worker(slots=3)
+    await kit.worker(slots=3)
+    await kit.worker("other", slots=50)
+    id = await kit.enqueue()
+    assert (await _stands(kit, id)).servers == 6
+    await kit.settings(limit=4)
+    assert (await _stands(kit, id)).servers == 4
+
+
+async def test_the_lane_limit_is_told(kit: Kit) -> None:
+    await kit.settings("default", LaneRule(pattern="user", limit=2))
+    assert (await _stands(kit, await kit.enqueue(lane="user"))).lane_limit == 2
+    assert (await _stands(kit, await kit.enqueue(lane="other"))).lane_limit is None
+
+
+async def test_the_service_time_is_the_median_of_what_has_run(kit: Kit) -> None:
+    worker = await kit.worker(slots=1, lease=1_000)
+    for seconds in (2, 4, 100):
+        await kit.enqueue()
+        claimed = await worker.claim()
+        kit.clock.advance(seconds)
+        await worker.complete(*claimed)
+    standing = await _stands(kit, await kit.enqueue())
+    assert standing.service_seconds == pytest.approx(4.0, rel=0.25)
+
+
+async def test_the_time_left_is_unknown_before_any_job_has_run(kit: Kit) -> None:
+    standing = await _stands(kit, await _ahead(kit))
+    assert standing.service_seconds is None
+    assert standing.eta(kit.clock.now()) is None
+
+
+async def test_the_time_left_is_unknown_without_a_worker_and_in_a_pause(kit: Kit) -> None:
+    worker = await kit.worker()
+    await kit.enqueue()
+    claimed = await worker.claim()
+    kit.clock.advance(3)
+    await worker.complete(*claimed)
+    id = await kit.enqueue()
+    assert (await _stands(kit, id)).eta(kit.clock.now()) == 0.0
+    await kit.settings(paused=True)
+    assert (await _stands(kit, id)).eta(kit.clock.now()) is None
+    await kit.settings(version=1)
+    await worker.leave()
+    assert (await _stands(kit, id)).eta(kit.clock.now()) is None
+
+
+async def test_the_time_left_of_a_scheduled_job_is_the_time_until_it_is_due(kit: Kit) -> None:
+    id = await _due(kit)
+    kit.clock.advance(20)
+    assert (await _stands(kit, id)).eta(kit.clock.now()) == pytest.approx(40.0)
+
+
+async def test_the_time_left_grows_with_the_place(kit: Kit) -> None:
+    worker = await kit.worker(slots=1, lease=1_000)
+    await kit.enqueue(lane="user")
+    claimed = await worker.claim()
+    kit.clock.advance(10)
+    await worker.complete(*claimed)
+    await kit.enqueue(lane="user")
+    await worker.claim()
+    ids = [await kit.enqueue(lane="user") for _ in range(5)]
+    etas = [(await _stands(kit, id)).eta(kit.clock.now()) for id in ids]
+    known = [eta for eta in etas if eta is not None]
+    assert len(known) == 5
+    assert known == sorted(known)
+    assert known[-1] > known[0] > 0
+
+
+async def test_jobs_of_other_lanes_count_ahead_in_the_queue_and_not_in_the_lane(kit: Kit) -> None:
+    await kit.enqueue_all(bulk(kit, "other", 5))
+    standing = await _stands(kit, await kit.enqueue(lane="user"))
+    assert standing.ahead == 0
+    assert 0 <= standing.queue_ahead <= 5

@@ -1,0 +1,281 @@
+"""Wake-ups: what one store object publishes another hears, and each verb tells who should look."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from fairlane.clock import ManualClock
+from fairlane.job import Held, JobKind
+from fairlane.settings import LaneRule
+from fairlane.store import Store
+from fairlane.wakeups import LEADER, Subscription, job_topic, queue_topic, session_topic, worker_topic
+
+from .kit import Kit, Worker
+from .reopening import open_again
+
+PATIENCE = 5.0
+"""How long a test waits, in real seconds, for a hint that must come. It comes within milliseconds."""
+DEFAULT = queue_topic("default")
+
+
+@pytest.fixture
+async def ear(store: Store, store_url: str, clock: ManualClock) -> AsyncIterator[Store]:
+    """A second store object on the same URL."""
+    opened = await open_again(store_url, clock)
+    yield opened
+    await opened.close()
+
+
+async def _heard(subscription: Subscription, *topics: str) -> frozenset[str]:
+    """Wait until all `topics` were heard, and tell everything that was."""
+    heard: frozenset[str] = frozenset()
+    while not heard.issuperset(topics):
+        news = await subscription.wait(PATIENCE)
+        assert news, f"waited in vain for {set(topics) - heard}"
+        heard |= news
+    return heard
+
+
+async def test_what_one_store_object_publishes_another_hears(store: Store, ear: Store) -> None:
+    subscription = ear.wakeups.subscribe(["queue:a", "queue:b"])
+    store.wakeups.publish(["queue:a"])
+    assert await _heard(subscription, "queue:a") == {"queue:a"}
+    store.wakeups.publish(["queue:a", "queue:b"])
+    assert await _heard(subscription, "queue:a", "queue:b") == {"queue:a", "queue:b"}
+    subscription.close()
+
+
+async def test_a_store_object_hears_itself(store: Store) -> None:
+    subscription = store.wakeups.subscribe(["leader"])
+    store.wakeups.publish(["leader"])
+    assert await _heard(subscription, "leader") == {"leader"}
+    subscription.close()
+
+
+async def test_every_listener_hears_and_only_its_own_topics(store: Store, ear: Store) -> None:
+    one, two = ear.wakeups.subscribe(["queue:one"]), ear.wakeups.subscribe(["queue:two", "queue:last"])
+    store.wakeups.publish(["queue:one", "queue:two", "queue:three"])
+    store.wakeups.publish(["queue:last"])
+    assert await _heard(two, "queue:two", "queue:last") == {"queue:two", "queue:last"}
+    assert await _heard(one, "queue:one") == {"queue:one"}
+    one.close()
+    two.close()
+
+
+async def test_what_is_published_between_two_calls_is_kept_for_the_next(store: Store, ear: Store) -> None:
+    subscription = ear.wakeups.subscribe(["queue:a", "queue:b"])
+    marker = ear.wakeups.subscribe(["queue:end"])
+    store.wakeups.publish(["queue:a"])
+    store.wakeups.publish(["queue:b"])
+    store.wakeups.publish(["queue:end"])
+    await _heard(marker, "queue:end")
+    assert await subscription.wait(PATIENCE) == {"queue:a", "queue:b"}
+    assert await subscription.wait(0.0) == frozenset()
+    subscription.close()
+    marker.close()
+
+
+async def test_listening_to_other_topics_replaces_the_ones_before(store: Store, ear: Store) -> None:
+    subscription = ear.wakeups.subscribe(["queue:old"])
+    subscription.listen(["queue:new"])
+    store.wakeups.publish(["queue:old"])
+    store.wakeups.publish(["queue:new"])
+    assert await _heard(subscription, "queue:new") == {"queue:new"}
+    subscription.close()
+
+
+async def test_waiting_ends_with_nothing_when_the_time_is_over(store: Store) -> None:
+    subscription = store.wakeups.subscribe(["queue:silent"])
+    assert await subscription.wait(0.01) == frozenset()
+    subscription.close()
+
+
+async def test_a_closed_subscription_hears_nothing_and_closing_twice_is_harmless(store: Store, ear: Store) -> None:
+    closed, open_one = ear.wakeups.subscribe(["queue:a"]), ear.wakeups.subscribe(["queue:a"])
+    closed.close()
+    closed.close()
+    store.wakeups.publish(["queue:a"])
+    await _heard(open_one, "queue:a")
+    assert await closed.wait(0.0) == frozenset()
+    open_one.close()
+
+
+async def test_publishing_to_nobody_and_to_a_store_that_was_closed_never_raises(store: Store, ear: Store) -> None:
+    store.wakeups.publish(["queue:a"])
+    ear.wakeups.subscribe(["queue:a"])
+    await ear.close()
+    await ear.close()
+    store.wakeups.publish(["queue:a"])
+    ear.wakeups.publish(["queue:a"])
+    store.wakeups.publish([])
+
+
+Verb = Callable[[], Awaitable[object]]
+Scene = Callable[[Kit], Awaitable[tuple[str, Verb]]]
+"""Arranges what is needed, and tells the topic that the verb must publish."""
+
+
+async def _enqueue(kit: Kit) -> tuple[str, Verb]:
+    return DEFAULT, kit.enqueue
+
+
+async def _enqueue_for_a_worker(kit: Kit) -> tuple[str, Verb]:
+    worker = await kit.worker()
+    return worker_topic(worker.name), lambda: kit.enqueue(sticky="plan")
+
+
+async def _claimed(kit: Kit) -> tuple[Worker, Held]:
+    worker = await kit.worker()
+    await kit.enqueue()
+    [claimed] = await worker.claim()
+    return worker, claimed.held
+
+
+async def _retry(kit: Kit) -> tuple[str, Verb]:
+    worker, held = await _claimed(kit)
+    return DEFAULT, lambda: worker.retry(held)
+
+
+async def _hand_back(kit: Kit) -> tuple[str, Verb]:
+    worker, held = await _claimed(kit)
+    return DEFAULT, lambda: worker.hand_back(held)
+
+
+async def _take_back(kit: Kit) -> tuple[str, Verb]:
+    worker, _ = await _claimed(kit)
+    return DEFAULT, worker.renew
+
+
+async def _leave(kit: Kit) -> tuple[str, Verb]:
+    worker, _ = await _claimed(kit)
+    return DEFAULT, worker.leave
+
+
+async def _rescue(kit: Kit) -> tuple[str, Verb]:
+    await _claimed(kit)
+    kit.clock.advance(16)
+    return DEFAULT, kit.store.rescue
+
+
+async def _promote(kit: Kit) -> tuple[str, Verb]:
+    await kit.enqueue(delay=5)
+    kit.clock.advance(5)
+    return DEFAULT, kit.store.promote
+
+
+async def _hand_the_place_on(kit: Kit) -> tuple[str, Verb]:
+    await kit.settings("default", LaneRule(pattern="lane", limit=1))
+    worker = await kit.worker()
+    for _ in range(2):
+        await kit.enqueue(lane="lane")
+    [claimed] = await worker.claim()
+    return DEFAULT, lambda: worker.complete(claimed)
+
+
+async def _cancel_the_holder_of_a_place(kit: Kit) -> tuple[str, Verb]:
+    await kit.settings("default", LaneRule(pattern="lane", limit=1))
+    first, _ = [await kit.enqueue(lane="lane") for _ in range(2)]
+    return DEFAULT, lambda: kit.store.cancel([first])
+
+
+async def _room_under_the_queue_limit(kit: Kit) -> tuple[str, Verb]:
+    await kit.settings(limit=1)
+    worker, held = await _claimed(kit)
+    await kit.enqueue()
+    return DEFAULT, lambda: worker.complete(held)
+
+
+async def _resume_a_queue(kit: Kit) -> tuple[str, Verb]:
+    await kit.settings(paused=True)
+    await kit.enqueue()
+    return DEFAULT, lambda: kit.settings(version=1)
+
+
+async def _resume_a_lane(kit: Kit) -> tuple[str, Verb]:
+    await kit.settings("default", LaneRule(pattern="lane", paused=True))
+    await kit.enqueue(lane="lane")
+    return DEFAULT, lambda: kit.settings(version=1)
+
+
+async def _release(kit: Kit) -> tuple[str, Verb]:
+    worker = await kit.worker()
+    await kit.enqueue(sticky="plan")
+    await worker.complete(*await worker.claim())
+    cleanup = kit.new("tidy", kind=JobKind.CLEANUP)
+    return worker_topic(worker.name), lambda: kit.store.release("default", "plan", cleanup)
+
+
+async def _broadcast(kit: Kit) -> tuple[str, Verb]:
+    worker = await kit.worker()
+    return worker_topic(worker.name), lambda: kit.enqueue(kind=JobKind.BROADCAST)
+
+
+async def _rebind(kit: Kit) -> tuple[str, Verb]:
+    leaving, stays = await kit.worker(), await kit.worker()
+    await kit.enqueue(sticky="plan")
+    return worker_topic(stays.name), leaving.leave
+
+
+async def _request_cancel(kit: Kit) -> tuple[str, Verb]:
+    worker, held = await _claimed(kit)
+    return session_topic(worker.id), lambda: kit.store.cancel([held.id])
+
+
+async def _grant_a_turn(kit: Kit) -> tuple[str, Verb]:
+    await kit.settings("default", LaneRule(pattern="lane", limit=1))
+    worker, waiter = await kit.worker(), await kit.waiter()
+    await kit.enqueue(lane="lane")
+    [claimed] = await worker.claim()
+    await kit.enqueue(lane="lane", kind=JobKind.TURN, waiter=waiter.id)
+    return session_topic(waiter.id), lambda: worker.complete(claimed)
+
+
+async def _resign(kit: Kit) -> tuple[str, Verb]:
+    term = await kit.store.lead("manager", lease=10)
+    assert term is not None
+    number = term.number
+    return LEADER, lambda: kit.store.resign(number)
+
+
+async def _finish(kit: Kit) -> tuple[str, Verb]:
+    worker, held = await _claimed(kit)
+    return job_topic(held.id), lambda: worker.complete(held)
+
+
+async def _report_progress(kit: Kit) -> tuple[str, Verb]:
+    worker, held = await _claimed(kit)
+    return job_topic(held.id), lambda: kit.store.progress(worker.id, [(held, b"50")])
+
+
+async def _start(kit: Kit) -> tuple[str, Verb]:
+    worker = await kit.worker()
+    id = await kit.enqueue()
+    return job_topic(id), worker.claim
+
+
+async def _cancel_what_waits(kit: Kit) -> tuple[str, Verb]:
+    id = await kit.enqueue()
+    return job_topic(id), lambda: kit.store.cancel([id])
+
+
+SCENES: list[Scene] = [
+    *(_enqueue, _enqueue_for_a_worker, _retry, _hand_back, _take_back, _leave, _rescue, _promote),
+    *(_hand_the_place_on, _cancel_the_holder_of_a_place, _room_under_the_queue_limit),
+    *(_resume_a_queue, _resume_a_lane, _release, _broadcast, _rebind, _request_cancel, _grant_a_turn),
+    *(_resign, _finish, _report_progress, _start, _cancel_what_waits),
+]
+
+
+@pytest.mark.parametrize("scene", SCENES)
+async def test_a_verb_tells_whoever_should_look(kit: Kit, ear: Store, scene: Scene) -> None:
+    topic, verb = await scene(kit)
+    subscription = ear.wakeups.subscribe([topic])
+    # Hints of the arrangement may still be on their way: the marker comes after them.
+    subscription.listen([topic, "queue:marker"])
+    kit.store.wakeups.publish(["queue:marker"])
+    await _heard(subscription, "queue:marker")
+    await verb()
+    assert topic in await _heard(subscription, topic)
+    subscription.close()

@@ -1,0 +1,65 @@
+"""What `import fairlane` offers is a promise: it changes only together with this list."""
+
+import inspect
+
+import pytest
+
+import fairlane
+
+PUBLIC = [
+    "Backoff",
+    "Busy",
+    "Clock",
+    "Conflict",
+    "FairlaneError",
+    "IndexTaken",
+    "InvalidInput",
+    "Job",
+    "JobState",
+    "LaneRule",
+    "ManualClock",
+    "NewJob",
+    "NotFound",
+    "NotSupported",
+    "Priority",
+    "QueueFull",
+    "QueueOverride",
+    "QueueSettings",
+    "Reason",
+    "SchemaMismatch",
+    "SessionLost",
+    "Stale",
+    "Store",
+    "StoreError",
+    "StoreFull",
+    "StoreReadOnly",
+    "StoreUnavailable",
+    "SystemClock",
+    "TermLost",
+    "Wakeups",
+    "__version__",
+    "open_store",
+]
+
+
+def test_all_is_exactly_the_promised_names() -> None:
+    assert sorted(fairlane.__all__) == PUBLIC
+
+
+def test_the_promise_is_written_in_order() -> None:
+    assert sorted(PUBLIC) == PUBLIC
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_is_importable(name: str) -> None:
+    assert hasattr(fairlane, name)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_class_and_function_has_a_docstring(name: str) -> None:
+    value = getattr(fairlane, name)
+    if inspect.isclass(value) or inspect.isroutine(value):
+        text = inspect.cleandoc(value.__doc__ or "")
+        # A dataclass without one gets its own signature as its docstring.
+        assert text, f"fairlane.{name} has no docstring"
+        assert not text.startswith(f"{name}("), f"fairlane.{name} has no docstring of its own"
