@@ -69,9 +69,11 @@ class Fleet(RuleBasedStateMachine):
 
     # -- sessions ------------------------------------------------------------------------------------------------
 
-    @initialize(settings=work_settings, slots=st.sampled_from([2, 4]))
-    def begin(self, settings: WorkSettings, slots: int) -> None:
-        """Start with two workers and some settings."""
+    @initialize(
+        settings=work_settings, slots=st.sampled_from([4, 2]), wanted=st.lists(wishes, min_size=3, max_size=8)
+    )
+    def begin(self, settings: WorkSettings, slots: int, wanted: list[Wish]) -> None:
+        """Start with some settings, two workers and something to do."""
         self.driver.both(
             "configure",
             [
@@ -81,6 +83,7 @@ class Fleet(RuleBasedStateMachine):
         )
         for _ in range(2):
             self.start_worker(None, slots, True, False)
+        self.enqueue(wanted)
 
     @rule(index=st.sampled_from([None, None, 5, 6]), slots=st.sampled_from([1, 2, 4]), reserved=flags, away=flags)
     def start_worker(self, index: int | None, slots: int, reserved: bool, away: bool) -> None:
@@ -111,11 +114,6 @@ class Fleet(RuleBasedStateMachine):
             ),
         )
 
-    @rule()
-    def start_waiter(self) -> None:
-        """A process that wants turns registers."""
-        self.driver.both("register", NewSession(id=self.next_id("waiter"), kind=SessionKind.WAITER, lease=LEASE))
-
     @rule(session=numbers)
     def register_again(self, session: int) -> None:
         """The reply to a registration was lost."""
@@ -123,12 +121,17 @@ class Fleet(RuleBasedStateMachine):
         if known is not None:
             self.driver.both("register", known.new)
 
-    @rule(session=numbers)
-    def crash(self, session: int) -> None:
-        """A process dies without a word: it renews no more."""
+    @rule(session=numbers, noticed=flags)
+    def crash(self, session: int, noticed: bool) -> None:
+        """A process dies without a word: it renews no more. Some time later the rescuer notices."""
         known = pick([s for s in self.records.sessions.values() if s.present], session)
         if known is not None:
             self.crashed.add(known.new.id)
+            for _ in range(2 if noticed else 0):
+                self.driver.advance(8.0)
+                self.beat()
+            if noticed:
+                self.driver.both("rescue")
 
     @rule()
     def beat(self) -> None:
@@ -175,27 +178,31 @@ class Fleet(RuleBasedStateMachine):
         if known is not None:
             self.driver.enqueue([msgspec.structs.replace(known, payload=b"[[1],{}]") if changed else known])
 
-    @rule(waiter=numbers, lane=st.sampled_from(["gpu:a", "gpu:b", "endless"]), expires=st.sampled_from([None, 4.1]))
-    def wait_for_turn(self, waiter: int, lane: str, expires: float | None) -> None:
+    @rule(
+        waiter=numbers,
+        newcomer=flags,
+        lane=st.sampled_from(["gpu:a", "gpu:a", "gpu:b", "endless"]),
+        expires=st.sampled_from([None, 4.1]),
+    )
+    def wait_for_turn(self, waiter: int, newcomer: bool, lane: str, expires: float | None) -> None:
         """Somebody gets in line for a turn; a lane without a limit has none to give."""
+        if newcomer:
+            new = NewSession(id=self.next_id("waiter"), kind=SessionKind.WAITER, lease=LEASE)
+            self.driver.both("register", new)
         waiters = [s for s in self.records.sessions.values() if s.new.kind is SessionKind.WAITER]
         # Whether an expired waiter is still live enough to get in line is unsaid.
-        known = pick([s for s in waiters if not (s.present and self.expired(s))], waiter)
+        known = pick([s for s in waiters if not (s.present and self.expired(s))][::-1], waiter)
         if known is not None:
-            id = self.next_id("turn")
-            self.driver.enqueue(
-                [
-                    NewJob(
-                        id=id,
-                        task="turn",
-                        queue="models",
-                        lane=lane,
-                        kind=JobKind.TURN,
-                        waiter=known.new.id,
-                        expires=expires,
-                    )
-                ]
+            turn = NewJob(
+                id=self.next_id("turn"),
+                task="turn",
+                queue="models",
+                lane=lane,
+                kind=JobKind.TURN,
+                waiter=known.new.id,
+                expires=expires,
             )
+            self.driver.enqueue([turn])
 
     @rule(ttl=st.sampled_from([0.0, 6.45]))
     def broadcast(self, ttl: float) -> None:

@@ -19,7 +19,7 @@ from fairlane.upkeep import Retention
 from .driver import SERVED, TERM_LEASE
 from .fleet import Fleet, pick
 from .model.records import JobRecord
-from .wishes import WorkSettings, flags, numbers, work_settings
+from .wishes import Wish, WorkSettings, flags, numbers, wishes, work_settings
 
 asks = st.builds(
     Ask,
@@ -47,19 +47,22 @@ class Machine(Fleet):
         if known is not None:
             self.driver.claim(known.new.id, Claim(number=known.claim + 2, asks=wanted, total=total))
 
-    @rule(session=numbers)
-    def claim_again(self, session: int) -> None:
-        """The reply to a claim was lost."""
-        known = pick(self.workers(), session)
-        if known is not None and known.claim and known.state is not SessionState.STOPPING:
-            self.driver.claim(known.new.id, self.driver.last_claims[known.new.id])
+    @rule(wanted=st.lists(wishes, min_size=1, max_size=3), session=numbers, total=totals)
+    def enqueue_and_claim(self, wanted: list[Wish], session: int, total: int) -> None:
+        """Jobs come, and a worker is there."""
+        self.enqueue(wanted)
+        self.claim(session, EVERYTHING, total)
 
-    @rule(session=numbers)
-    def claim_out_of_order(self, session: int) -> None:
-        """A claim that was overtaken comes late."""
+    @rule(session=numbers, late=flags)
+    def claim_oddly(self, session: int, late: bool) -> None:
+        """The reply to a claim was lost, or a claim that was overtaken comes late."""
         known = pick(self.workers(), session)
-        if known is not None and known.claim:
+        if known is None or not known.claim:
+            return
+        if late:
             self.driver.claim(known.new.id, Claim(number=known.claim - 1, asks=EVERYTHING, total=5))
+        elif known.state is not SessionState.STOPPING:
+            self.driver.claim(known.new.id, self.driver.last_claims[known.new.id])
 
     @rule(
         session=numbers,
@@ -79,6 +82,17 @@ class Machine(Fleet):
         if wanted is not None and known.is_worker:
             claim = Claim(number=known.claim + 2, asks=wanted, total=3)
         self.driver.finish(known.new.id, transitions, claim)
+
+    @rule(session=numbers, total=totals, ends=st.lists(outcomes, min_size=1, max_size=4))
+    def claim_and_finish(self, session: int, total: int, ends: list[str]) -> None:
+        """A worker claims, and ends what it got in one way and another."""
+        known = pick([s for s in self.workers() if s.present], session)
+        if known is not None:
+            self.claim(self.workers().index(known), EVERYTHING, total)
+            held = self.records.held_by(known.new.id)
+            if held:
+                ways = [transition(job, end) for job, end in zip(held, ends, strict=False)]
+                self.driver.finish(known.new.id, ways)
 
     @rule(write=numbers)
     def repeat_finish(self, write: int) -> None:
@@ -114,51 +128,37 @@ class Machine(Fleet):
         last = self.driver.model.last_term
         return {"none": None, "present": last or None, "old": last - 1}[which]
 
-    @rule(seconds=st.sampled_from([0.5, 2.5, 6.0, 6.0, 16.0]))
-    def advance(self, seconds: float) -> None:
+    @rule(seconds=st.sampled_from([2.5, 6.0, 0.5, 16.0]), kept=st.sampled_from([True, True, False]), promoted=flags)
+    def advance(self, seconds: float, kept: bool, promoted: bool) -> None:
+        """Time passes; as a rule processes renew meanwhile, and the promoter sees what is due."""
         self.driver.advance(seconds)
-
-    @rule(seconds=st.sampled_from([2.5, 6.0]))
-    def promote_later(self, seconds: float) -> None:
-        """Time passes, and the promoter sees it."""
-        self.driver.advance(seconds)
-        self.driver.both("promote")
-
-    @rule(term=terms)
-    def promote(self, term: str) -> None:
-        self.driver.both("promote", term=self.term(term))
-
-    @rule(term=terms)
-    def admit(self, term: str) -> None:
-        self.driver.both("admit", term=self.term(term))
-
-    @rule(term=terms, declare=st.sampled_from([True, True, False]))
-    def rescue(self, term: str, declare: bool) -> None:
-        """A pass of the rescuer."""
-        self.driver.both("rescue", declare=declare, term=self.term(term))
-
-    @rule()
-    def rescue_the_crashed(self) -> None:
-        """Long enough passes for every crashed process to be noticed; the others go on renewing."""
-        for _ in range(2):
-            self.driver.advance(8.0)
+        if kept:
             self.beat()
-        self.driver.both("rescue")
+        if promoted:
+            self.driver.both("promote")
 
-    @rule(term=terms)
-    def prune(self, term: str) -> None:
-        self.driver.both("prune", Retention(), term=self.term(term))
+    @rule(verb=st.sampled_from(["rescue", "promote", "admit", "prune"]), term=terms)
+    def look_after(self, verb: str, term: str) -> None:
+        """A pass of one of the leader's services, or of somebody who led once."""
+        arguments = [Retention()] if verb == "prune" else []
+        self.driver.both(verb, *arguments, term=self.term(term))
 
-    @rule(session=st.sampled_from(["ann", "bob"]), term=terms)
-    def lead(self, session: str, term: str) -> None:
-        """Somebody stands for leadership, or extends a term, perhaps another's or an old one."""
-        self.driver.both("lead", session, lease=TERM_LEASE, term=self.term(term))
+    @rule(declare=flags)
+    def look_after_everything(self, declare: bool) -> None:
+        """All passes in a row; the rescuer may not trust its clock."""
+        self.driver.both("rescue", declare=declare)
+        self.driver.both("promote")
+        self.driver.both("admit")
+        self.driver.both("recount")
 
-    @rule(which=st.sampled_from(["present", "old"]))
-    def resign(self, which: str) -> None:
-        term = self.term(which)
-        if term is not None:
-            self.driver.both("resign", term)
+    @rule(session=st.sampled_from(["ann", "bob"]), term=terms, resigns=st.sampled_from([False, False, True]))
+    def lead(self, session: str, term: str, resigns: bool) -> None:
+        """Somebody stands for leadership, extends a term, perhaps another's or an old one, or gives it up."""
+        number = self.term(term)
+        if resigns and number is not None:
+            self.driver.both("resign", number)
+        else:
+            self.driver.both("lead", session, lease=TERM_LEASE, term=number)
 
     # -- settings and upkeep -------------------------------------------------------------------------------------
 
@@ -168,21 +168,23 @@ class Machine(Fleet):
         version = self.records.queue("work").version + newer
         self.driver.both("configure", [SettingsChange(queue="work", declared=settings.declared(), version=version)])
 
-    @rule(queue=st.sampled_from(["work", "mail"]), paused=st.sampled_from([True, False, None]), limit=flags)
-    def override(self, queue: str, paused: bool | None, limit: bool) -> None:
-        """An operator pauses, resumes or limits a queue, or takes the override back."""
-        override = None
-        if paused is not None:
-            override = QueueOverride(paused=paused, limit=3) if limit else QueueOverride(paused=paused)
-        self.driver.both("configure", [SettingsChange(queue=queue, override=override)])
-
-    @rule(limit=st.sampled_from([None, 1, 3]))
-    def limit_mail(self, limit: int | None) -> None:
-        self.driver.both("configure", [SettingsChange(queue="mail", declared=QueueSettings(limit=limit))])
-
-    @rule()
-    def recount(self) -> None:
-        self.driver.both("recount")
+    @rule(
+        queue=st.sampled_from(["work", "mail"]),
+        paused=st.sampled_from([True, False, None]),
+        limit=st.sampled_from([None, 1, 3]),
+        declared=flags,
+    )
+    def limit_or_pause(self, queue: str, paused: bool | None, limit: int | None, declared: bool) -> None:
+        """An operator pauses, resumes or limits a queue, or takes the override back; or the code says so."""
+        if declared:
+            change = SettingsChange(queue="mail", declared=QueueSettings(limit=limit))
+        elif paused is None:
+            change = SettingsChange(queue=queue, override=None)
+        elif limit is None:
+            change = SettingsChange(queue=queue, override=QueueOverride(paused=paused))
+        else:
+            change = SettingsChange(queue=queue, override=QueueOverride(paused=paused, limit=limit + 1))
+        self.driver.both("configure", [change])
 
 
 def machine_of(opener: Callable[[ManualClock], Awaitable[Store]]) -> type[Machine]:

@@ -161,7 +161,9 @@ def _check_fields(job: JobRecord, claimed: Claimed) -> None:
         *(claimed.fence, claimed.attempt, claimed.task, claimed.queue, claimed.lane),
         *(claimed.priority, claimed.payload, claimed.retries, claimed.kind),
     )
-    if told != ruled or claimed.backoff != new.backoff or claimed.sticky != new.sticky:
+    # A clean-up may show the key it cleans up after.
+    sticky = new.sticky if new.kind is JobKind.JOB else claimed.sticky
+    if told != ruled or claimed.backoff != new.backoff or claimed.sticky != sticky:
         raise Mismatch(f"{job.id} was handed out as {claimed}, by the rules it is {ruled}")
     if job.suspect is not None and claimed.suspect != job.suspect:
         raise Mismatch(f"{job.id} was handed out with suspect={claimed.suspect}")

@@ -51,7 +51,9 @@ def _job(records: Records, job: JobRecord, shown: Job) -> Iterator[str]:
     yield from _differing(state=(shown.state, job.state), reason=(shown.reason, job.reason))
     if job.new.kind is JobKind.BROADCAST:
         return
-    yield from _differing(attempt=(shown.attempt, job.attempt), fence=(shown.fence, job.fence))
+    yield from _differing(fence=(shown.fence, job.fence))
+    if not job.charge_unsaid:
+        yield from _differing(attempt=(shown.attempt, job.attempt))
     if job.suspect is not None and not job.state.final:
         yield from _differing(suspect=(shown.suspect, job.suspect))
     if job.state is JobState.RUNNING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fairlane.job import JobKind, JobState, Reason
-from fairlane.states import Move, Transition, after_crash
+from fairlane.states import UNCHARGED, Move, Transition, after_crash
 
 from . import bindings, lines
 from .records import JobRecord, Mismatch, Records
@@ -27,7 +27,8 @@ def write(records: Records, job: JobRecord, transition: Transition) -> None:
     if move is Move.COMPLETE:
         end(records, job, JobState.COMPLETED)
     elif job.cancel_requested or move is Move.CANCEL:
-        # The rules do not say whether a start that was handed back and then cancelled has paid.
+        # Whether a start that was handed back and then cancelled is charged, the rules do not say.
+        job.charge_unsaid = move in UNCHARGED
         _refund(records, job, certain=False)
         end(records, job, JobState.CANCELLED, transition.reason if move is Move.CANCEL else Reason.BY_USER)
     elif move is Move.FAIL:
@@ -47,11 +48,12 @@ def write(records: Records, job: JobRecord, transition: Transition) -> None:
 
 def give_back(records: Records, job: JobRecord) -> None:
     """The run never counted: the job waits again where it was. A cancel that was asked for comes true instead."""
-    job.attempt -= 1
     if job.cancel_requested:
+        job.charge_unsaid = True
         _refund(records, job, certain=False)
         end(records, job, JobState.CANCELLED, Reason.BY_USER)
         return
+    job.attempt -= 1
     _refund(records, job)
     lines.wait(records, job, 0, keeps_arrival=True)
 

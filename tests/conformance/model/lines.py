@@ -54,7 +54,7 @@ def promote(records: Records, job: JobRecord) -> None:
 
 def holders(records: Records, line: tuple[str, str | None]) -> set[str]:
     """The ids of the jobs that hold a lane's places."""
-    jobs = {job.arrival: job for job in records.lane(line)}
+    jobs = {job.arrival: job for job in records.lane(line) if not _too_late(records, job)}
     if not jobs:
         return set()
     lane = records.terms(next(iter(jobs.values())))
@@ -84,15 +84,19 @@ def price(records: Records, job: JobRecord) -> int:
 
 def start_turns(records: Records) -> None:
     """Start every turn that holds a place: the step that grants it starts it."""
+    for job in list(records.jobs.values()):
+        if _too_late(records, job) and records.shown_expired(job):
+            endings.end(records, job, JobState.CANCELLED, Reason.EXPIRED)
     waiting = [j for j in records.jobs.values() if j.new.kind is JobKind.TURN and j.state is JobState.PENDING]
     for turn in sorted(waiting, key=lambda job: (job.arrival is None, job.arrival)):
-        if turn.state is JobState.PENDING and turn.id in holders(records, turn.line):
-            if records.past_expiry(turn):
-                endings.end(records, turn, JobState.CANCELLED, Reason.EXPIRED)
-                start_turns(records)
-            else:
-                assert turn.new.waiter is not None
-                start(records, turn, turn.new.waiter, 0)
+        if turn.id in holders(records, turn.line):
+            assert turn.new.waiter is not None
+            start(records, turn, turn.new.waiter, 0)
+
+
+def _too_late(records: Records, job: JobRecord) -> bool:
+    """A turn past its expiry never starts. Whether the step that would grant it cancels it, or the sweeper, is open."""
+    return job.new.kind is JobKind.TURN and job.state is JobState.PENDING and records.past_expiry(job)
 
 
 def place(records: Records, job: JobRecord) -> tuple[int | None, int]:

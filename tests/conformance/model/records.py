@@ -63,6 +63,7 @@ class JobRecord:
     index: int | None = None
     """The worker whose inbox it is in."""
     cancel_requested: bool = False
+    charge_unsaid: bool = False
     paid: int = 0
     started_in: Domain | None = None
     parent: str | None = None

@@ -102,8 +102,8 @@ class _Stander:
                 rank = 0 if ordered else class_
                 if ordered and class_ > min(bounds):
                     continue
-                for granted in (0, 1):
-                    total += view.one("place_waiting", e.lane, granted, rank, bound, left)[0]
+                for name in ("place_waiting", "place_holding"):
+                    total += view.one(name, e.lane, rank, bound, left)[0]
             else:
                 total += view.one("place_gated", e.queue, e.lane_key, class_, bound, left)[0]
         return int(min(total, EXACT_PLACES))

@@ -90,14 +90,16 @@ CREATE INDEX fairlane_outcome_state   ON fairlane_outcome (state, seq) WHERE sta
 CREATE INDEX fairlane_outcome_error   ON fairlane_outcome (error_group, seq) WHERE error_group IS NOT NULL;
 
 -- state: 0 arriving (inserted, not yet admitted), 1 scheduled, 2 pending, 3 running.
--- gate: 0 none, 1 unbound (its pool has no worker yet), 2 clean-up (of its binding, or its own turn to come).
+-- gate: 0 none, 1 unbound (its pool has no worker yet), 2 clean-up (of its binding, or its own turn to come), 3 arriving,
+-- 4 the parent of a broadcast.
+-- No index here depends on the state, so that starting a job touches only the indexes it must.
 -- A job is claimable exactly while `flow` is set: pending, granted, ungated.
 CREATE TABLE fairlane_live (
     seq        INTEGER PRIMARY KEY REFERENCES fairlane_job (seq),
     queue      INTEGER NOT NULL,
     class      INTEGER NOT NULL,
     state      INTEGER NOT NULL CHECK (state BETWEEN 0 AND 3),
-    gate       INTEGER NOT NULL DEFAULT 0 CHECK (gate BETWEEN 0 AND 2),
+    gate       INTEGER NOT NULL DEFAULT 0 CHECK (gate BETWEEN 0 AND 4),
     flow       INTEGER,
     inbox      TEXT NOT NULL DEFAULT '',
     lane       INTEGER,           -- the limited lane it has arrived in
@@ -124,13 +126,12 @@ CREATE TABLE fairlane_live (
     CHECK (session IS NULL OR state = 3)
 );
 CREATE INDEX fairlane_live_ready    ON fairlane_live (flow, arrival) WHERE flow IS NOT NULL;
-CREATE INDEX fairlane_live_lane     ON fairlane_live (lane, granted, rank, arrival) WHERE lane IS NOT NULL AND session IS NULL;
+CREATE INDEX fairlane_live_waiting  ON fairlane_live (lane, rank, arrival) WHERE lane IS NOT NULL AND granted = 0;
+CREATE INDEX fairlane_live_kept     ON fairlane_live (lane) WHERE lane IS NOT NULL AND due IS NOT NULL;
 CREATE INDEX fairlane_live_running  ON fairlane_live (session, class) WHERE session IS NOT NULL;
-CREATE INDEX fairlane_live_due      ON fairlane_live (class, due) WHERE state = 1;
-CREATE INDEX fairlane_live_later    ON fairlane_live (seq) WHERE state = 1;
-CREATE INDEX fairlane_live_parents  ON fairlane_live (seq) WHERE state = 3 AND session IS NULL;
-CREATE INDEX fairlane_live_expiry   ON fairlane_live (expires_at) WHERE expires_at IS NOT NULL AND state < 3;
-CREATE INDEX fairlane_live_arriving ON fairlane_live (seq) WHERE state = 0;
+CREATE INDEX fairlane_live_due      ON fairlane_live (class, due) WHERE due IS NOT NULL;
+CREATE INDEX fairlane_live_later    ON fairlane_live (seq) WHERE due IS NOT NULL;
+CREATE INDEX fairlane_live_expiry   ON fairlane_live (expires_at) WHERE expires_at IS NOT NULL;
 CREATE INDEX fairlane_live_gated    ON fairlane_live (gate, inbox, arrival) WHERE gate > 0;
 CREATE INDEX fairlane_live_inbox    ON fairlane_live (inbox, seq) WHERE inbox <> '';
 CREATE INDEX fairlane_live_binding  ON fairlane_live (binding) WHERE binding IS NOT NULL;
@@ -147,6 +148,7 @@ CREATE TABLE fairlane_domain (
     clock INTEGER NOT NULL DEFAULT 0,
     UNIQUE (inbox, class, queue)
 );
+CREATE INDEX fairlane_domain_queue ON fairlane_domain (queue);
 CREATE TABLE fairlane_flow (
     id     INTEGER PRIMARY KEY,
     domain INTEGER NOT NULL REFERENCES fairlane_domain (id),

@@ -42,7 +42,7 @@ INSERT INTO fairlane_live (seq, queue, class, state, gate, flow, inbox, lane, ra
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: live_arrive
-INSERT INTO fairlane_live (seq, queue, class, state, due, expires_at, plain) VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO fairlane_live (seq, queue, class, state, gate, due, expires_at, plain) VALUES (?, ?, ?, 0, 3, ?, ?, ?)
 
 -- name: live_save
 UPDATE fairlane_live SET state = ?, gate = ?, flow = ?, inbox = ?, lane = ?, rank = ?, granted = ?, granted_at = ?, arrival = ?,
@@ -74,6 +74,11 @@ DELETE FROM fairlane_live WHERE seq = ?
 INSERT INTO fairlane_outcome (seq, queue, state, reason, result, error, error_group, session, move, arrival, attempt, fence,
     started_at, finished_at, refused)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: outcome_complete
+-- The same for the usual end: nothing went wrong.
+INSERT INTO fairlane_outcome (seq, queue, state, result, session, move, arrival, attempt, fence, started_at, finished_at)
+VALUES (?, ?, 4, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: outcome_refused
 UPDATE fairlane_outcome SET refused = refused + 1 WHERE seq = ?
@@ -117,21 +122,25 @@ DELETE FROM fairlane_held_unique WHERE seq = ? AND (until IS NULL OR until <= ?)
 
 -- name: entries_expired
 SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
-WHERE l.expires_at <= ? AND l.state < 3 AND l.state > 0 ORDER BY l.expires_at LIMIT ?
+WHERE l.expires_at <= ? AND l.state IN (1, 2) ORDER BY l.expires_at LIMIT ?
 
 -- name: entries_due
 SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
-WHERE l.state = 1 AND l.class = ? AND l.due <= ? ORDER BY l.due LIMIT ?
+WHERE l.class = ? AND l.due <= ? AND l.state = 1 ORDER BY l.due LIMIT ?
 
 -- name: entries_arriving
-SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq WHERE l.state = 0 ORDER BY l.seq LIMIT ?
+SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq 
+WHERE l.gate = 3 AND l.gate > 0 AND l.inbox = '' AND l.arrival IS NULL ORDER BY l.seq LIMIT ?
 
 -- name: next_moments
-SELECT min(due) FROM fairlane_live WHERE state = 1 AND class = 0
-UNION ALL SELECT min(due) FROM fairlane_live WHERE state = 1 AND class = 1
-UNION ALL SELECT min(due) FROM fairlane_live WHERE state = 1 AND class = 2
-UNION ALL SELECT min(expires_at) FROM fairlane_live WHERE expires_at IS NOT NULL AND state < 3
-UNION ALL SELECT min(due) FROM fairlane_live WHERE state = 3 AND session IS NULL
+SELECT * FROM (SELECT due FROM fairlane_live WHERE class = 0 AND due IS NOT NULL AND state = 1 ORDER BY due LIMIT 1)
+UNION ALL
+SELECT * FROM (SELECT due FROM fairlane_live WHERE class = 1 AND due IS NOT NULL AND state = 1 ORDER BY due LIMIT 1)
+UNION ALL
+SELECT * FROM (SELECT due FROM fairlane_live WHERE class = 2 AND due IS NOT NULL AND state = 1 ORDER BY due LIMIT 1)
+UNION ALL
+SELECT * FROM (SELECT expires_at FROM fairlane_live WHERE expires_at IS NOT NULL AND state < 3 ORDER BY expires_at LIMIT 1)
+UNION ALL SELECT min(due) FROM fairlane_live WHERE gate = 4 AND gate > 0
 
 -- name: arrival_get
 SELECT value FROM fairlane_counter WHERE name = 'arrival'
@@ -141,11 +150,11 @@ UPDATE fairlane_counter SET value = ? WHERE name = 'arrival'
 
 -- name: broadcasts_joining
 SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
-WHERE l.state = 3 AND l.session IS NULL AND l.due > ? AND j.pool = ? AND j.kind = 'broadcast' AND l.cancel = 0
+WHERE l.gate = 4 AND l.gate > 0 AND l.due > ? AND j.pool = ? AND l.cancel = 0
 
 -- name: broadcasts_closing
 SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
-WHERE l.state = 3 AND l.session IS NULL AND l.due <= ? AND j.kind = 'broadcast' ORDER BY l.due LIMIT ?
+WHERE l.gate = 4 AND l.gate > 0 AND l.due <= ? LIMIT ?
 
 -- name: child_exists
 SELECT 1 FROM fairlane_job WHERE id = ?
@@ -160,7 +169,7 @@ SELECT /*entry_columns*/ FROM fairlane_job j CROSS JOIN fairlane_live l ON l.seq
 -- Copies that wait for a worker that is not there, nor may come back within its lease.
 SELECT /*entry_columns*/ FROM fairlane_live p CROSS JOIN fairlane_job j ON j.parent = p.seq
 CROSS JOIN fairlane_live l ON l.seq = j.seq
-WHERE p.state = 3 AND p.session IS NULL AND p.due IS NULL AND j.parent IS NOT NULL AND l.state < 3 AND NOT EXISTS (
+WHERE p.gate = 4 AND p.gate > 0 AND p.due IS NULL AND j.parent IS NOT NULL AND l.state < 3 AND NOT EXISTS (
     SELECT 1 FROM fairlane_session s WHERE s.pool = j.pool AND s.idx = j.direct
     AND (s.state IN ('live', 'stopping') OR (s.state = 'ended' AND s.named = 1 AND s.boot = ? AND s.expires > ?)))
 

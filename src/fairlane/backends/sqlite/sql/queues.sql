@@ -64,13 +64,23 @@ UPDATE fairlane_lane SET places = ?, ordered = ? WHERE id = ?
 
 -- name: lane_rerank
 -- Only of those that wait; a running job gets its rank when it comes back.
-UPDATE fairlane_live SET rank = CASE ? WHEN 1 THEN 0 ELSE class END WHERE lane = ? AND session IS NULL
+UPDATE fairlane_live SET rank = CASE ?2 WHEN 1 THEN 0 ELSE class END
+WHERE seq IN (SELECT seq FROM fairlane_live WHERE lane = ?1 AND granted = 0 UNION ALL SELECT seq FROM (/*lane_holders*/))
+
+-- name: lane_holders
+-- Jobs that hold a place of a lane (?1) and have not started: claimable, behind a gate, or kept for their retry. Written so
+-- that a grant, the hot path, moves no index entry but the one it must.
+SELECT l.seq, l.rank, l.arrival FROM fairlane_lane n CROSS JOIN fairlane_domain d ON d.queue = n.queue
+CROSS JOIN fairlane_flow f ON f.domain = d.id AND f.lane = n.key CROSS JOIN fairlane_live l ON l.flow = f.id
+WHERE n.id = ?1 AND l.lane = ?1
+UNION ALL SELECT l.seq, l.rank, l.arrival FROM fairlane_live l WHERE l.gate > 0 AND l.lane = ?1 AND l.granted = 1 AND l.state = 2
+UNION ALL SELECT l.seq, l.rank, l.arrival FROM fairlane_live l WHERE l.lane = ?1 AND l.due IS NOT NULL AND l.granted = 1
 
 -- name: lane_delete
 DELETE FROM fairlane_lane WHERE id = ?
 
 -- name: lane_forget
-UPDATE fairlane_live SET lane = NULL, granted = 1, granted_at = NULL WHERE lane = ? AND session IS NULL
+UPDATE fairlane_live SET lane = NULL, granted_at = NULL WHERE seq IN (SELECT seq FROM (/*lane_holders*/))
 
 -- name: lane_forget_running
 UPDATE fairlane_live SET lane = NULL WHERE session IS NOT NULL AND lane = ?
@@ -78,40 +88,41 @@ UPDATE fairlane_live SET lane = NULL WHERE session IS NOT NULL AND lane = ?
 -- name: lane_next
 -- The next in line for a place. What has expired gets none; the sweeper cancels it.
 SELECT lane, seq, class, state, gate, inbox, arrival, waiter FROM fairlane_live
-WHERE lane = ? AND granted = 0 AND session IS NULL AND (expires_at IS NULL OR expires_at > ?) ORDER BY rank, arrival LIMIT 1
+WHERE lane = ? AND granted = 0 AND (expires_at IS NULL OR expires_at > ?) ORDER BY rank, arrival LIMIT 1
 
--- name: lanes_next
--- The same for several lanes at once.
-SELECT l.lane, l.seq, l.class, l.state, l.gate, l.inbox, l.arrival, l.waiter FROM json_each(?1) w
-CROSS JOIN fairlane_live l ON l.seq = (SELECT n.seq FROM fairlane_live n
-    WHERE n.lane = w.value AND n.granted = 0 AND n.session IS NULL AND (n.expires_at IS NULL OR n.expires_at > ?2) ORDER BY n.rank, n.arrival LIMIT 1)
+-- name: lanes_with_next
+-- Several lanes at once, each with the next in line for a place and the flow that one will join, if it exists.
+SELECT n.id, n.queue, n.key, n.places, n.ordered, n.granted, l.seq, l.class, l.state, l.gate, l.inbox, l.arrival, l.waiter,
+    f.id, f.finish, f.tag, f.head
+FROM json_each(?1) w CROSS JOIN fairlane_lane n ON n.id = w.value
+LEFT JOIN fairlane_live l ON l.seq = (SELECT x.seq FROM fairlane_live x WHERE x.lane = n.id AND x.granted = 0
+    AND (x.expires_at IS NULL OR x.expires_at > ?2) ORDER BY x.rank, x.arrival LIMIT 1)
+LEFT JOIN fairlane_domain d ON d.inbox = l.inbox AND d.class = l.class AND d.queue = n.queue
+LEFT JOIN fairlane_flow f ON f.domain = d.id AND f.lane = n.key
 
 -- name: lane_weakest
 -- The last of those that hold a place and have not started.
-SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
-WHERE l.lane = ? AND l.granted = 1 AND l.session IS NULL ORDER BY l.rank DESC, l.arrival DESC LIMIT 1
+SELECT /*entry_columns*/ FROM (SELECT seq FROM (/*lane_holders*/) ORDER BY rank DESC, arrival DESC LIMIT 1) h
+CROSS JOIN fairlane_live l ON l.seq = h.seq CROSS JOIN fairlane_job j ON j.seq = l.seq
 
 -- name: lane_others
 -- Jobs that wait for a place and are not meant for this inbox.
 SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
-WHERE l.lane = ? AND l.granted = 0 AND l.session IS NULL AND l.inbox <> ? ORDER BY l.rank, l.arrival LIMIT 100
+WHERE l.lane = ? AND l.granted = 0 AND l.inbox <> ? ORDER BY l.rank, l.arrival LIMIT 100
 
 -- name: lane_occupied
-SELECT 1 FROM fairlane_live WHERE lane = ? AND session IS NULL LIMIT 1
+SELECT 1 FROM fairlane_live WHERE lane = ? AND granted = 0 LIMIT 1
 
 -- name: lane_load
 -- Jobs that wait in a lane: those without a place, and the claimable ones.
 SELECT (SELECT count(*) FROM (SELECT 1 FROM fairlane_lane n CROSS JOIN fairlane_live l ON l.lane = n.id
-        WHERE n.queue = ?1 AND n.key = ?2 AND l.granted = 0 AND l.session IS NULL LIMIT ?3))
+        WHERE n.queue = ?1 AND n.key = ?2 AND l.granted = 0 LIMIT ?3))
     + (SELECT count(*) FROM (SELECT 1 FROM fairlane_domain d CROSS JOIN fairlane_flow f ON f.domain = d.id AND f.lane = ?2
         CROSS JOIN fairlane_live l ON l.flow = f.id WHERE d.queue = ?1 LIMIT ?3))
 
--- name: lanes_by_ids
-SELECT n.id, n.queue, n.key, n.places, n.ordered, n.granted FROM json_each(?) w CROSS JOIN fairlane_lane n ON n.id = w.value
-
 -- name: lanes_with_room
 SELECT id FROM fairlane_lane WHERE granted < places
-AND EXISTS (SELECT 1 FROM fairlane_live l WHERE l.lane = fairlane_lane.id AND l.granted = 0 AND l.session IS NULL) LIMIT ?
+AND EXISTS (SELECT 1 FROM fairlane_live l WHERE l.lane = fairlane_lane.id AND l.granted = 0) LIMIT ?
 
 -- name: lanes_of_queue
 SELECT id FROM fairlane_lane WHERE queue = ?
@@ -151,9 +162,6 @@ GROUP BY d.id HAVING count(f.tag) = 0 AND max(f.finish) > d.clock
 
 -- name: flow_get
 SELECT id, finish, tag, head FROM fairlane_flow WHERE domain = ? AND lane = ?
-
--- name: flows_get
-SELECT f.lane, f.id, f.finish, f.tag, f.head FROM json_each(?) w CROSS JOIN fairlane_flow f ON f.lane = w.value AND f.domain = ?
 
 -- name: flow_by_id
 SELECT f.id, f.finish, f.tag, f.head, d.queue, d.class, d.inbox

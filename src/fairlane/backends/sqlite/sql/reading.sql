@@ -23,9 +23,13 @@ SELECT /*job_columns*/ FROM json_each(?) w CROSS JOIN fairlane_job j ON j.seq = 
 SELECT count(*) FROM (SELECT 1 FROM fairlane_live WHERE flow = ? AND arrival < ? LIMIT ?)
 
 -- name: place_waiting
--- Jobs of a limited lane that are not claimable: by rank, those before an arrival.
+-- Jobs of a limited lane without a place: by rank, those before an arrival.
+SELECT count(*) FROM (SELECT 1 FROM fairlane_live WHERE lane = ? AND granted = 0 AND rank = ? AND arrival < ? AND state = 2 LIMIT ?)
+
+-- name: place_holding
+-- Jobs of a limited lane that hold a place behind a gate.
 SELECT count(*) FROM (SELECT 1 FROM fairlane_live
-    WHERE lane = ? AND granted = ? AND session IS NULL AND rank = ? AND arrival < ? AND flow IS NULL AND state = 2 LIMIT ?)
+    WHERE gate > 0 AND lane = ? AND granted = 1 AND rank = ? AND arrival < ? AND state = 2 LIMIT ?)
 
 -- name: place_gated
 -- Jobs of a lane without a limit that wait behind a gate.
@@ -42,7 +46,7 @@ SELECT count(*) FROM (SELECT 1 FROM fairlane_domain d CROSS JOIN fairlane_flow f
 
 -- name: lane_retrying
 -- An ordered lane that is closed for a retry: until when.
-SELECT min(due) FROM fairlane_live WHERE lane = ? AND granted = 1 AND session IS NULL AND state = 1
+SELECT min(due) FROM fairlane_live WHERE lane = ? AND due IS NOT NULL AND granted = 1
 
 -- name: workers_of_queue
 SELECT s.slots, s.reserved_high, s.reserved_normal, /*loads*/
@@ -126,12 +130,12 @@ SELECT seq FROM fairlane_outcome WHERE state = 6 AND state > 4 AND seq < ? ORDER
 SELECT seq FROM fairlane_live WHERE state IN (0, 2) AND seq < ? ORDER BY seq DESC
 
 -- name: find_scheduled
-SELECT seq FROM fairlane_live WHERE state = 1 AND seq < ? ORDER BY seq DESC
+SELECT seq FROM fairlane_live WHERE due IS NOT NULL AND state = 1 AND seq < ? ORDER BY seq DESC
 
 -- name: find_running
 -- What runs is at most what the fleet has slots for, so sorting it is cheap.
 SELECT seq FROM fairlane_live WHERE session IS NOT NULL AND seq < ?1
-UNION ALL SELECT seq FROM fairlane_live WHERE state = 3 AND session IS NULL AND seq < ?1 ORDER BY 1 DESC
+UNION ALL SELECT seq FROM fairlane_live WHERE gate = 4 AND gate > 0 AND seq < ?1 ORDER BY 1 DESC
 
 -- name: find_all
 SELECT seq FROM fairlane_job WHERE seq < ? ORDER BY seq DESC

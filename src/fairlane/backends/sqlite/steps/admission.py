@@ -17,8 +17,8 @@ from ....session import worker_name
 from ....upkeep import Admitted, Promoted
 from . import bindings, broadcasts, outcomes, places
 from .catalog import SQL, Queue, json_texts
-from .codes import ARRIVING, COMPLETED, PENDING, RUNNING, SCHEDULED, STATES
-from .entry import CLEANUP, Entry, encode_backoff, entry_of
+from .codes import COMPLETED, PENDING, RUNNING, SCHEDULED, STATES
+from .entry import CLEANUP, PARENT, UNGATED, Entry, encode_backoff, entry_of
 from .step import SLOTLESS, TALLY_OF_STATE, Step
 
 
@@ -99,7 +99,7 @@ def store(step: Step, job: NewJob, *, parent: Entry | None = None, tie: bindings
     if tie is not None:
         entry.binding, entry.inbox, entry.gate = tie.seq, worker_name(tie.pool, tie.index), CLEANUP
     if job.kind is JobKind.BROADCAST:
-        entry.state = RUNNING
+        entry.state, entry.gate = RUNNING, PARENT
         entry.started_at = step.now
         entry.due = step.now + job.ttl if job.ttl > 0 else None
         step.count(entry.queue, entry.class_, SLOTLESS)
@@ -280,6 +280,7 @@ def admit(step: Step, limit: int) -> Admitted:
 def admit_arriving(step: Step, e: Entry) -> None:
     later = e.due is not None and e.due > step.now
     e.state = SCHEDULED if later else PENDING
+    e.gate = UNGATED
     step.count(e.queue, e.class_, TALLY_OF_STATE[e.state])
     if not later:
         e.due = None
@@ -299,8 +300,6 @@ def insert_arriving(connection: sqlite3.Connection, jobs: Sequence[NewJob], now:
         expires_at = None if job.expires is None else now + job.expires
         due = job.run_at if job.run_at is not None else now + job.delay
         seq = connection.execute(SQL["job_insert"], _identity(job, queue, now, None)).lastrowid
-        connection.execute(
-            SQL["live_arrive"], (seq, queue, int(job.priority), ARRIVING, due, expires_at, job.sticky is None)
-        )
+        connection.execute(SQL["live_arrive"], (seq, queue, int(job.priority), due, expires_at, job.sticky is None))
         answers.append(Enqueued(job.id, True, JobState.SCHEDULED if due > now else JobState.PENDING))
     return answers

@@ -40,6 +40,8 @@ class Queue(msgspec.Struct):
     settings: QueueSettings
     slots: Slots | None
     topic: str
+    weighted: bool
+    """Whether any lane has a weight of its own."""
 
 
 class Catalog:
@@ -81,7 +83,9 @@ class Catalog:
         declared = msgspec.json.decode(declared_json, type=QueueSettings)
         override = None if override_json is None else msgspec.json.decode(override_json, type=QueueOverride)
         settings = declared if override is None else override.over(declared)
-        queue = Queue(number, name, version, declared, override, settings, settings.slots, queue_topic(name))
+        weighted = any(rule.weight != 1.0 for rule in settings.lanes)
+        topic = queue_topic(name)
+        queue = Queue(number, name, version, declared, override, settings, settings.slots, topic, weighted)
         self.names[name] = queue
         self.numbers[number] = queue
         return queue

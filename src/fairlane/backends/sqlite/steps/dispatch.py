@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ....errors import SessionLost, Stale
-from ....fairness import charge
+from ....fairness import SCALE, charge
 from ....job import Claimed, JobKind, Priority
 from ....retry import DEFAULT_BACKOFF, Backoff
 from ....session import Claim, worker_name
@@ -156,8 +156,7 @@ class _Claimer:
         empty: set[int] = set()
         taken: list[tuple[Any, int]] = []
         expired: list[int] = []
-        charges: dict[tuple[float, str], int] = {}
-        clock, now = domain.clock, step.now
+        clock, now, weighted = domain.clock, step.now, queue.weighted
         heapify(lines)
         while lines and len(taken) < most:
             line = lines[0]
@@ -165,10 +164,11 @@ class _Claimer:
             if row[3] is not None and row[3] <= now:
                 expired.append(row[0])
             else:
-                price = (row[7], line.lane)
-                paid = charges.get(price)
-                if paid is None:
-                    paid = charges[price] = charge(row[7], step.weight(queue.id, line.lane))
+                cost = row[7]
+                if weighted:
+                    paid = charge(cost, step.weight(queue.id, line.lane))
+                else:
+                    paid = SCALE if cost == 1.0 else charge(cost, 1.0)
                 tag = line.tag
                 if tag > clock:
                     clock = tag

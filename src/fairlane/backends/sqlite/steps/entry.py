@@ -9,7 +9,7 @@ import msgspec
 from ....job import Attempt, Reason
 from ....retry import DEFAULT_BACKOFF, Backoff
 
-UNGATED, UNBOUND, CLEANUP = range(3)
+UNGATED, UNBOUND, CLEANUP, UNADMITTED, PARENT = range(5)
 
 
 class Entry(msgspec.Struct):

@@ -19,6 +19,12 @@ def enter(step: Step, e: Entry) -> None:
 def join(step: Step, queue: int, class_: int, inbox: str, lane: str, arrival: int) -> int:
     """Put an arrival into its flow, and tell those who could start it. Returns the number of the flow."""
     flow = step.flow(queue, class_, inbox, lane)
+    line_up(step, flow, queue, inbox, arrival)
+    return flow.id
+
+
+def line_up(step: Step, flow: Flow, queue: int, inbox: str, arrival: int) -> None:
+    """The same for a flow that was read already."""
     if flow.tag is None or flow.head is None:
         flow.tag = tag(flow.domain.clock, flow.finish)
         flow.head = arrival
@@ -27,7 +33,6 @@ def join(step: Step, queue: int, class_: int, inbox: str, lane: str, arrival: in
         flow.head = arrival
         flow.dirty = True
     step.topics.add(worker_topic(inbox) if inbox else step.queue_number(queue).topic)
-    return flow.id
 
 
 def withdraw(step: Step, e: Entry) -> None:

@@ -76,7 +76,7 @@ def end(step: Step, e: Entry, state: JobState, reason: Reason | None = None, **m
         e.fence, e.started_at, step.now, e.refused,
     )  # fmt: skip
     step.run("live_delete", e.seq)
-    tell(step, e.queue, e.class_, e.state, state)
+    tell(step, e.queue, e.class_, e.state, FINAL_CODES[state])
     step.topics.add(job_topic(e.id))
     if e.state == RUNNING and e.kind in (JobKind.TURN, JobKind.BROADCAST):
         step.count(e.queue, e.class_, SLOTLESS, -1)
@@ -96,10 +96,10 @@ def end(step: Step, e: Entry, state: JobState, reason: Reason | None = None, **m
         broadcasts.child_ended(step, e.parent, end)
 
 
-def tell(step: Step, queue: int, class_: int, was: int, state: JobState, count: int = 1) -> None:
+def tell(step: Step, queue: int, class_: int, was: int, code: int, count: int = 1) -> None:
     """Count jobs that are final now, and wake those who wait for the room they leave in their queue."""
     step.count(queue, class_, TALLY_OF_STATE[was], -count)
-    step.count(queue, class_, TALLY_OF_STATE[FINAL_CODES[state]], count)
+    step.count(queue, class_, TALLY_OF_STATE[code], count)
     if was == RUNNING:
         found = step.queue_number(queue)
         if found.slots is not None:

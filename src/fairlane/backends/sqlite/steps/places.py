@@ -3,7 +3,7 @@ way out hands the place on in the same step (see `fairlane.lanes` for who comes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -46,7 +46,7 @@ def arrive(step: Step, e: Entry) -> None:
     if lane.granted < lane.places:
         lane.granted += 1
         e.granted = 1
-    elif not lane.ordered and _take_from_weaker(step, lane, e.class_):
+    elif not lane.ordered and e.class_ < Priority.LOW and _take_from_weaker(step, lane, e.class_):
         e.granted = 1
     if e.granted:
         _open(step, e)
@@ -118,40 +118,29 @@ def hand_on(step: Step, lane: Lane) -> int:
     return given
 
 
-def hand_on_all(step: Step, lanes: Sequence[Lane]) -> None:
-    """The same for many lanes, with few statements: this is the hot path of limited lanes."""
-    short = [lane for lane in lanes if lane.granted < lane.places]
-    while short:
-        rows = step.all("lanes_next", msgspec.json.encode([lane.id for lane in short]).decode(), step.now)
-        waiting = [Next(*row) for row in rows]
-        by_number = {lane.id: lane for lane in short}
-        if len(waiting) > 1:
-            _read_flows(step, waiting, by_number)
-        grants = []
-        for one in waiting:
-            lane = by_number[one.lane]
-            if one.waiter is not None:
-                _grant(step, lane, one)
-                continue
+def hand_on_all(step: Step, freed: Mapping[int, int]) -> None:
+    """Give back so many places of each lane and hand them on, with few statements: the hot path of limited lanes."""
+    grants = []
+    later = []
+    for row in step.all("lanes_with_next", msgspec.json.encode(list(freed)).decode(), step.now):
+        lane = step.lane_of(row[:6])
+        lane.granted -= freed[lane.id]
+        seq, class_, state, gate, inbox, arrival, waiter, number, finish, tag, head = row[6:]
+        if seq is None or lane.granted >= lane.places:
+            later.append(lane)
+            continue
+        if waiter is not None or state != PENDING or gate != UNGATED or number is None:
+            _grant(step, lane, Next(lane.id, seq, class_, state, gate, inbox, arrival, waiter))
+        else:
             lane.granted += 1
-            grants.append((*_line_up(step, lane, one), one.seq))
-        step.many("live_grant", grants)
-        short = [by_number[one.lane] for one in waiting if by_number[one.lane].granted < by_number[one.lane].places]
-    for lane in lanes:
-        if lane.granted == 0 and step.one("lane_occupied", lane.id) is None:
-            step.drop_lane(lane)
-
-
-def _read_flows(step: Step, waiting: Sequence[Next], lanes: dict[int, Lane]) -> None:
-    """Read the flows that jobs of one domain will join, at once. Other domains are read one by one."""
-    first = waiting[0]
-    queue = lanes[first.lane].queue
-    keys = [
-        lanes[one.lane].key
-        for one in waiting
-        if (lanes[one.lane].queue, one.class_, one.inbox) == (queue, first.class_, first.inbox)
-    ]
-    step.load_flows(queue, first.class_, first.inbox, keys)
+            flow = step.flow_of(lane.queue, class_, inbox, lane.key, number, finish, tag, head)
+            flows.line_up(step, flow, lane.queue, inbox, arrival)
+            grants.append((number, step.now if inbox else None, seq))
+        if lane.granted < lane.places:
+            later.append(lane)
+    step.many("live_grant", grants)
+    for lane in later:
+        hand_on(step, lane)
 
 
 def _next(step: Step, lane: Lane) -> Next | None:
@@ -218,7 +207,7 @@ def resize(step: Step, lane: Lane, places: int, ordered: bool) -> None:
     """Apply new terms: a lower limit takes back unstarted grants, newest first; a higher one hands out at once."""
     if ordered != bool(lane.ordered):
         lane.ordered = int(ordered)
-        step.run("lane_rerank", lane.ordered, lane.id)
+        step.run("lane_rerank", lane.id, lane.ordered)
     lane.places = places
     step.run("lane_resize", places, lane.ordered, lane.id)
     trim(step, lane)

@@ -14,7 +14,7 @@ from ....states import Move, Transition
 from ....wakeups import job_topic, session_topic
 from . import admission, broadcasts, outcomes, places
 from .catalog import json_texts
-from .codes import ARRIVING, FINAL_CODES, MOVE_CODES, MOVES, RUNNING, STATES
+from .codes import ARRIVING, COMPLETED, FINAL_CODES, MOVE_CODES, MOVES, RUNNING, STATES
 from .entry import Entry, decode_attempts, encode_attempts, entry_of, reason_value
 from .presence import Presence
 from .step import Step
@@ -33,8 +33,8 @@ def finish(step: Step, session: str, transitions: Sequence[Transition]) -> list[
         if row is None or row[1] != holder or row[2] != t.held.fence:
             ends.write()
             verdicts.append(_judge(step, session, t.held, t.move))
-        elif row[3] and t.move in _FINAL and (not row[4] or t.move is Move.COMPLETE):
-            verdicts.append(ends.add(row, t))
+        elif row[3] and (ending := _ending(t.move, row[4])) is not None:
+            verdicts.append(ends.add(row, t, ending))
         else:
             ends.write()
             e = step.entry(row[0])
@@ -61,6 +61,21 @@ def _rows_by_seq(step: Step, wanted: dict[int, str]) -> dict[str, tuple[Any, ...
 
 
 _FINAL = {Move.COMPLETE: JobState.COMPLETED, Move.FAIL: JobState.FAILED, Move.CANCEL: JobState.CANCELLED}
+# Looked up by identity below: hashing an enum member, or reading one off its class, costs as much as binding a row.
+_COMPLETE, _FAIL, _CANCEL, _APPLIED = Move.COMPLETE, Move.FAIL, Move.CANCEL, Acceptance.APPLIED
+_ENDINGS = [(FINAL_CODES[_FINAL[move]], MOVE_CODES[move], _FINAL[move]) for move in _FINAL]
+_ENDED_COMPLETE, _ENDED_FAIL, _ENDED_CANCEL = _ENDINGS
+
+
+def _ending(move: Move, cancel: int) -> tuple[int, int, JobState] | None:
+    """How a plain job simply ends by a move: the codes of its state and move, and the state. None when it does not."""
+    if move is _COMPLETE:
+        return _ENDED_COMPLETE
+    if cancel:
+        return None
+    if move is _FAIL:
+        return _ENDED_FAIL
+    return _ENDED_CANCEL if move is _CANCEL else None
 
 
 class _Ends:
@@ -68,47 +83,49 @@ class _Ends:
 
     def __init__(self, step: Step) -> None:
         self.step = step
+        self.completed: list[tuple[Any, ...]] = []
         self.outcomes: list[tuple[Any, ...]] = []
         self.gone: list[tuple[int]] = []
-        self.lanes: list[tuple[int, int]] = []
-        self.counts: dict[tuple[int, int, JobState], int] = {}
+        self.lanes: dict[int, int] = {}
+        self.counts: dict[tuple[int, int, int], int] = {}
 
-    def add(self, row: tuple[Any, ...], t: Transition) -> Verdict:
+    def add(self, row: tuple[Any, ...], t: Transition, ending: tuple[int, int, JobState]) -> Verdict:
         seq, session, fence, _, _, queue, class_, lane, granted, arrival, attempt, started_at, refused = row
-        move, id = t.move, t.held.id
-        state = _FINAL[move]
-        self.outcomes.append(
-            (
-                seq, queue, FINAL_CODES[state], reason_value(t.reason), t.result, t.error, t.error_group, session,
-                MOVE_CODES[move], arrival, attempt, fence, started_at, self.step.now, refused,
+        id = t.held.id
+        code, move, state = ending
+        if code == COMPLETED and not refused:
+            self.completed.append(
+                (seq, queue, t.result, session, move, arrival, attempt, fence, started_at, self.step.now)
             )
-        )  # fmt: skip
+        else:
+            self.outcomes.append(
+                (
+                    seq, queue, code, reason_value(t.reason), t.result, t.error, t.error_group, session,
+                    move, arrival, attempt, fence, started_at, self.step.now, refused,
+                )
+            )  # fmt: skip
         self.gone.append((seq,))
         if lane is not None:
-            self.lanes.append((lane, granted))
-        count = (queue, class_, state)
+            self.lanes[lane] = self.lanes.get(lane, 0) + granted
+        count = (queue, class_, code)
         self.counts[count] = self.counts.get(count, 0) + 1
         self.step.topics.add("job:" + id)
         self.step.catalog.seqs.pop(id, None)
-        return Verdict(id, Acceptance.APPLIED, state)
+        return Verdict(id, _APPLIED, state)
 
     def write(self) -> None:
         """The rows first: whoever is next in a lane is looked for among those that are left."""
         if not self.gone:
             return
         step = self.step
+        step.many("outcome_complete", self.completed)
         step.many("outcome_insert", self.outcomes)
         step.many("live_delete", self.gone)
-        for (queue, class_, state), count in self.counts.items():
-            outcomes.tell(step, queue, class_, RUNNING, state, count)
+        for (queue, class_, code), count in self.counts.items():
+            outcomes.tell(step, queue, class_, RUNNING, code, count)
         if self.lanes:
-            step.load_lanes({number for number, _ in self.lanes})
-            lanes = {}
-            for number, granted in self.lanes:
-                lane = lanes[number] = step.lane(number)
-                lane.granted -= granted
-            places.hand_on_all(step, list(lanes.values()))
-        self.outcomes, self.gone, self.lanes, self.counts = [], [], [], {}
+            places.hand_on_all(step, self.lanes)
+        self.completed, self.outcomes, self.gone, self.lanes, self.counts = [], [], [], {}, {}
 
 
 def _apply(step: Step, e: Entry, t: Transition, who: Presence) -> JobState:

@@ -150,12 +150,9 @@ class Step:
             found = self._keep_lane(self.one("lane_by_id", number))
         return found
 
-    def load_lanes(self, numbers: Iterable[int]) -> None:
-        """Read several limited lanes at once."""
-        wanted = [number for number in numbers if number not in self._lanes]
-        if wanted:
-            for row in self.all("lanes_by_ids", msgspec.json.encode(wanted).decode()):
-                self._keep_lane(row)
+    def lane_of(self, row: tuple[Any, ...]) -> Lane:
+        """A limited lane that another query has read; what this step knows of it already is newer."""
+        return self._lanes.get(row[0]) or self._keep_lane(row)
 
     def lane_for(self, queue: int, key: str, terms: LaneTerms) -> Lane:
         """The limited lane of a key, made when it has no jobs yet."""
@@ -202,13 +199,23 @@ class Step:
             self._flows[key] = self._flow_ids[found.id] = found
         return found
 
-    def load_flows(self, queue: int, class_: int, inbox: str, lanes: Sequence[str]) -> None:
-        """Read several flows of a domain at once."""
-        domain = self.domain(queue, class_, inbox)
-        wanted = [lane for lane in lanes if (queue, class_, inbox, lane) not in self._flows]
-        for lane, number, finish, tag, head in self.all("flows_get", msgspec.json.encode(wanted).decode(), domain.id):
-            flow = self._flow_ids.get(number) or Flow(number, domain, finish, tag, head)
-            self._flows[queue, class_, inbox, lane] = self._flow_ids[number] = flow
+    def flow_of(
+        self,
+        queue: int,
+        class_: int,
+        inbox: str,
+        lane: str,
+        number: int,
+        finish: int,
+        tag: int | None,
+        head: int | None,
+    ) -> Flow:
+        """A flow that another query has read; what this step knows of it already is newer."""
+        found = self._flow_ids.get(number)
+        if found is None:
+            found = self._flow_ids[number] = Flow(number, self.domain(queue, class_, inbox), finish, tag, head)
+            self._flows[queue, class_, inbox, lane] = found
+        return found
 
     def flow_number(self, number: int) -> Flow:
         """A flow that exists."""
