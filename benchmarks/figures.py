@@ -17,7 +17,7 @@ class Bound:
     """True: at least the limit; False: at most."""
 
     def __str__(self) -> str:
-        return f"{'≥' if self.least else '≤'} {self.limit:.2f}"
+        return f"{'≥' if self.least else '≤'} {self.limit:.3f}"
 
     def holds(self, number: float) -> bool:
         return number >= self.limit if self.least else number <= self.limit
@@ -58,7 +58,7 @@ def table(figures: Sequence[Figure]) -> str:
             figure.case,
             _number(figure.value),
             figure.unit,
-            "" if figure.ratio is None else f"{figure.ratio:.2f}",
+            "" if figure.ratio is None else f"{figure.ratio:.3f}",
             figure.against,
             "" if figure.bound is None else str(figure.bound),
             {None: "", True: "pass", False: "FAIL"}[figure.passed],

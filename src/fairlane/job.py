@@ -212,7 +212,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidInput("cleanup", "a clean-up is placed by its binding: give no lane, sticky, worker or delay")
 
 
-class Enqueued(msgspec.Struct, frozen=True):
+class Enqueued(msgspec.Struct, frozen=True, gc=False):
     """The answer to one `NewJob`: the job there is now, and whether this call made it."""
 
     id: str
@@ -220,14 +220,14 @@ class Enqueued(msgspec.Struct, frozen=True):
     state: JobState
 
 
-class Held(msgspec.Struct, frozen=True):
+class Held(msgspec.Struct, frozen=True, gc=False):
     """A claim as its holder names it. The fence tells one claim of a job from every other."""
 
     id: str
     fence: int
 
 
-class Claimed(msgspec.Struct, frozen=True, kw_only=True):
+class Claimed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job a session may run now, with all a worker needs and nothing it must ask for."""
 
     id: str
@@ -263,7 +263,7 @@ class Acceptance(StrEnum):
     """The writer does not hold the job; nothing was changed."""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Verdict(msgspec.Struct, frozen=True, gc=False):
     """The answer to one fenced write: how it was taken, and the state the job is in by it.
 
     A repeated write gets the stored outcome, a stale one the present state, or None when the job is unknown.

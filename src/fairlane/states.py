@@ -59,14 +59,17 @@ OWNED_OUTCOMES = frozenset(move.value for move in HOLDER_MOVES)
 """Outcomes that the holder itself wrote: repeating one is answered, not refused."""
 
 
+_COMPLETE = Move.COMPLETE
+
+
 def legal(move: Move, source: JobState | None, target: JobState) -> bool:
     """Whether `move` may lead from `source` to `target`."""
     sources, targets = MOVES[move]
     return source in sources and target in targets
 
 
-class Transition(msgspec.Struct, frozen=True, kw_only=True):
-    """A holder's decision about a running job, ready to be applied."""
+class Transition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A holder's decision about a running job, ready to be applied. Made by the constructors below."""
 
     held: Held
     move: Move
@@ -77,7 +80,8 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True):
     error_group: str | None = None
 
     def __post_init__(self) -> None:
-        if self.move not in HOLDER_MOVES:
+        # Identity before the set: hashing an enum member is slow, and nearly every transition is a completion.
+        if self.move is not _COMPLETE and self.move not in HOLDER_MOVES:
             raise InvalidInput("move", f"a holder cannot ask for {self.move.name}")
 
 
@@ -85,7 +89,7 @@ def complete(held: Held, result: bytes | None = None) -> Transition:
     """The body returned."""
     if result is not None:
         names.check_size("result", result, names.RESULT_BYTES)
-    return Transition(held=held, move=Move.COMPLETE, result=result)
+    return Transition(held=held, move=_COMPLETE, result=result)
 
 
 def fail(held: Held, reason: Reason, error: str, *, group: str | None = None) -> Transition:

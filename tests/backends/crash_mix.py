@@ -1,7 +1,7 @@
 """A random mix of every verb of a store, told to a log that survives the death of its process.
 
-Each line of the log is one write to a file opened for appending, so it is there as soon as the write has returned, whatever
-happens to the process then:
+Each line of the log is one write to a file opened for appending, so it is there as soon as the write has returned,
+whatever happens to the process then:
 
 - ``begin ACTOR VERB`` and ``end ACTOR VERB``   around each call
 - ``ack ID``            the store has taken the job
@@ -23,6 +23,7 @@ from fairlane.errors import IndexTaken, InvalidInput, NotFound, Stale
 from fairlane.ids import new_id
 from fairlane.job import Claimed, Held, JobKind, JobState, NewJob, Priority, Reason, Verdict
 from fairlane.reading import Filter
+from fairlane.retry import may_retry
 from fairlane.schedule import Schedule, Timetable
 from fairlane.session import Claim, NewSession, SessionKind
 from fairlane.settings import LaneRule, QueueSettings, SettingsChange
@@ -176,13 +177,13 @@ class Actor:
     async def claim(self) -> None:
         self.held |= {job.id: job for job in await self.store.claim(self.worker, self.next_claim())}
 
-    def some_move(self, held: Held) -> Transition:
-        delay = self.rng.choice((0.0, 0.02))
+    def some_move(self, job: Claimed) -> Transition:
+        held, delay = job.held, self.rng.choice((0.0, 0.02))
         moves: tuple[Transition, ...] = (
             complete(held, b'"done"'),
             complete(held),
             fail(held, Reason.ERROR, "it broke"),
-            retry(held, delay, Reason.TIMEOUT, "too slow"),
+            retry(held, delay, Reason.TIMEOUT, "too slow") if may_retry(job.attempt, job.retries) else complete(held),
             snooze(held, delay),
             hand_back(held),
             cancel(held),
@@ -196,7 +197,7 @@ class Actor:
     async def finish(self) -> None:
         jobs = self.rng.sample(list(self.held.values()), min(len(self.held), self.rng.choice((1, 3, 10))))
         following = self.next_claim() if self.rng.random() < 0.5 else None
-        moves = [self.some_move(job.held) for job in jobs]
+        moves = [self.some_move(job) for job in jobs]
         finished = await self.store.finish(self.worker, moves, claim=following)
         for verdict in finished.verdicts:
             self.told(verdict)

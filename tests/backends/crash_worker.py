@@ -1,8 +1,9 @@
 """Processes to be killed, made cheaply: one process that imports everything, opens nothing, and forks.
 
-``python -m tests.backends.crash_worker URL FOLDER`` obeys lines on its standard input: ``start NUMBER SEED`` forks a process that
-uses the store, ``open NUMBER SEED`` one that opens it and closes it again and again, ``reap PID`` waits for the end of one and says
-how it ended. At the end of the input it ends with all it made. The forked ones say ``ready NUMBER PID``, or ``failed NUMBER``.
+``python -m tests.backends.crash_worker URL FOLDER`` obeys lines on its standard input: ``start NUMBER SEED`` forks a
+process that uses the store, ``open NUMBER SEED`` one that opens and closes it again and again, ``reap PID`` waits for
+the end of one and says how it ended. At the end of the input it ends with all it made. The forked ones say
+``ready NUMBER PID``, or ``failed NUMBER``.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ async def use(url: str, folder: Path, number: int, seed: int) -> None:
         for _ in count():
             await actor.act(alone=len(actors) == 1)
 
+    if rng.random() < 0.8:
+        for actor in actors:
+            await actor.enter()
     say("ready", number, os.getpid())
     async with asyncio.TaskGroup() as group:
         for actor in actors:

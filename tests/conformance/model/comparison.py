@@ -49,7 +49,7 @@ def _differing(**pairs: tuple[object, object]) -> Iterator[str]:
 
 def _job(records: Records, job: JobRecord, shown: Job) -> Iterator[str]:
     yield from _differing(state=(shown.state, job.state), reason=(shown.reason, job.reason))
-    if job.new.kind is JobKind.BROADCAST:
+    if job.new.kind is JobKind.BROADCAST or job.start_unsaid:
         return
     yield from _differing(fence=(shown.fence, job.fence))
     if not job.charge_unsaid:

@@ -64,6 +64,7 @@ class JobRecord:
     """The worker whose inbox it is in."""
     cancel_requested: bool = False
     charge_unsaid: bool = False
+    start_unsaid: bool = False
     paid: int = 0
     started_in: Domain | None = None
     parent: str | None = None

@@ -127,6 +127,10 @@ def rescue(records: Records, *, declare: bool, told: Rescued) -> None:
     lost = [(s.new.pool, key) for s in gone for key in bindings.lose(records, s.new.pool, s.index or 0)]
     outcomes: Counter[str] = Counter()
     for session in dead:
+        for job in records.jobs.values():
+            # When several die at once, one's lane may first have been handed on to a turn of the next.
+            waits_here = job.new.kind is JobKind.TURN and job.waiting and job.new.waiter == session.new.id
+            job.start_unsaid |= waits_here and len(dead) > 1
         outcomes += give_up_jobs(records, session, begun=None)
     copies = bindings.lose_copies(records)
     for pool in {pool for pool, _ in lost}:

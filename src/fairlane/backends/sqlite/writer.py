@@ -8,6 +8,7 @@ Answers are given after the commit, and wake-ups are sent after it too.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 import threading
@@ -115,8 +116,7 @@ class Writer:
                 self._commit(batch, topics)
         except BaseException as exc:  # the callers must hear of it, whatever it is
             self._catalog.forget()
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
+            self._roll_back()
             error = database.translate(exc, self._path) if isinstance(exc, sqlite3.Error) else exc
             for request in batch:
                 request.error = error
@@ -128,6 +128,12 @@ class Writer:
                 loop.call_soon_threadsafe(_answer, [r for r in batch if r.loop is loop])
             except RuntimeError:
                 continue  # the loop is closed: nobody is left to hear the answer
+
+    def _roll_back(self) -> None:
+        """Leave a failed transaction. Whatever goes wrong here too, the thread must live: callers wait for it."""
+        with contextlib.suppress(sqlite3.Error):
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
 
     def _commit(self, batch: list[_Request], topics: set[str]) -> None:
         connection = self._connection

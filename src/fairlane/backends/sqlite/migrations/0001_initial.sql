@@ -93,7 +93,7 @@ CREATE INDEX fairlane_outcome_error   ON fairlane_outcome (error_group, seq) WHE
 -- gate: 0 none, 1 unbound (its pool has no worker yet), 2 clean-up (of its binding, or its own turn to come), 3 arriving,
 -- 4 the parent of a broadcast.
 -- No index here depends on the state, so that starting a job touches only the indexes it must.
--- A job is claimable exactly while `flow` is set: pending, granted, ungated.
+-- A job is claimable exactly while `flow` is set and `session` is not: pending, granted, ungated.
 CREATE TABLE fairlane_live (
     seq        INTEGER PRIMARY KEY REFERENCES fairlane_job (seq),
     queue      INTEGER NOT NULL,
@@ -122,7 +122,7 @@ CREATE TABLE fairlane_live (
     paid       INTEGER NOT NULL DEFAULT 0,
     started_at REAL,
     plain      INTEGER NOT NULL DEFAULT 1,  -- nothing but a job: no turn, binding, unique value or parent
-    CHECK (flow IS NULL OR (state = 2 AND gate = 0 AND arrival IS NOT NULL)),
+    CHECK (flow IS NULL OR (state >= 2 AND gate = 0 AND arrival IS NOT NULL)),
     CHECK (session IS NULL OR state = 3)
 );
 CREATE INDEX fairlane_live_ready    ON fairlane_live (flow, arrival) WHERE flow IS NOT NULL;

@@ -57,7 +57,8 @@ UPDATE fairlane_live SET flow = NULL, granted_at = NULL WHERE seq = ?
 UPDATE fairlane_live SET granted = 1, flow = ?, granted_at = ? WHERE seq = ?
 
 -- name: live_start
-UPDATE fairlane_live SET state = 3, flow = NULL, granted_at = NULL, session = ?, claim = ?, fence = ?, attempt = ?, started_at = ?,
+-- The job keeps its flow, so that the index of claimable jobs is changed once, when it ends, and not here.
+UPDATE fairlane_live SET state = 3, granted_at = NULL, session = ?, claim = ?, fence = ?, attempt = ?, started_at = ?,
     paid = ?
 WHERE seq = ?
 

@@ -72,7 +72,7 @@ WHERE seq IN (SELECT seq FROM fairlane_live WHERE lane = ?1 AND granted = 0 UNIO
 -- that a grant, the hot path, moves no index entry but the one it must.
 SELECT l.seq, l.rank, l.arrival FROM fairlane_lane n CROSS JOIN fairlane_domain d ON d.queue = n.queue
 CROSS JOIN fairlane_flow f ON f.domain = d.id AND f.lane = n.key CROSS JOIN fairlane_live l ON l.flow = f.id
-WHERE n.id = ?1 AND l.lane = ?1
+WHERE n.id = ?1 AND l.lane = ?1 AND l.session IS NULL
 UNION ALL SELECT l.seq, l.rank, l.arrival FROM fairlane_live l WHERE l.gate > 0 AND l.lane = ?1 AND l.granted = 1 AND l.state = 2
 UNION ALL SELECT l.seq, l.rank, l.arrival FROM fairlane_live l WHERE l.lane = ?1 AND l.due IS NOT NULL AND l.granted = 1
 
@@ -118,7 +118,7 @@ SELECT 1 FROM fairlane_live WHERE lane = ? AND granted = 0 LIMIT 1
 SELECT (SELECT count(*) FROM (SELECT 1 FROM fairlane_lane n CROSS JOIN fairlane_live l ON l.lane = n.id
         WHERE n.queue = ?1 AND n.key = ?2 AND l.granted = 0 LIMIT ?3))
     + (SELECT count(*) FROM (SELECT 1 FROM fairlane_domain d CROSS JOIN fairlane_flow f ON f.domain = d.id AND f.lane = ?2
-        CROSS JOIN fairlane_live l ON l.flow = f.id WHERE d.queue = ?1 LIMIT ?3))
+        CROSS JOIN fairlane_live l ON l.flow = f.id WHERE d.queue = ?1 AND l.session IS NULL LIMIT ?3))
 
 -- name: lanes_with_room
 SELECT id FROM fairlane_lane WHERE granted < places
@@ -174,11 +174,12 @@ INSERT INTO fairlane_flow (domain, lane) VALUES (?, ?)
 UPDATE fairlane_flow SET finish = ?, tag = ?, head = ? WHERE id = ?
 
 -- name: flow_head
-SELECT min(arrival) FROM fairlane_live WHERE flow = ?
+SELECT min(arrival) FROM fairlane_live WHERE flow = ? AND session IS NULL
 
 -- name: flows_next
 -- The flows that come first, each with its next job and the arrival of the one after it.
-SELECT f.tag, f.id, f.lane, (SELECT min(n.arrival) FROM fairlane_live n WHERE n.flow = f.id AND n.arrival > f.head),
+SELECT f.tag, f.id, f.lane, (SELECT n.arrival FROM fairlane_live n
+    WHERE n.flow = f.id AND n.arrival > f.head AND n.session IS NULL ORDER BY n.arrival LIMIT 1),
     /*claim_columns*/
 FROM fairlane_flow f CROSS JOIN fairlane_live l ON l.flow = f.id AND l.arrival = f.head
 CROSS JOIN fairlane_job j ON j.seq = l.seq
@@ -190,7 +191,7 @@ j.backoff, j.timeout, j.kind, j.sticky, j.headers
 
 -- name: flow_jobs
 SELECT /*claim_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
-WHERE l.flow = ? AND l.arrival >= ? ORDER BY l.arrival LIMIT ?
+WHERE l.flow = ? AND l.arrival >= ? AND l.session IS NULL ORDER BY l.arrival LIMIT ?
 
 -- name: claimed_again
 SELECT q.name, l.class, /*claim_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq

@@ -20,7 +20,7 @@ SELECT /*job_columns*/ FROM json_each(?) w CROSS JOIN fairlane_job j ON j.seq = 
 
 -- name: place_ready
 -- Claimable jobs of one flow that come before an arrival, or as many as are counted exactly.
-SELECT count(*) FROM (SELECT 1 FROM fairlane_live WHERE flow = ? AND arrival < ? LIMIT ?)
+SELECT count(*) FROM (SELECT 1 FROM fairlane_live WHERE flow = ? AND arrival < ? AND session IS NULL LIMIT ?)
 
 -- name: place_waiting
 -- Jobs of a limited lane without a place: by rank, those before an arrival.

@@ -64,5 +64,5 @@ SELECT n.id, n.key FROM fairlane_lane n WHERE n.granted < n.places
 AND EXISTS (SELECT 1 FROM fairlane_live l WHERE l.lane = n.id AND l.granted = 0)
 
 -- name: flow_differences
-SELECT f.id, f.lane, f.head, (SELECT min(l.arrival) FROM fairlane_live l WHERE l.flow = f.id) AS true FROM fairlane_flow f
-WHERE f.head IS NOT (SELECT min(l.arrival) FROM fairlane_live l WHERE l.flow = f.id)
+SELECT f.id, f.lane, f.head, (SELECT min(l.arrival) FROM fairlane_live l WHERE l.flow = f.id AND l.session IS NULL) AS true FROM fairlane_flow f
+WHERE f.head IS NOT (SELECT min(l.arrival) FROM fairlane_live l WHERE l.flow = f.id AND l.session IS NULL)

@@ -27,10 +27,13 @@ def enqueue(step: Step, jobs: Sequence[NewJob]) -> list[Enqueued]:
     if len(jobs) > MOST_JOBS_PER_CALL:
         raise InvalidInput("jobs", f"{len(jobs)} are more than {MOST_JOBS_PER_CALL} in one call; send them in parts")
     known = _known(step, [job.id for job in jobs])
+    stored: set[str] = set()
     answers = []
     for job in jobs:
         if job.kind is JobKind.CLEANUP:
             raise InvalidInput("kind", "a clean-up is stored by release, not by enqueue")
+        if job.id in stored:
+            known |= _known(step, [job.id])
         content = known.get(job.id)
         if content is not None:
             if content[1] != fingerprint(job):
@@ -43,7 +46,7 @@ def enqueue(step: Step, jobs: Sequence[NewJob]) -> list[Enqueued]:
             continue
         entry = store(step, job)
         answers.append(Enqueued(job.id, True, STATES[entry.state]))
-        known[job.id] = (STATES[entry.state], fingerprint(job))
+        stored.add(job.id)
     return answers
 
 

@@ -80,7 +80,7 @@ def end(step: Step, e: Entry, state: JobState, reason: Reason | None = None, **m
     step.topics.add(job_topic(e.id))
     if e.state == RUNNING and e.kind in (JobKind.TURN, JobKind.BROADCAST):
         step.count(e.queue, e.class_, SLOTLESS, -1)
-    if e.flow is not None:
+    if e.flow is not None and e.state != RUNNING:
         flow = step.flow_number(e.flow)
         if flow.head == e.arrival:
             flows.find_head(step, flow)
@@ -119,7 +119,7 @@ def expire(step: Step, e: Entry) -> None:
 def _stop(step: Step, e: Entry, state: int) -> None:
     """Take a running job out of its session."""
     step.move(e, state)
-    e.session = e.claim = e.started_at = None
+    e.session = e.claim = e.started_at = e.flow = None
 
 
 def again(step: Step, e: Entry, delay: float) -> None:
