@@ -34,7 +34,7 @@ PASSES = 100
 LACKING = """
 SELECT 'lane', seq, lane FROM fairlane_live WHERE lane IS NOT NULL AND lane NOT IN (SELECT id FROM fairlane_lane)
 UNION ALL SELECT 'flow', seq, flow FROM fairlane_live
-    WHERE flow IS NOT NULL AND flow NOT IN (SELECT id FROM fairlane_flow)
+    WHERE flow IS NOT NULL AND session IS NULL AND flow NOT IN (SELECT id FROM fairlane_flow)
 UNION ALL SELECT 'binding', seq, binding FROM fairlane_live
     WHERE binding IS NOT NULL AND binding NOT IN (SELECT seq FROM fairlane_binding)
 UNION ALL SELECT 'session', seq, session FROM fairlane_live

@@ -69,9 +69,7 @@ class Fleet(RuleBasedStateMachine):
 
     # -- sessions ------------------------------------------------------------------------------------------------
 
-    @initialize(
-        settings=work_settings, slots=st.sampled_from([4, 2]), wanted=st.lists(wishes, min_size=3, max_size=8)
-    )
+    @initialize(settings=work_settings, slots=st.sampled_from([4, 2]), wanted=st.lists(wishes, min_size=3, max_size=8))
     def begin(self, settings: WorkSettings, slots: int, wanted: list[Wish]) -> None:
         """Start with some settings, two workers and something to do."""
         self.driver.both(

@@ -83,16 +83,17 @@ class Machine(Fleet):
             claim = Claim(number=known.claim + 2, asks=wanted, total=3)
         self.driver.finish(known.new.id, transitions, claim)
 
-    @rule(session=numbers, total=totals, ends=st.lists(outcomes, min_size=1, max_size=4))
-    def claim_and_finish(self, session: int, total: int, ends: list[str]) -> None:
-        """A worker claims, and ends what it got in one way and another."""
+    @rule(session=numbers, total=totals, ends=st.lists(outcomes, min_size=1, max_size=4), goes_on=flags)
+    def claim_and_finish(self, session: int, total: int, ends: list[str], goes_on: bool) -> None:
+        """A worker claims, ends what it got in one way and another, and may claim the next with it."""
         known = pick([s for s in self.workers() if s.present], session)
         if known is not None:
             self.claim(self.workers().index(known), EVERYTHING, total)
             held = self.records.held_by(known.new.id)
             if held:
                 ways = [transition(job, end) for job, end in zip(held, ends, strict=False)]
-                self.driver.finish(known.new.id, ways)
+                claim = Claim(number=known.claim + 2, asks=EVERYTHING, total=total) if goes_on else None
+                self.driver.finish(known.new.id, ways, claim)
 
     @rule(write=numbers)
     def repeat_finish(self, write: int) -> None:

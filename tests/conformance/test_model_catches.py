@@ -131,9 +131,7 @@ class OverrunsLanes(Faulty):
 def _widened(settings: QueueSettings, more: int) -> QueueSettings:
     # Where nothing is said about order, it depends on the limit: those lanes stay as they are.
     rules = tuple(
-        rule
-        if rule.limit is None or rule.ordered is None
-        else msgspec.structs.replace(rule, limit=rule.limit + more)
+        rule if rule.limit is None or rule.ordered is None else msgspec.structs.replace(rule, limit=rule.limit + more)
         for rule in settings.lanes
     )
     return msgspec.structs.replace(settings, lanes=rules)
@@ -162,7 +160,7 @@ FAULTS = {
     RescuesInWordsOnly: "state of .* is live, by the rules dead",
     ChargesHandBacks: r"attempt is \d, by the rules \d",
     ForgetsUniqueValues: "enqueue: told",
-    OverrunsLanes: "may not start|of at most|told .* by the rules|state is running, by the rules pending",
+    OverrunsLanes: "may not start|goes on with|of at most",
     LetsClassesWait: "may start for",
     ExtendsOldTerms: "extending a term that has ended",
 }

@@ -54,80 +54,77 @@ class _Dispatch:
         started = 0
         for ask in self.claim.asks:
             taken = 0
-            while started < self.claim.total and taken < ask.most:
-                allowed = self._allowed(ask)
-                chosen = next((job for job in allowed if rest and job.id == rest[0]), None)
-                if chosen is not None and not self.records.past_expiry(chosen):
-                    self._start(chosen)
-                    rest.pop(0)
-                    started += 1
-                    taken += 1
-                elif not self._expire(allowed):
-                    if allowed:
-                        names = sorted(job.id for job in allowed)
-                        raise Mismatch(f"{names} may start for {ask}, the answer goes on with {rest[:1]}")
+            while started < self.claim.total and taken < ask.most and self._has_room(ask):
+                chosen = next((job for job in self._may_start(ask) if rest and job.id == rest[0]), None)
+                if chosen is None:
+                    self._check_nothing_left(ask, rest)
                     break
+                self._start(ask, chosen)
+                rest.pop(0)
+                started += 1
+                taken += 1
         if rest:
             raise Mismatch(f"{rest} may not start for {self.claim}")
-        self._expire_others()
+        self._expire()
 
-    def _expire(self, met: Sequence[JobRecord]) -> bool:
-        """Cancel what the claim met and is past its expiry."""
-        expired = [job for job in met if self.records.past_expiry(job)]
-        for job in expired:
-            if not self.records.shown_expired(job):
-                raise Mismatch(f"{job.id} is next, past its expiry, and was not cancelled")
-            endings.end(self.records, job, JobState.CANCELLED, Reason.EXPIRED)
-        return bool(expired)
+    def _has_room(self, ask: Ask) -> bool:
+        """Whether the session may start one more of the class."""
+        slots = self.session.new.slots
+        assert slots is not None
+        running = self.records.running_of(self.records.held_by(self.session.new.id))
+        return slots.room(running, ask.priority) > 0 and (ask.below is None or running[ask.priority] < ask.below)
 
-    def _expire_others(self) -> None:
+    def _check_nothing_left(self, ask: Ask, rest: Sequence[str]) -> None:
+        """A claim goes on to the next ask only when nothing may start, and has cancelled what it met too late."""
+        left = [job.id for job in self._ready(ask) if not self.records.past_expiry(job)]
+        if left:
+            raise Mismatch(f"{left} may start for {ask}, the answer goes on with {rest[:1]}")
+        for job in self._ready(ask):
+            if self.records.terms(job).limit is None and not self.records.shown_expired(job):
+                raise Mismatch(f"{job.id} is past its expiry, was met by {ask}, and was not cancelled")
+
+    def _expire(self) -> None:
         """How far a claim looks is its own affair: it may cancel any job that is past its expiry."""
         for job in list(self.records.jobs.values()):
             pending = job.state is JobState.PENDING
             if pending and self.records.past_expiry(job) and self.records.shown_expired(job):
                 endings.end(self.records, job, JobState.CANCELLED, Reason.EXPIRED)
 
-    def _allowed(self, ask: Ask) -> list[JobRecord]:
-        """The jobs of which any may start next for an ask: one for each queue, more where a domain may be forgotten."""
-        records = self.records
-        slots = self.session.new.slots
-        assert slots is not None
-        running = records.running_of(records.held_by(self.session.new.id))
-        if not slots.room(running, ask.priority):
-            return []
-        if ask.below is not None and running[ask.priority] >= ask.below:
-            return []
+    def _may_start(self, ask: Ask) -> list[JobRecord]:
+        """The jobs of which any may start next: one for each queue, more where the rules leave something open."""
         allowed: list[JobRecord] = []
-        for domain, heads in self._heads(ask).items():
-            arrivals = {lane: job.arrival or 0 for lane, job in heads.items()}
-            allowed += [heads[lane] for lane in records.order(domain).first(arrivals)]
+        for late_hold in (True, False):
+            for domain, heads in self._heads(ask, late_hold).items():
+                order = self.records.order(domain)
+                allowed += [job for lane, job in heads.items() if lane in order.first(self._field(ask, job))]
         return allowed
 
-    def _heads(self, ask: Ask) -> dict[Domain, dict[str | None, JobRecord]]:
+    def _field(self, ask: Ask, job: JobRecord) -> dict[str | None, int]:
+        """The arrivals of those a job competes with, and its own."""
+        heads = self._heads(ask, True).get(job.domain, {})
+        return {lane: head.arrival or 0 for lane, head in heads.items()} | {job.new.lane: job.arrival or 0}
+
+    def _heads(self, ask: Ask, late_hold: bool) -> dict[Domain, dict[str | None, JobRecord]]:
         """The next job of each lane in each domain that an ask looks at."""
         heads: dict[Domain, dict[str | None, JobRecord]] = {}
-        for job in sorted(self._ready(ask), key=lambda job: job.arrival or 0):
-            heads.setdefault(job.domain, {}).setdefault(job.new.lane, job)
+        for job in sorted(self._ready(ask, late_hold), key=lambda job: job.arrival or 0):
+            if not self.records.past_expiry(job):
+                heads.setdefault(job.domain, {}).setdefault(job.new.lane, job)
         return heads
 
-    def _ready(self, ask: Ask) -> Iterator[JobRecord]:
-        """The jobs that nothing holds back."""
-        records = self.records
-        for job in records.jobs.values():
-            if job.state is not JobState.PENDING or job.new.priority is not ask.priority:
-                continue
-            if job.new.kind not in (JobKind.JOB, JobKind.CLEANUP):
-                continue
-            if ask.queue is None:
-                mine = job.index is not None and (job.new.pool, job.index) == (
-                    self.session.new.pool,
-                    self.session.index,
-                )
-            else:
-                mine = job.new.queue == ask.queue and not placed(job)
-            free = mine and self._queue_lets(job) and bindings.startable(records, job)
-            if free and job.id in lines.holders(records, job.line):
-                yield job
+    def _ready(self, ask: Ask, late_hold: bool = True) -> Iterator[JobRecord]:
+        """The jobs of the ask that nothing holds back."""
+        for job in self.records.jobs.values():
+            startable = job.state is JobState.PENDING and job.new.kind in (JobKind.JOB, JobKind.CLEANUP)
+            if startable and job.new.priority is ask.priority and self._in_source(ask, job):
+                free = self._queue_lets(job) and bindings.startable(self.records, job)
+                if free and job.id in lines.holders(self.records, job.line, late_hold=late_hold):
+                    yield job
+
+    def _in_source(self, ask: Ask, job: JobRecord) -> bool:
+        if ask.queue is not None:
+            return job.new.queue == ask.queue and not placed(job)
+        return job.index is not None and (job.new.pool, job.index) == (self.session.new.pool, self.session.index)
 
     def _queue_lets(self, job: JobRecord) -> bool:
         settings = self.records.settings(job.new.queue)
@@ -138,14 +135,10 @@ class _Dispatch:
         running = self.records.running_of(j for j in self.records.jobs.values() if j.new.queue == job.new.queue)
         return settings.slots.room(running, job.new.priority) > 0
 
-    def _start(self, job: JobRecord) -> None:
-        records = self.records
-        ask = Ask(None if placed(job) else job.new.queue, job.new.priority, 1)
-        arrivals = {lane: head.arrival or 0 for lane, head in self._heads(ask)[job.domain].items()}
-        paid = lines.price(records, job)
-        records.order(job.domain).start(job.new.lane, arrivals, paid)
-        domain = job.domain
-        lines.start(records, job, self.session.new.id, self.claim.number)
+    def _start(self, ask: Ask, job: JobRecord) -> None:
+        domain, paid = job.domain, lines.price(self.records, job)
+        self.records.order(domain).start(job.new.lane, self._field(ask, job), paid)
+        lines.start(self.records, job, self.session.new.id, self.claim.number)
         job.paid, job.started_in = paid, domain
 
 

@@ -52,9 +52,13 @@ def promote(records: Records, job: JobRecord) -> None:
     arrive(records, job, anew=anew, fresh=not job.retrying)
 
 
-def holders(records: Records, line: tuple[str, str | None]) -> set[str]:
-    """The ids of the jobs that hold a lane's places."""
-    jobs = {job.arrival: job for job in records.lane(line) if not _too_late(records, job)}
+def holders(records: Records, line: tuple[str, str | None], *, late_hold: bool = True) -> set[str]:
+    """The ids of the jobs that hold a lane's places.
+
+    `late_hold`: whether waiting jobs past their expiry do. They never start, and until somebody cancels them a store
+    may leave a place with one or pass it over.
+    """
+    jobs = {job.arrival: job for job in records.lane(line) if late_hold or not _late(records, job)}
     if not jobs:
         return set()
     lane = records.terms(next(iter(jobs.values())))
@@ -84,19 +88,21 @@ def price(records: Records, job: JobRecord) -> int:
 
 def start_turns(records: Records) -> None:
     """Start every turn that holds a place: the step that grants it starts it."""
-    for job in list(records.jobs.values()):
-        if _too_late(records, job) and records.shown_expired(job):
-            endings.end(records, job, JobState.CANCELLED, Reason.EXPIRED)
-    waiting = [j for j in records.jobs.values() if j.new.kind is JobKind.TURN and j.state is JobState.PENDING]
-    for turn in sorted(waiting, key=lambda job: (job.arrival is None, job.arrival)):
-        if turn.id in holders(records, turn.line):
+    turns = [j for j in records.jobs.values() if j.new.kind is JobKind.TURN and j.state is JobState.PENDING]
+    for turn in sorted(turns, key=lambda job: job.arrival or 0):
+        if _late(records, turn):
+            if records.shown_expired(turn):
+                endings.end(records, turn, JobState.CANCELLED, Reason.EXPIRED)
+            continue
+        must = turn.id in holders(records, turn.line)
+        may = turn.id in holders(records, turn.line, late_hold=False)
+        if must or (may and records.seen.jobs[turn.id].state is JobState.RUNNING):
             assert turn.new.waiter is not None
             start(records, turn, turn.new.waiter, 0)
 
 
-def _too_late(records: Records, job: JobRecord) -> bool:
-    """A turn past its expiry never starts. Whether the step that would grant it cancels it, or the sweeper, is open."""
-    return job.new.kind is JobKind.TURN and job.state is JobState.PENDING and records.past_expiry(job)
+def _late(records: Records, job: JobRecord) -> bool:
+    return job.waiting and records.past_expiry(job)
 
 
 def place(records: Records, job: JobRecord) -> tuple[int | None, int]:

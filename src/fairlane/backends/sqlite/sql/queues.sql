@@ -92,8 +92,8 @@ WHERE lane = ? AND granted = 0 AND (expires_at IS NULL OR expires_at > ?) ORDER 
 
 -- name: lanes_with_next
 -- Several lanes at once, each with the next in line for a place and the flow that one will join, if it exists.
-SELECT n.id, n.queue, n.key, n.places, n.ordered, n.granted, l.seq, l.class, l.state, l.gate, l.inbox, l.arrival, l.waiter,
-    f.id, f.finish, f.tag, f.head
+SELECT n.id, n.queue, n.places, n.granted, l.seq, l.state, l.gate, l.inbox, l.arrival, l.waiter, f.id, f.finish, f.tag, f.head,
+    d.clock
 FROM json_each(?1) w CROSS JOIN fairlane_lane n ON n.id = w.value
 LEFT JOIN fairlane_live l ON l.seq = (SELECT x.seq FROM fairlane_live x WHERE x.lane = n.id AND x.granted = 0
     AND (x.expires_at IS NULL OR x.expires_at > ?2) ORDER BY x.rank, x.arrival LIMIT 1)

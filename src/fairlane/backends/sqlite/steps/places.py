@@ -9,7 +9,7 @@ import msgspec
 
 from ....job import JobKind, Priority
 from ....slots import Reserved, Slots
-from ....wakeups import job_topic, session_topic
+from ....wakeups import job_topic, session_topic, worker_topic
 from . import flows
 from .codes import PENDING, RUNNING
 from .entry import UNGATED, Entry, entry_of
@@ -119,27 +119,43 @@ def hand_on(step: Step, lane: Lane) -> int:
 
 
 def hand_on_all(step: Step, freed: Mapping[int, int]) -> None:
-    """Give back so many places of each lane and hand them on, with few statements: the hot path of limited lanes."""
-    grants = []
-    later = []
+    """Give back so many places of each lane and hand them on, with few statements: the hot path of limited lanes.
+
+    Nearly always one place went from one plain job to the next of its lane. Then the lane's count stays as it is, and
+    nothing has to be kept but the rows to write; every other case goes the long way.
+    """
+    grants: list[tuple[int, float | None, int]] = []
+    changed: list[tuple[int, int, int, int]] = []
+    inboxes: set[tuple[int, str]] = set()
+    long_way: list[int] = []
     for row in step.all("lanes_with_next", msgspec.json.encode(list(freed)).decode(), step.now):
-        lane = step.lane_of(row[:6])
-        lane.granted -= freed[lane.id]
-        seq, class_, state, gate, inbox, arrival, waiter, number, finish, tag, head = row[6:]
-        if seq is None or lane.granted >= lane.places:
-            later.append(lane)
+        (number, queue, places, granted, seq, state, gate, inbox, arrival, waiter, flow, finish, tag, head, clock) = row
+        if (
+            flow is None
+            or waiter is not None
+            or state != PENDING
+            or gate != UNGATED
+            or places - granted + freed[number] != 1
+            or step.knows(number, flow)
+        ):
+            long_way.append(number)
             continue
-        if waiter is not None or state != PENDING or gate != UNGATED or number is None:
-            _grant(step, lane, Next(lane.id, seq, class_, state, gate, inbox, arrival, waiter))
-        else:
-            lane.granted += 1
-            flow = step.flow_of(lane.queue, class_, inbox, lane.key, number, finish, tag, head)
-            flows.line_up(step, flow, lane.queue, inbox, arrival)
-            grants.append((number, step.now if inbox else None, seq))
-        if lane.granted < lane.places:
-            later.append(lane)
+        if tag is None:
+            tag = finish if finish > clock else clock
+            changed.append((finish, tag, arrival, flow))
+        elif arrival < head:
+            changed.append((finish, tag, arrival, flow))
+        grants.append((flow, step.now if inbox else None, seq))
+        if freed[number] > 1:
+            step.lane(number).granted -= freed[number] - 1
+        inboxes.add((queue, inbox))
     step.many("live_grant", grants)
-    for lane in later:
+    step.many("flow_save", changed)
+    for queue, inbox in inboxes:
+        step.topics.add(worker_topic(inbox) if inbox else step.queue_number(queue).topic)
+    for number in long_way:
+        lane = step.lane(number)
+        lane.granted -= freed[number]
         hand_on(step, lane)
 
 

@@ -150,10 +150,6 @@ class Step:
             found = self._keep_lane(self.one("lane_by_id", number))
         return found
 
-    def lane_of(self, row: tuple[Any, ...]) -> Lane:
-        """A limited lane that another query has read; what this step knows of it already is newer."""
-        return self._lanes.get(row[0]) or self._keep_lane(row)
-
     def lane_for(self, queue: int, key: str, terms: LaneTerms) -> Lane:
         """The limited lane of a key, made when it has no jobs yet."""
         row = self.one("lane_by_key", queue, key)
@@ -199,23 +195,9 @@ class Step:
             self._flows[key] = self._flow_ids[found.id] = found
         return found
 
-    def flow_of(
-        self,
-        queue: int,
-        class_: int,
-        inbox: str,
-        lane: str,
-        number: int,
-        finish: int,
-        tag: int | None,
-        head: int | None,
-    ) -> Flow:
-        """A flow that another query has read; what this step knows of it already is newer."""
-        found = self._flow_ids.get(number)
-        if found is None:
-            found = self._flow_ids[number] = Flow(number, self.domain(queue, class_, inbox), finish, tag, head)
-            self._flows[queue, class_, inbox, lane] = found
-        return found
+    def knows(self, lane: int, flow: int) -> bool:
+        """Whether this step has read one of them before, and so knows more of it than the file does."""
+        return lane in self._lanes or flow in self._flow_ids
 
     def flow_number(self, number: int) -> Flow:
         """A flow that exists."""
