@@ -7,8 +7,10 @@ import pytest
 import fairlane
 
 PUBLIC = [
+    "Ask",
     "Backoff",
     "Busy",
+    "Claim",
     "Clock",
     "Conflict",
     "FairlaneError",
@@ -19,6 +21,7 @@ PUBLIC = [
     "LaneRule",
     "ManualClock",
     "NewJob",
+    "NewSession",
     "NotFound",
     "NotSupported",
     "Priority",
@@ -26,8 +29,12 @@ PUBLIC = [
     "QueueOverride",
     "QueueSettings",
     "Reason",
+    "Reserved",
     "SchemaMismatch",
+    "SessionKind",
     "SessionLost",
+    "SettingsChange",
+    "Slots",
     "Stale",
     "Store",
     "StoreError",
@@ -38,6 +45,7 @@ PUBLIC = [
     "TermLost",
     "Wakeups",
     "__version__",
+    "new_id",
     "open_store",
 ]
 

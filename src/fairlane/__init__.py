@@ -24,17 +24,22 @@ from .errors import (
     StoreUnavailable,
     TermLost,
 )
+from .ids import new_id
 from .job import Job, JobState, NewJob, Priority, Reason
 from .retry import Backoff
-from .settings import LaneRule, QueueOverride, QueueSettings
+from .session import Claim, NewSession, SessionKind
+from .settings import LaneRule, QueueOverride, QueueSettings, SettingsChange
+from .slots import Ask, Reserved, Slots
 from .store import Store
 from .wakeups import Wakeups
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "Ask",
     "Backoff",
     "Busy",
+    "Claim",
     "Clock",
     "Conflict",
     "FairlaneError",
@@ -45,6 +50,7 @@ __all__ = [
     "LaneRule",
     "ManualClock",
     "NewJob",
+    "NewSession",
     "NotFound",
     "NotSupported",
     "Priority",
@@ -52,8 +58,12 @@ __all__ = [
     "QueueOverride",
     "QueueSettings",
     "Reason",
+    "Reserved",
     "SchemaMismatch",
+    "SessionKind",
     "SessionLost",
+    "SettingsChange",
+    "Slots",
     "Stale",
     "Store",
     "StoreError",
@@ -64,5 +74,6 @@ __all__ = [
     "TermLost",
     "Wakeups",
     "__version__",
+    "new_id",
     "open_store",
 ]

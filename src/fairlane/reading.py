@@ -80,6 +80,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """Where a waiting job stands."""
 
     id: str
+    now: float
+    """The store's clock at this look."""
     state: JobState
     gate: Gate
     until: float | None
@@ -105,10 +107,10 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         """Jobs of its lane that go before it."""
         return None if self.place is None else self.place - 1
 
-    def eta(self, now: float) -> float | None:
+    def eta(self) -> float | None:
         """Seconds until it starts, as far as can be told; None says that it cannot."""
         if self.gate is Gate.DUE and self.until is not None:
-            return max(0.0, self.until - now)
+            return max(0.0, self.until - self.now)
         if self.place is None or self.service_seconds is None or not self.servers:
             return None
         if self.gate in (Gate.QUEUE_PAUSED, Gate.LANE_PAUSED, Gate.UNBOUND, Gate.WORKER_GONE, Gate.NO_WORKER):
@@ -121,12 +123,12 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
             through_lane = self.service_seconds * math.ceil(self.place / self.lane_limit)
         # Whoever runs now is, on average, half done.
         estimate = max(through_queue, through_lane) - self.service_seconds / 2
-        return max(estimate, self.until - now if self.until is not None else 0.0)
+        return max(estimate, self.until - self.now if self.until is not None else 0.0)
 
-    def why(self, now: float) -> str:
+    def why(self) -> str:
         """The gate in words."""
-        lane = f"lane {self.lane}" if self.lane else f"queue {self.queue}"
-        wait = "" if self.until is None else f"{max(0.0, self.until - now):.0f} s"
+        lane = f"lane {self.lane}" if self.lane else f"queue {self.queue} without a lane"
+        wait = "" if self.until is None else f"{max(0.0, self.until - self.now):.0f} s"
         words = {
             Gate.DUE: f"due in {wait}",
             Gate.ARRIVING: "arriving",

@@ -60,6 +60,8 @@ class NewSession(msgspec.Struct, frozen=True, kw_only=True):
             names.check_count("index", self.index, least=0, most=1_000_000)
         for queue in self.queues:
             names.check_name("queues", queue)
+        if type(self.kind) is not SessionKind:
+            raise InvalidInput("kind", f"must be a SessionKind, not {type(self.kind).__name__}")
         if (self.kind is SessionKind.WORKER) != (self.slots is not None):
             raise InvalidInput("slots", "a worker has slots, and nobody else has")
 

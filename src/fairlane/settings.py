@@ -75,7 +75,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             names.check_count("max_pending", self.max_pending, least=1)
         _check_patterns(self.lanes)
         for key in self.closed:
-            names.check_key("lanes", key)
+            names.check_key("closed", key)
 
     @property
     def slots(self) -> Slots | None:

@@ -5,7 +5,7 @@ Rules that hold for every verb:
 
 - **Atomic.** A call happens as a whole or not at all; its answer is given after it is durable.
 - **Repeatable.** A caller that lost the reply may call again with the same arguments: job ids, claim numbers
-  and fences make the second call answer like the first and change nothing.
+  and fences see to it that nothing happens twice. The leader's passes simply find less to do.
 - **One clock.** The store's. Arguments are durations, except where a person named an instant.
 - **Checked.** The records are validated when they are made; a verb raises `InvalidInput` for what only the
   store can see, and then has stored nothing.
@@ -49,7 +49,7 @@ class Store(Protocol):
         bindings, and the old one is dead (its jobs are taken back as after a crash); on another host
         `IndexTaken`. Without a name the lowest free index of the pool. A new worker receives the sticky jobs
         that waited for one, and the broadcasts whose time to join is not over. Repeating the call with the
-        same id answers the same and renews the lease.
+        same id answers the same and renews the lease; the id of a session that is over raises `SessionLost`.
         """
 
     async def renew(self, session: str, held: Sequence[Held], *, claim: int, stopping: bool = False) -> Renewal:
@@ -96,7 +96,7 @@ class Store(Protocol):
         fence is answered with the stored outcome; one for a job it lost is `stale`, changes nothing but the
         count of refused writes, and never raises. When a cancel was requested, complete stays completed and
         all else becomes cancelled. Expired sessions may finish; dead ones are stale. With `claim`, as `claim`
-        afterwards.
+        afterwards; if that raises, nothing of the call was applied.
         """
 
     async def progress(self, session: str, reports: Sequence[tuple[Held, bytes]]) -> list[Verdict]:
@@ -144,8 +144,9 @@ class Store(Protocol):
     async def lead(self, session: str, *, lease: float, term: int | None = None) -> Term | None:
         """Stand for leadership (`term` None), or extend the term one has.
 
-        Standing: a new, higher term if nobody leads, else None. Extending: the same term, or None when it has
-        ended, even if nobody else leads since. The session need not be registered.
+        Standing: a new, higher term if nobody leads; its own term if the session leads already (the reply was
+        lost); else None. Extending: the same term, or None when it has ended, even if nobody else leads since.
+        The session need not be registered.
         """
 
     async def resign(self, term: int) -> None:
@@ -184,7 +185,7 @@ class Store(Protocol):
         """Every queue that has settings or ever had a job, by name."""
 
     async def lanes(self, queue: str, *, limit: int = 100) -> list[LaneReading]:
-        """The lanes of a queue that have work, the longest backlog first."""
+        """The lanes of a queue that have work, the longest backlog first. An unknown queue raises `NotFound`."""
 
     async def sessions(self) -> list[Session]:
         """Every session that is still remembered, the newest first."""

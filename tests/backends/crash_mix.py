@@ -11,6 +11,7 @@ whatever happens to the process then:
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
@@ -87,8 +88,7 @@ class Actor:
         )
         waiter = NewSession(id=new_id(), kind=SessionKind.WAITER, lease=LEASE)
         with self.log.verb(self.name, "register"):
-            await self.store.register(worker)
-            await self.store.register(waiter)
+            await asyncio.gather(self.store.register(worker), self.store.register(waiter))
         self.worker, self.waiter = worker.id, waiter.id
 
     async def act(self, *, alone: bool) -> None:

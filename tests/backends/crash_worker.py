@@ -44,8 +44,7 @@ async def use(url: str, folder: Path, number: int, seed: int) -> None:
             await actor.act(alone=len(actors) == 1)
 
     if rng.random() < 0.8:
-        for actor in actors:
-            await actor.enter()
+        await asyncio.gather(*(actor.enter() for actor in actors))
     say("ready", number, os.getpid())
     async with asyncio.TaskGroup() as group:
         for actor in actors:

@@ -247,7 +247,7 @@ async def test_an_overriding_limit_leaves_a_place_for_low_work_beside_the_reserv
         (lambda: QueueSettings(limit=2, reserved=Reserved(high=-1)), "reserved.high"),
         (lambda: QueueSettings(reserved=Reserved(high=1)), "reserved"),
         (lambda: QueueSettings(max_pending=0), "max_pending"),
-        (lambda: QueueSettings(closed=("",)), "lanes"),
+        (lambda: QueueSettings(closed=("",)), "closed"),
         (lambda: QueueSettings(lanes=(LaneRule(pattern="a"), LaneRule(pattern="a", limit=1))), "lanes"),
         (lambda: QueueOverride(limit=0), "limit"),
         (lambda: QueueOverride(limit=-1), "limit"),

@@ -222,7 +222,7 @@ async def _nothing(kit: Kit) -> str:
 async def test_the_gate_names_what_holds_a_job(kit: Kit, arrange: Callable[[Kit], Awaitable[str]], gate: Gate) -> None:
     standing = await _stands(kit, await arrange(kit))
     assert standing.gate is gate
-    assert standing.why(kit.clock.now())
+    assert standing.why()
 
 
 async def test_gates_that_open_at_a_known_time_say_when(kit: Kit) -> None:
@@ -281,7 +281,7 @@ async def test_the_service_time_is_the_median_of_what_has_run(kit: Kit) -> None:
 async def test_the_time_left_is_unknown_before_any_job_has_run(kit: Kit) -> None:
     standing = await _stands(kit, await _ahead(kit))
     assert standing.service_seconds is None
-    assert standing.eta(kit.clock.now()) is None
+    assert standing.eta() is None
 
 
 async def test_the_time_left_is_unknown_without_a_worker_and_in_a_pause(kit: Kit) -> None:
@@ -291,18 +291,18 @@ async def test_the_time_left_is_unknown_without_a_worker_and_in_a_pause(kit: Kit
     kit.clock.advance(3)
     await worker.complete(*claimed)
     id = await kit.enqueue()
-    assert (await _stands(kit, id)).eta(kit.clock.now()) == 0.0
+    assert (await _stands(kit, id)).eta() == 0.0
     await kit.settings(paused=True)
-    assert (await _stands(kit, id)).eta(kit.clock.now()) is None
+    assert (await _stands(kit, id)).eta() is None
     await kit.settings(version=1)
     await worker.leave()
-    assert (await _stands(kit, id)).eta(kit.clock.now()) is None
+    assert (await _stands(kit, id)).eta() is None
 
 
 async def test_the_time_left_of_a_scheduled_job_is_the_time_until_it_is_due(kit: Kit) -> None:
     id = await _due(kit)
     kit.clock.advance(20)
-    assert (await _stands(kit, id)).eta(kit.clock.now()) == pytest.approx(40.0)
+    assert (await _stands(kit, id)).eta() == pytest.approx(40.0)
 
 
 async def test_the_time_left_grows_with_the_place(kit: Kit) -> None:
@@ -314,7 +314,7 @@ async def test_the_time_left_grows_with_the_place(kit: Kit) -> None:
     await kit.enqueue(lane="user")
     await worker.claim()
     ids = [await kit.enqueue(lane="user") for _ in range(5)]
-    etas = [(await _stands(kit, id)).eta(kit.clock.now()) for id in ids]
+    etas = [(await _stands(kit, id)).eta() for id in ids]
     known = [eta for eta in etas if eta is not None]
     assert len(known) == 5
     assert known == sorted(known)

@@ -80,7 +80,7 @@ def test_a_pattern_given_twice_is_refused() -> None:
 
 @pytest.mark.parametrize("key", bad.NOT_KEYS, ids=short)
 def test_a_closed_set_holds_keys_only(key: Any) -> None:
-    assert refused_field(QueueSettings, closed=("ann", key)) == "lanes"
+    assert refused_field(QueueSettings, closed=("ann", key)) == "closed"
 
 
 def test_a_closed_set_admits_its_lanes_and_nothing_else() -> None:

@@ -28,7 +28,7 @@ from ..sql import load_migrations
 PACKAGE = "fairlane.backends.sqlite"
 BUSY_MILLISECONDS = 5_000
 CACHE_KIB = 4 * 1024
-"""Small on purpose: a page comes back from the system's cache faster than it is found in a large cold one (measured)."""
+"""Small on purpose: a page comes back from the system's cache faster than out of a large cold one (measured)."""
 CHECKPOINT_PAGES = 10_000
 
 

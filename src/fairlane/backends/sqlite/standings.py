@@ -55,6 +55,7 @@ class _Stander:
         times = sorted(seconds for (seconds,) in self.view.all("service_times_read", e.queue))
         return Standing(
             id=e.id,
+            now=self.view.now,
             state=JobState.SCHEDULED if e.state == SCHEDULED else JobState.PENDING,
             gate=gate,
             until=until,
@@ -158,7 +159,16 @@ class _Stander:
             return Gate.AHEAD, None
         if free == 0:
             return Gate.SLOTS, None
+        if self._others_first(free):
+            return Gate.AHEAD, None
         return Gate.NONE, None
+
+    def _others_first(self, free: int) -> bool:
+        """Whether the heads of other lanes, or higher classes, take all the slots that are free."""
+        e = self.e
+        [higher] = self.view.one("pending_up_to", e.queue, e.class_ - 1)
+        [lanes] = self.view.one("flows_before", e.flow, free)
+        return bool(higher + lanes >= free)
 
     def _lane_gate(self) -> tuple[Gate, float | None]:
         if self.terms.paused:

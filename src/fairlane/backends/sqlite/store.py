@@ -192,8 +192,8 @@ class SqliteStore:
     def enqueue_on(self, connection: sqlite3.Connection, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """Store jobs on a connection of the user's to the same file, in the transaction open there.
 
-        Commit, and they exist; roll back, and they never did. They are admitted after the commit, by `admit`, which the
-        leader calls every second. An id that exists raises `sqlite3.IntegrityError`, as any other row of yours would.
+        Commit, and they exist; roll back, and they never did. Until `admit` has admitted them they are pending,
+        with the gate `arriving`. An id that exists raises `sqlite3.IntegrityError`, as any other row of yours would.
         """
         if not connection.in_transaction:
             raise InvalidInput("connection", "has no open transaction; begin one, or use enqueue")

@@ -12,7 +12,7 @@ import msgspec
 
 from ...binding import Binding, BindingState
 from ...clock import Clock
-from ...errors import InvalidInput
+from ...errors import InvalidInput, NotFound
 from ...job import KEPT_ATTEMPTS, Attempt, Job, JobKind, Priority, Reason
 from ...lanes import terms
 from ...reading import Counts, Filter, LaneReading, Page, QueueReading, check_page
@@ -24,7 +24,8 @@ from ...slots import Reserved, Slots
 from .steps.catalog import SQL, json_texts
 from .steps.codes import MOVES, STATES
 from .steps.entry import decode_attempts
-from .steps.presence import Presence, lease_left
+from .steps.leases import lease_left
+from .steps.presence import Presence
 
 _backoff = msgspec.json.Decoder(Backoff)
 NEWEST = 2**62
@@ -252,7 +253,7 @@ def lanes(view: View, queue: str, limit: int) -> list[LaneReading]:
                 LaneReading(queue=queue, lane=lane, terms=terms(settings, lane), pending=pending, running=running)
                 for lane, pending, running in view.all("lanes_read", number, limit)
             ]
-    return []
+    raise NotFound(f"there is no queue {queue!r}")
 
 
 def sessions(view: View) -> list[Session]:

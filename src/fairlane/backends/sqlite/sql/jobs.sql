@@ -140,7 +140,7 @@ SELECT * FROM (SELECT due FROM fairlane_live WHERE class = 1 AND due IS NOT NULL
 UNION ALL
 SELECT * FROM (SELECT due FROM fairlane_live WHERE class = 2 AND due IS NOT NULL AND state = 1 ORDER BY due LIMIT 1)
 UNION ALL
-SELECT * FROM (SELECT expires_at FROM fairlane_live WHERE expires_at IS NOT NULL AND state < 3 ORDER BY expires_at LIMIT 1)
+SELECT * FROM (SELECT expires_at FROM fairlane_live WHERE expires_at IS NOT NULL AND state IN (1, 2) ORDER BY expires_at LIMIT 1)
 UNION ALL SELECT min(due) FROM fairlane_live WHERE gate = 4 AND gate > 0
 
 -- name: arrival_get

@@ -16,9 +16,6 @@ INSERT INTO fairlane_queue (name) VALUES (?)
 -- name: queue_ensure
 INSERT INTO fairlane_queue (name) VALUES (?) ON CONFLICT (name) DO NOTHING
 
--- name: queue_number
-SELECT id FROM fairlane_queue WHERE name = ?
-
 -- name: queue_ids
 SELECT id FROM fairlane_queue
 

@@ -44,6 +44,11 @@ WHERE d.queue = ? AND f.lane = ? AND f.tag IS NOT NULL
 SELECT count(*) FROM (SELECT 1 FROM fairlane_domain d CROSS JOIN fairlane_flow f ON f.domain = d.id
     WHERE d.inbox = ? AND d.class = ? AND d.queue = ? AND f.tag IS NOT NULL LIMIT ?)
 
+-- name: flows_before
+-- Flows of the same domain whose next job starts before that of this one.
+SELECT count(*) FROM (SELECT 1 FROM fairlane_flow m CROSS JOIN fairlane_flow f ON f.domain = m.domain
+    WHERE m.id = ? AND f.tag IS NOT NULL AND (f.tag < m.tag OR (f.tag = m.tag AND f.head < m.head)) LIMIT ?)
+
 -- name: lane_retrying
 -- An ordered lane that is closed for a retry: until when.
 SELECT min(due) FROM fairlane_live WHERE lane = ? AND due IS NOT NULL AND granted = 1

@@ -16,7 +16,7 @@ from ....lanes import LaneTerms
 from ....session import worker_name
 from ....upkeep import Admitted, Promoted
 from . import bindings, broadcasts, outcomes, places
-from .catalog import SQL, Queue, json_texts
+from .catalog import SQL, Catalog, Queue, json_texts
 from .codes import COMPLETED, PENDING, RUNNING, SCHEDULED, STATES
 from .entry import CLEANUP, PARENT, UNGATED, Entry, encode_backoff, entry_of
 from .step import SLOTLESS, TALLY_OF_STATE, Step
@@ -161,8 +161,7 @@ def _plain(e: Entry) -> bool:
 def _check(step: Step, queue: Queue, job: NewJob, terms: LaneTerms) -> int | None:
     """Refuse what the queue does not take. Returns the number of a turn's waiter."""
     settings = queue.settings
-    if not settings.admits(job.lane):
-        raise InvalidInput("lane", f"{job.lane!r} is not one of the lanes of queue {queue.name!r}")
+    _check_lane(queue, job)
     if settings.max_pending is not None or terms.max_pending is not None:
         _check_room(step, queue, job, terms)
     if job.kind is not JobKind.TURN:
@@ -178,6 +177,11 @@ def _check(step: Step, queue: Queue, job: NewJob, terms: LaneTerms) -> int | Non
     return int(row[0])
 
 
+def _check_lane(queue: Queue, job: NewJob) -> None:
+    if not queue.settings.admits(job.lane):
+        raise InvalidInput("lane", f"{job.lane!r} is not one of the lanes of queue {queue.name!r}")
+
+
 def _check_room(step: Step, queue: Queue, job: NewJob, terms: LaneTerms) -> None:
     most = queue.settings.max_pending
     if most is not None:
@@ -185,14 +189,14 @@ def _check_room(step: Step, queue: Queue, job: NewJob, terms: LaneTerms) -> None
         [waiting, running] = step.one("queue_load", queue.id)
         if waiting >= most:
             raise QueueFull(
-                f"queue {queue.name!r} holds {waiting} waiting jobs and takes at most {most}",
+                f"queue {queue.name!r} has {waiting} jobs waiting and takes at most {most}",
                 _relief(step, queue, running),
             )
     if terms.max_pending is not None:
         [waiting] = step.one("lane_load", queue.id, job.lane, terms.max_pending)
         if waiting >= terms.max_pending:
             raise QueueFull(
-                f"lane {job.lane!r} of queue {queue.name!r} holds {waiting} waiting jobs and takes at most "
+                f"lane {job.lane!r} of queue {queue.name!r} has {waiting} jobs waiting and takes at most "
                 f"{terms.max_pending}",
                 _relief(step, queue, terms.limit or 1),
             )
@@ -293,16 +297,18 @@ def admit_arriving(step: Step, e: Entry) -> None:
 
 def insert_arriving(connection: sqlite3.Connection, jobs: Sequence[NewJob], now: float) -> list[Enqueued]:
     """Store jobs on a user's own connection, in the transaction that is open there. Admission follows the commit."""
-    answers = []
+    catalog = Catalog()
     for job in jobs:
         if job.kind is not JobKind.JOB or job.unique is not None or job.cron is not None:
             raise InvalidInput("job", "only plain jobs without unique= can be enqueued inside a transaction of yours")
+        if connection.execute(SQL["ids_remembered"], (json_texts([job.id]), now)).fetchone() is not None:
+            raise Conflict(f"job {job.id!r} has ended already; choose another id")
         connection.execute(SQL["queue_ensure"], (job.queue,))
-        [queue] = connection.execute(SQL["queue_number"], (job.queue,)).fetchone()
-        connection.execute(SQL["tally_ensure"], (queue,))
+        queue = catalog.remember(connection.execute(SQL["queue_by_name"], (job.queue,)).fetchone())
+        _check_lane(queue, job)
+        connection.execute(SQL["tally_ensure"], (queue.id,))
         expires_at = None if job.expires is None else now + job.expires
         due = job.run_at if job.run_at is not None else now + job.delay
-        seq = connection.execute(SQL["job_insert"], _identity(job, queue, now, None)).lastrowid
-        connection.execute(SQL["live_arrive"], (seq, queue, int(job.priority), due, expires_at, job.sticky is None))
-        answers.append(Enqueued(job.id, True, JobState.SCHEDULED if due > now else JobState.PENDING))
-    return answers
+        seq = connection.execute(SQL["job_insert"], _identity(job, queue.id, now, None)).lastrowid
+        connection.execute(SQL["live_arrive"], (seq, queue.id, int(job.priority), due, expires_at, job.sticky is None))
+    return [Enqueued(job.id, True, JobState.PENDING) for job in jobs]

@@ -35,7 +35,7 @@ def claim(step: Step, session: str, call: Claim) -> list[Claimed]:
     """Start jobs for a worker, ask by ask."""
     who = Presence.find(step, session)
     if who is None or not who.present:
-        raise SessionLost("this session has ended or was declared dead; register a new one")
+        raise SessionLost("this session is unknown, ended or declared dead; register a new one")
     if call.number < who.claim:
         raise Stale(f"claim {call.number} is older than the last one, {who.claim}")
     if call.number == who.claim:

@@ -15,17 +15,11 @@ from ....upkeep import Rescued
 from . import admission, bindings, broadcasts, outcomes
 from .codes import RUNNING
 from .entry import Entry, entry_of
+from .leases import lease_left
 from .outcomes import Holder
 from .step import Step
 
 MOST_BOUND_AT_REGISTER = 1_000
-
-
-def lease_left(expires: float, granted_in: str, lease: float, mono: float, boot: str) -> float:
-    """Seconds until a lease ends, 0 or less once it has. Readings of two boots cannot be compared, and where boots have
-    no names a lease that has more left than it ever had betrays another one (a second allows for rounding)."""
-    left = expires - mono
-    return left if granted_in == boot and left <= lease + 1.0 else min(left, 0.0)
 
 
 class Presence(msgspec.Struct):
@@ -134,7 +128,7 @@ def renew(step: Step, id: str, held: Sequence[Held], claim: int, stopping: bool)
     """Extend a lease, and settle what the session and the store believe differently."""
     who = Presence.find(step, id)
     if who is None or not who.present:
-        raise SessionLost("this session has ended or was declared dead; drop its jobs and register a new one")
+        raise SessionLost("this session is unknown, ended or declared dead; drop its jobs and register a new one")
     step.run("session_renew", step.mono + who.lease, step.boot, who.seq)
     if stopping and who.state == "live":
         step.run("session_stopping", who.seq)

@@ -15,7 +15,7 @@ from ....wakeups import LEADER, queue_topic
 from . import places
 from .catalog import Queue
 from .entry import entry_of
-from .presence import lease_left
+from .leases import lease_left
 from .step import Lane, Step
 
 
@@ -85,9 +85,12 @@ def lead(step: Step, session: str, lease: float, term: int | None) -> Term | Non
     row = step.one("leader")
     over = row is None or row[1] is None or lease_left(row[4], row[3], row[2], step.mono, step.boot) <= 0
     if term is None:
-        if not over:
+        if over:
+            number = 1 if row is None else row[0] + 1
+        elif row[1] == session:
+            number = row[0]  # it leads already: the reply to its call was lost
+        else:
             return None
-        number = 1 if row is None else row[0] + 1
     else:
         if over or row[0] != term or row[1] != session:
             return None

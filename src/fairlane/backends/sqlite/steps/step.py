@@ -20,6 +20,7 @@ from ....settings import QueueSettings
 from .catalog import SQL, Catalog, Queue
 from .codes import RUNNING
 from .entry import Entry, entry_of
+from .leases import lease_left
 
 SLOTLESS = 3
 TALLY_OF_STATE = (1, 0, 1, 2, 4, 5, 6)
@@ -105,7 +106,12 @@ class Step:
         if term is None:
             return
         row = self.one("leader")
-        if row is None or row[0] != term or row[1] is None or row[3] != self.boot or row[4] <= self.mono:
+        if (
+            row is None
+            or row[0] != term
+            or row[1] is None
+            or lease_left(row[4], row[3], row[2], self.mono, self.boot) <= 0
+        ):
             raise TermLost(f"term {term} has ended; stop leading and stand again")
 
     # -- queues and lanes ----------------------------------------------------------------------------------------
