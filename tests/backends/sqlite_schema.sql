@@ -17,7 +17,7 @@ CREATE INDEX fairlane_live_expiry ON fairlane_live (expires_at) WHERE expires_at
 CREATE INDEX fairlane_live_gated ON fairlane_live (gate, inbox, arrival) WHERE gate > 0;
 CREATE INDEX fairlane_live_holding ON fairlane_live (granted_at) WHERE granted_at IS NOT NULL;
 CREATE INDEX fairlane_live_inbox ON fairlane_live (inbox, seq) WHERE inbox <> '';
-CREATE INDEX fairlane_live_kept ON fairlane_live (lane) WHERE lane IS NOT NULL AND due IS NOT NULL;
+CREATE INDEX fairlane_live_kept ON fairlane_live (lane) WHERE lane IS NOT NULL AND (due IS NOT NULL OR gate > 0);
 CREATE INDEX fairlane_live_later ON fairlane_live (seq) WHERE due IS NOT NULL;
 CREATE INDEX fairlane_live_ready ON fairlane_live (flow, arrival) WHERE flow IS NOT NULL;
 CREATE INDEX fairlane_live_running ON fairlane_live (session, class) WHERE session IS NOT NULL;
@@ -28,6 +28,7 @@ CREATE INDEX fairlane_outcome_error ON fairlane_outcome (error_group, seq) WHERE
 CREATE INDEX fairlane_outcome_session ON fairlane_outcome (session, seq) WHERE session IS NOT NULL;
 CREATE INDEX fairlane_outcome_state ON fairlane_outcome (state, seq) WHERE state > 4;
 CREATE INDEX fairlane_remembered_until ON fairlane_remembered (until);
+CREATE INDEX fairlane_session_place ON fairlane_session (pool, idx, seq) WHERE idx IS NOT NULL;
 CREATE INDEX fairlane_session_state ON fairlane_session (state);
 CREATE TABLE fairlane_binding ( seq INTEGER PRIMARY KEY AUTOINCREMENT, pool TEXT NOT NULL, key TEXT NOT NULL, idx INTEGER NOT NULL, state TEXT NOT NULL CHECK (state IN ('open', 'draining', 'released', 'lost')), opened_at REAL NOT NULL, used_at REAL NOT NULL, closed_at REAL, cleanup INTEGER, cleanup_failed INTEGER NOT NULL DEFAULT 0, CHECK ((closed_at IS NULL) = (state IN ('open', 'draining'))) );
 CREATE TABLE fairlane_counter ( name TEXT PRIMARY KEY, value INTEGER NOT NULL ) WITHOUT ROWID;

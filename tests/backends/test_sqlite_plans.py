@@ -45,7 +45,7 @@ MAY_SCAN = {
     "find_pending": "nearly every live job matches, newest first",
     # Readers of everything there is.
     "sessions_read": "lists every session",
-    "bindings_read": "lists every binding, for a person",
+    "bindings_open": "lists every open binding, for a person",
     "lanes_read": "counts the jobs of every lane, for a person",
     # Changing settings looks at every job of a queue, and is rare.
     "unlimited_lanes_of_queue": "a change of settings",
@@ -61,6 +61,7 @@ MAY_SCAN = {
     "tally_recount": "recount",
     "lane_differences": "recount",
     "lanes_short": "recount",
+    "lanes_dangling": "recount",
     "flow_differences": "recount",
 }
 """Queries that may look at every row of a table, each with the reason."""

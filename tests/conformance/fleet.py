@@ -19,7 +19,6 @@ from fairlane.job import Held, JobKind, NewJob
 from fairlane.session import NewSession, SessionKind, SessionState
 from fairlane.settings import SettingsChange
 from fairlane.slots import Reserved, Slots, default_reserved
-from fairlane.states import complete
 from fairlane.store import Store
 
 from .driver import BROADCASTS, CLEANUPS, LEASE, SERVED, Driver
@@ -115,27 +114,10 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(session=numbers)
     def register_again(self, session: int) -> None:
-        """The reply to a registration was lost."""
-        known = pick([s for s in self.records.sessions.values() if s.present], session)
+        """The reply to a registration was lost, or a process does not know that it was declared dead."""
+        known = pick(list(self.records.sessions.values()), session)
         if known is not None:
             self.driver.both("register", known.new)
-
-    @rule(session=numbers, noticed=flags)
-    def crash(self, session: int, noticed: bool) -> None:
-        """A process dies without a word, or hangs: it renews no more. One that was only hanging comes back too late."""
-        known = pick([s for s in self.records.sessions.values() if s.present], session)
-        if known is None:
-            return
-        self.crashed.add(known.new.id)
-        if noticed:
-            held = self.driver.held(known.new.id)
-            for _ in range(2):
-                self.driver.advance(8.0)
-                self.beat()
-            self.driver.both("rescue")
-            self.renew_one(known, held, False)
-            if held:
-                self.driver.finish(known.new.id, [complete(each) for each in held])
 
     @rule()
     def beat(self) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from fairlane.clock import ManualClock
-from fairlane.job import Held, JobKind, Priority, Reason
+from fairlane.job import Held, JobKind, JobState, Priority, Reason
 from fairlane.session import Claim, SessionState
 from fairlane.settings import QueueOverride, QueueSettings, SettingsChange
 from fairlane.slots import Ask
@@ -68,9 +68,10 @@ class Machine(Fleet):
         session=numbers,
         ends=st.lists(st.tuples(numbers, outcomes), min_size=1, max_size=3),
         wanted=st.one_of(st.none(), claims),
+        later=st.sampled_from([2, 2, 2, -1]),
     )
-    def finish(self, session: int, ends: list[tuple[int, str]], wanted: tuple[Ask, ...] | None) -> None:
-        """A session ends some of what it runs, and may claim with it."""
+    def finish(self, session: int, ends: list[tuple[int, str]], wanted: tuple[Ask, ...] | None, later: int) -> None:
+        """A session ends some of what it runs, and may claim with it; a claim that comes late spoils the whole call."""
         busy = [s for s in self.records.sessions.values() if self.records.held_by(s.new.id)]
         known = pick(busy, session)
         if known is None:
@@ -80,7 +81,7 @@ class Machine(Fleet):
         transitions = [transition(held[id], outcome) for id, outcome in chosen.items()]
         claim = None
         if wanted is not None and known.is_worker:
-            claim = Claim(number=known.claim + 2, asks=wanted, total=3)
+            claim = Claim(number=max(1, known.claim + later), asks=wanted, total=3)
         self.driver.finish(known.new.id, transitions, claim)
 
     @rule(session=numbers, total=totals, ends=st.lists(outcomes, min_size=1, max_size=4), goes_on=flags)
@@ -104,16 +105,43 @@ class Machine(Fleet):
 
     @rule(start=numbers, outcome=outcomes, writer=st.one_of(st.none(), numbers))
     def replay_old_finish(self, start: int, outcome: str, writer: int | None) -> None:
-        """Somebody writes under a fence from before: its old holder, or one who never held it."""
-        earlier = pick(self.driver.starts, start)
+        """Somebody writes who does not hold the job: an old holder under its fence, or another under the present one.
+
+        Best a job that runs now, because there is a holder to be harmed.
+        """
+        starts = [s for s in self.driver.starts if self.records.jobs[s[1].id].state is JobState.RUNNING]
+        if writer is None:
+            past = [s for s in starts if self.records.jobs[s[1].id].fence != s[1].fence]
+            earlier = pick(past or self.driver.starts, start)
+        else:
+            earlier = pick(starts or self.driver.starts, start)
         if earlier is None:
             return
         session, held = earlier
-        other = None if writer is None else pick(list(self.records.sessions.values()), writer)
-        if other is not None:
-            session = other.new.id
-        job = self.records.jobs[held.id]
-        self.driver.finish(session, [transition(job, outcome, held)])
+        others = [id for id in self.records.sessions if id != session]
+        if writer is not None:
+            session = pick(others, writer) or session
+        self.driver.finish(session, [transition(self.records.jobs[held.id], outcome, held)])
+
+    @rule(session=numbers, heir=st.one_of(st.none(), numbers), noticed=flags)
+    def crash(self, session: int, heir: int | None, noticed: bool) -> None:
+        """A process dies without a word, or hangs: it renews no more, and its jobs go to an heir. One that was only
+        hanging comes back too late."""
+        known = pick([s for s in self.records.sessions.values() if s.present], session)
+        if known is None:
+            return
+        self.crashed.add(known.new.id)
+        if noticed:
+            held = self.driver.held(known.new.id)
+            for _ in range(2):
+                self.driver.advance(8.0)
+                self.beat()
+            self.driver.both("rescue")
+            if heir is not None:
+                self.claim(heir, EVERYTHING, 4)
+            if held:
+                self.driver.finish(known.new.id, [complete(each) for each in held])
+            self.renew_one(known, held, False)
 
     @rule(start=numbers, fences=st.integers(-1, 1))
     def report(self, start: int, fences: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -14,6 +15,8 @@ EXAMPLES = int(os.environ.get("FAIRLANE_MODEL_EXAMPLES", "60"))
 STEPS = 40
 
 
+# No time limit: a failure is worth the minutes that finding its shortest run of calls takes.
+@pytest.mark.timeout(0)
 def test_every_run_of_verbs_goes_as_the_model_says(opener: Opener) -> None:
     run_state_machine_as_test(
         machine_of(opener),
@@ -21,6 +24,7 @@ def test_every_run_of_verbs_goes_as_the_model_says(opener: Opener) -> None:
             max_examples=EXAMPLES,
             stateful_step_count=STEPS,
             deadline=None,
+            report_multiple_bugs=False,
             suppress_health_check=list(HealthCheck),
         ),
     )

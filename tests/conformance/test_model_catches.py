@@ -6,7 +6,7 @@ nothing but the fault differs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -16,10 +16,10 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from fairlane.clock import ManualClock
 from fairlane.errors import SessionLost
-from fairlane.job import Claimed, Enqueued, Held, JobState, NewJob
+from fairlane.job import Claimed, Enqueued, Held, JobState, NewJob, Verdict
 from fairlane.reading import QueueReading
 from fairlane.session import Claim, Finished, Renewal, Term
-from fairlane.settings import QueueSettings, SettingsChange
+from fairlane.settings import LaneRule, QueueSettings, SettingsChange
 from fairlane.states import Move, Transition
 from fairlane.store import Store
 from fairlane.upkeep import Rescued
@@ -44,14 +44,16 @@ class FinishesWithoutFence(Faulty):
     """Whoever writes is taken for the holder."""
 
     async def finish(self, session: str, transitions: Sequence[Transition], *, claim: Claim | None = None) -> Finished:
-        written = []
+        verdicts: list[Verdict] = []
         for transition in transitions:
+            writer = session
             [job] = await self.store.get([transition.held.id])
             if job is not None and job.state is JobState.RUNNING and job.session is not None:
-                session = job.session
+                writer = job.session
                 transition = msgspec.structs.replace(transition, held=Held(job.id, job.fence))
-            written.append(transition)
-        return await self.store.finish(session, written)
+            verdicts += (await self.store.finish(writer, [transition])).verdicts
+        claimed = [] if claim is None else await self.store.claim(session, claim)
+        return Finished(tuple(verdicts), tuple(claimed))
 
 
 class RenewsTheDead(Faulty):
@@ -115,26 +117,34 @@ class ForgetsUniqueValues(Faulty):
 class OverrunsLanes(Faulty):
     """Lanes have one place more than they are given, and readers are not told."""
 
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.given: dict[LaneRule, LaneRule] = {}
+
     async def configure(self, changes: Sequence[SettingsChange]) -> None:
-        wider = [
-            msgspec.structs.replace(change, declared=change.declared and _widened(change.declared, 1))
-            for change in changes
-        ]
-        await self.store.configure(wider)
+        for change in changes:
+            for rule in change.declared.lanes if change.declared is not None else ():
+                if rule.limit is not None:
+                    ordered = rule.limit == 1 if rule.ordered is None else rule.ordered
+                    wider = msgspec.structs.replace(rule, limit=rule.limit + 1, ordered=ordered)
+                    self.given[wider] = rule
+        wide = {rule: wider for wider, rule in self.given.items()}
+        await self.store.configure(
+            [
+                msgspec.structs.replace(change, declared=change.declared and _with_rules(change.declared, wide))
+                for change in changes
+            ]
+        )
 
     async def queues(self) -> list[QueueReading]:
         return [
-            msgspec.structs.replace(queue, settings=_widened(queue.settings, -1)) for queue in await self.store.queues()
+            msgspec.structs.replace(queue, settings=_with_rules(queue.settings, self.given))
+            for queue in await self.store.queues()
         ]
 
 
-def _widened(settings: QueueSettings, more: int) -> QueueSettings:
-    # Where nothing is said about order, it depends on the limit: those lanes stay as they are.
-    rules = tuple(
-        rule if rule.limit is None or rule.ordered is None else msgspec.structs.replace(rule, limit=rule.limit + more)
-        for rule in settings.lanes
-    )
-    return msgspec.structs.replace(settings, lanes=rules)
+def _with_rules(settings: QueueSettings, changed: Mapping[LaneRule, LaneRule]) -> QueueSettings:
+    return msgspec.structs.replace(settings, lanes=tuple(changed.get(rule, rule) for rule in settings.lanes))
 
 
 class LetsClassesWait(Faulty):
@@ -160,7 +170,7 @@ FAULTS = {
     RescuesInWordsOnly: "state of .* is live, by the rules dead",
     ChargesHandBacks: r"attempt is \d, by the rules \d",
     ForgetsUniqueValues: "enqueue: told",
-    OverrunsLanes: "may not start|goes on with|of at most",
+    OverrunsLanes: "may not start|goes on with|of at most|enqueue: told .*RUNNING",
     LetsClassesWait: "may start for",
     ExtendsOldTerms: "extending a term that has ended",
 }

@@ -18,6 +18,8 @@ LINES = (
     *(("work", lane) for lane in WORK_LANES),
     *(("mail", lane) for lane in (None, "free:a")),
     *(("models", lane) for lane in ("gpu:a", "gpu:b")),
+    # Lanes with several places fill only when they get more than their share.
+    *(("work", lane) for lane in ("cap:a", "two:a")),
 )
 MODELS = QueueSettings(lanes=(LaneRule(pattern="gpu:a", limit=1), LaneRule(pattern="gpu:b", limit=2, ordered=False)))
 

@@ -202,9 +202,12 @@ class Model:
         answer = _answer(told)
         present = self.leads
         if term is None:
-            if present is not None:
-                _same("standing while somebody leads", answer, None)
+            if present is not None and present.session != session:
+                _same("standing while somebody else leads", answer, None)
                 return
+            if present is not None:
+                term = present.number
+        if term is None:
             if answer is None or answer.session != session or answer.number <= self.last_term:
                 raise Mismatch(f"nobody leads, {self.last_term} was the last term, and {session} got {answer}")
             self.last_term = answer.number
@@ -212,9 +215,9 @@ class Model:
             _same("extending a term that has ended", answer, None)
             return
         elif answer is None or answer.number != term:
-            raise Mismatch(f"extending the present term {term} was answered {answer}")
+            raise Mismatch(f"the present term is {term}, and its own leader was answered {answer}")
         self.leader = answer
-        self.term_ends = self.records.clock.monotonic() + lease
+        self.term_ends = self.records.clock.monotonic() + answer.remaining
 
     def resign(self, term: int, *, told: Told[None]) -> None:
         _answer(told)

@@ -69,33 +69,40 @@ class FileLock:
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
     """The one connection of this process that writes. Call it under the lock."""
-    with translated(path):
-        connection = sqlite3.connect(
-            path, isolation_level=None, check_same_thread=False, cached_statements=512, timeout=BUSY_MILLISECONDS / 1000
-        )
-        connection.execute("PRAGMA journal_mode = WAL")
+    return _opened(
+        path,
+        str(path),
+        "PRAGMA journal_mode = WAL",
         # FULL: an acknowledged job survives a power failure. With group commit it costs little (measured).
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-        connection.execute("PRAGMA temp_store = MEMORY")
-        # A checkpoint writes each page once however often it changed: rarer ones write less (40 MiB of log at the
-        # most).
-        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-        return connection
+        "PRAGMA synchronous = FULL",
+        f"PRAGMA cache_size = -{CACHE_KIB}",
+        "PRAGMA temp_store = MEMORY",
+        # A checkpoint writes each page once however often it changed: rarer ones write less.
+        f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}",
+    )
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """A connection that cannot write, and so never checkpoints outside the lock."""
+    return _opened(path, f"file:{quote(str(path))}?mode=ro", f"PRAGMA cache_size = -{CACHE_KIB}")
+
+
+def _opened(path: Path, name: str, *pragmas: str) -> sqlite3.Connection:
     with translated(path):
         connection = sqlite3.connect(
-            f"file:{quote(str(path))}?mode=ro",
-            uri=True,
+            name,
+            uri=name.startswith("file:"),
             isolation_level=None,
             check_same_thread=False,
-            cached_statements=256,
+            cached_statements=512,
             timeout=BUSY_MILLISECONDS / 1000,
         )
-        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        try:
+            for pragma in pragmas:
+                connection.execute(pragma)
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
 
@@ -122,10 +129,19 @@ def migrate(connection: sqlite3.Connection, path: Path) -> int:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
+        _forget_statistics(connection)
         return len(migrations)
 
 
+def _forget_statistics(connection: sqlite3.Connection) -> None:
+    """Plans are made for our indexes; statistics of a moment (somebody ran ANALYZE on a small file) tip them over."""
+    if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'sqlite_stat1'").fetchone() is not None:
+        connection.execute("DELETE FROM sqlite_stat1 WHERE tbl LIKE 'fairlane~_%' ESCAPE '~'")
+        connection.execute("ANALYZE sqlite_schema")
+
+
 _UNAVAILABLE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL}
+_CANNOT_GROW = {sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_TRUNCATE}
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
@@ -142,7 +158,7 @@ def translate(exc: sqlite3.Error, path: Path) -> StoreError:
     """Our error for one of SQLite's."""
     extended = getattr(exc, "sqlite_errorcode", None)
     code = extended & 0xFF if extended is not None else None
-    if code == sqlite3.SQLITE_FULL or extended == sqlite3.SQLITE_IOERR_WRITE:
+    if code == sqlite3.SQLITE_FULL or extended in _CANNOT_GROW:
         return StoreFull(
             f"{path} cannot grow: the disk is full, or the file has reached its limit. Nothing was stored."
         )

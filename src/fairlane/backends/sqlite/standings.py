@@ -48,7 +48,9 @@ class _Stander:
 
     def standing(self) -> Standing:
         e = self.e
-        place, of = (None, 0) if e.arrival is None or e.state == SCHEDULED else self._places()
+        # In an ordered lane a job that waits for its retry keeps its place; elsewhere what is scheduled has none yet.
+        in_line = e.arrival is not None and (e.state != SCHEDULED or e.lane is not None)
+        place, of = self._places() if in_line else (None, 0)
         exact = place is None or place <= EXACT_PLACES
         free, servers = self._servers()
         gate, until = self._gate(place, free)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from ...binding import Binding, Release
 from ...clock import Clock, SystemClock
-from ...errors import InvalidInput, StoreError
+from ...errors import InvalidInput
 from ...job import Claimed, Enqueued, Held, Job, JobState, NewJob, Verdict
 from ...names import check_count, check_key, check_name
 from ...reading import Filter, LaneReading, Page, QueueReading, Standing
@@ -65,8 +65,7 @@ class SqliteStore:
         return await self._writer.submit(work)
 
     async def _read(self, look: Callable[[views.View], T]) -> T:
-        if self._closed:
-            raise StoreError("this store is closed; open it again")
+        self._writer.check_usable()
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._look, look)
 
     def _look(self, look: Callable[[views.View], T]) -> T:

@@ -295,13 +295,20 @@ def _session(view: View, who: Presence, loads: dict[int, list[int]]) -> Session:
 
 
 def bindings(view: View, pool: str | None, key: str | None, limit: int) -> list[Binding]:
-    """Bindings, open ones first."""
+    """Bindings, open ones first, then the latest."""
+    check_page(limit)
+    if key is not None:
+        rows = view.all("bindings_of_key", key, pool, limit)
+    else:
+        rows = view.all("bindings_open", pool, limit)
+        if len(rows) < limit:
+            rows += view.all("bindings_closed", pool, limit - len(rows))
     return [
         Binding(
             pool=row[0], key=row[1], index=row[2], state=BindingState(row[3]), opened_at=row[4], used_at=row[5],
             closed_at=row[6], cleanup=row[7], cleanup_failed=bool(row[8]),
         )
-        for row in view.all("bindings_read", pool, key, check_page(limit))
+        for row in rows
     ]  # fmt: skip
 
 

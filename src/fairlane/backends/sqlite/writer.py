@@ -25,6 +25,20 @@ from .steps.step import Step
 
 T = TypeVar("T")
 MOST_PER_COMMIT = 256
+_ONE_CALLERS_FAULT = (
+    FairlaneError,
+    sqlite3.IntegrityError,
+    sqlite3.ProgrammingError,
+    sqlite3.InterfaceError,
+    sqlite3.DataError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+"""What one call can do wrong without harming the others of its transaction."""
 
 
 class _Request:
@@ -68,13 +82,17 @@ class Writer:
 
     def submit(self, work: Callable[[Step], T]) -> asyncio.Future[T]:
         """Run `work` in a transaction; the future is done once it is committed."""
+        self.check_usable()
+        request = _Request(work, asyncio.get_running_loop())
+        self._requests.put(request)
+        return request.future
+
+    def check_usable(self) -> None:
+        """Refuse a store that is closed, or whose threads stayed in the parent of a fork."""
         if self._closed:
             raise StoreError("this store is closed; open it again")
         if os.getpid() != self._pid:
             raise StoreError("this store was opened before a fork; open it anew in the child process")
-        request = _Request(work, asyncio.get_running_loop())
-        self._requests.put(request)
-        return request.future
 
     def close(self) -> None:
         """Finish what was submitted, then let go of the file."""
@@ -85,10 +103,24 @@ class Writer:
             return
         self._requests.put(None)
         self._thread.join()
+        self._refuse_the_late()
         # The last connection to close checkpoints, so this is a write like any other.
         with self._lock:
             self._connection.close()
         self._lock.close()
+
+    def _refuse_the_late(self) -> None:
+        """Whoever submitted between the last look and the end gets an answer too."""
+        late = []
+        while True:
+            try:
+                request = self._requests.get_nowait()
+            except Empty:
+                break
+            if request is not None:
+                request.error = StoreError("this store was closed; open it again")
+                late.append(request)
+        self._answer_all(late)
 
     def _run(self) -> None:
         going = True
@@ -123,6 +155,9 @@ class Writer:
         else:
             if topics:
                 self._publish(topics)
+        self._answer_all(batch)
+
+    def _answer_all(self, batch: list[_Request]) -> None:
         for loop in {request.loop for request in batch}:
             try:
                 loop.call_soon_threadsafe(_answer, [r for r in batch if r.loop is loop])
@@ -144,7 +179,7 @@ class Writer:
             try:
                 request.answer = request.work(step)
                 step.flush()
-            except (FairlaneError, sqlite3.IntegrityError, ArithmeticError, LookupError, TypeError, ValueError) as exc:
+            except _ONE_CALLERS_FAULT as exc:
                 # Everything else (a full disk, a lost file) fails the whole transaction.
                 connection.execute("ROLLBACK TO one")
                 self._catalog.forget()

@@ -127,7 +127,7 @@ CREATE TABLE fairlane_live (
 );
 CREATE INDEX fairlane_live_ready    ON fairlane_live (flow, arrival) WHERE flow IS NOT NULL;
 CREATE INDEX fairlane_live_waiting  ON fairlane_live (lane, rank, arrival) WHERE lane IS NOT NULL AND granted = 0;
-CREATE INDEX fairlane_live_kept     ON fairlane_live (lane) WHERE lane IS NOT NULL AND due IS NOT NULL;
+CREATE INDEX fairlane_live_kept     ON fairlane_live (lane) WHERE lane IS NOT NULL AND (due IS NOT NULL OR gate > 0);
 CREATE INDEX fairlane_live_running  ON fairlane_live (session, class) WHERE session IS NOT NULL;
 CREATE INDEX fairlane_live_due      ON fairlane_live (class, due) WHERE due IS NOT NULL;
 CREATE INDEX fairlane_live_later    ON fairlane_live (seq) WHERE due IS NOT NULL;
@@ -214,6 +214,7 @@ CREATE TABLE fairlane_session (
 );
 CREATE UNIQUE INDEX fairlane_session_index ON fairlane_session (pool, idx)
     WHERE idx IS NOT NULL AND state IN ('live', 'stopping');
+CREATE INDEX fairlane_session_place ON fairlane_session (pool, idx, seq) WHERE idx IS NOT NULL;
 CREATE INDEX fairlane_session_state ON fairlane_session (state);
 
 CREATE TABLE fairlane_binding (

@@ -70,14 +70,16 @@ WHERE seq IN (SELECT seq FROM fairlane_live WHERE lane = ?1 AND granted = 0 UNIO
 SELECT l.seq, l.rank, l.arrival FROM fairlane_lane n CROSS JOIN fairlane_domain d ON d.queue = n.queue
 CROSS JOIN fairlane_flow f ON f.domain = d.id AND f.lane = n.key CROSS JOIN fairlane_live l ON l.flow = f.id
 WHERE n.id = ?1 AND l.lane = ?1 AND l.session IS NULL
-UNION ALL SELECT l.seq, l.rank, l.arrival FROM fairlane_live l WHERE l.gate > 0 AND l.lane = ?1 AND l.granted = 1 AND l.state = 2
-UNION ALL SELECT l.seq, l.rank, l.arrival FROM fairlane_live l WHERE l.lane = ?1 AND l.due IS NOT NULL AND l.granted = 1
+UNION ALL SELECT l.seq, l.rank, l.arrival FROM fairlane_live l
+WHERE l.lane = ?1 AND (l.due IS NOT NULL OR l.gate > 0) AND l.granted = 1
 
 -- name: lane_delete
 DELETE FROM fairlane_lane WHERE id = ?
 
 -- name: lane_forget
-UPDATE fairlane_live SET lane = NULL, granted_at = NULL WHERE seq IN (SELECT seq FROM (/*lane_holders*/))
+-- Those without a place are the ones that have expired; the sweeper cancels them.
+UPDATE fairlane_live SET lane = NULL, granted = 1, granted_at = NULL WHERE seq IN (
+    SELECT seq FROM fairlane_live WHERE lane = ?1 AND granted = 0 UNION ALL SELECT seq FROM (/*lane_holders*/))
 
 -- name: lane_forget_running
 UPDATE fairlane_live SET lane = NULL WHERE session IS NOT NULL AND lane = ?

@@ -27,9 +27,9 @@ SELECT count(*) FROM (SELECT 1 FROM fairlane_live WHERE flow = ? AND arrival < ?
 SELECT count(*) FROM (SELECT 1 FROM fairlane_live WHERE lane = ? AND granted = 0 AND rank = ? AND arrival < ? AND state = 2 LIMIT ?)
 
 -- name: place_holding
--- Jobs of a limited lane that hold a place behind a gate.
+-- Jobs of a limited lane that hold a place behind a gate, or until their retry.
 SELECT count(*) FROM (SELECT 1 FROM fairlane_live
-    WHERE gate > 0 AND lane = ? AND granted = 1 AND rank = ? AND arrival < ? AND state = 2 LIMIT ?)
+    WHERE lane = ? AND (due IS NOT NULL OR gate > 0) AND granted = 1 AND rank = ? AND arrival < ? AND state < 3 LIMIT ?)
 
 -- name: place_gated
 -- Jobs of a lane without a limit that wait behind a gate.
@@ -51,7 +51,7 @@ SELECT count(*) FROM (SELECT 1 FROM fairlane_flow m CROSS JOIN fairlane_flow f O
 
 -- name: lane_retrying
 -- An ordered lane that is closed for a retry: until when.
-SELECT min(due) FROM fairlane_live WHERE lane = ? AND due IS NOT NULL AND granted = 1
+SELECT min(due) FROM fairlane_live WHERE lane = ? AND (due IS NOT NULL OR gate > 0) AND due IS NOT NULL AND granted = 1
 
 -- name: workers_of_queue
 SELECT s.slots, s.reserved_high, s.reserved_normal, /*loads*/
@@ -81,11 +81,20 @@ SELECT session, class, count(*) FROM fairlane_live WHERE session IS NOT NULL GRO
 SELECT j.lane, sum(l.state < 3), sum(l.state = 3) FROM fairlane_live l JOIN fairlane_job j ON j.seq = l.seq
 WHERE l.queue = ? AND l.state >= 2 GROUP BY j.lane ORDER BY 2 DESC, 3 DESC, 1 LIMIT ?
 
--- name: bindings_read
-SELECT b.pool, b.key, b.idx, b.state, b.opened_at, b.used_at, b.closed_at, j.id, b.cleanup_failed
-FROM fairlane_binding b LEFT JOIN fairlane_job j ON j.seq = b.cleanup
-WHERE (?1 IS NULL OR b.pool = ?1) AND (?2 IS NULL OR b.key = ?2)
-ORDER BY b.closed_at IS NOT NULL, b.seq DESC LIMIT ?3
+-- name: binding_columns
+b.pool, b.key, b.idx, b.state, b.opened_at, b.used_at, b.closed_at, j.id, b.cleanup_failed
+
+-- name: bindings_of_key
+SELECT /*binding_columns*/ FROM fairlane_binding b LEFT JOIN fairlane_job j ON j.seq = b.cleanup
+WHERE b.key = ?1 AND (?2 IS NULL OR b.pool = ?2) ORDER BY b.closed_at IS NOT NULL, b.seq DESC LIMIT ?3
+
+-- name: bindings_open
+SELECT /*binding_columns*/ FROM fairlane_binding b LEFT JOIN fairlane_job j ON j.seq = b.cleanup
+WHERE b.closed_at IS NULL AND (?1 IS NULL OR b.pool = ?1) ORDER BY b.seq DESC LIMIT ?2
+
+-- name: bindings_closed
+SELECT /*binding_columns*/ FROM fairlane_binding b LEFT JOIN fairlane_job j ON j.seq = b.cleanup
+WHERE b.closed_at IS NOT NULL AND (?1 IS NULL OR b.pool = ?1) ORDER BY b.closed_at DESC, b.seq DESC LIMIT ?2
 
 -- name: schedules_read
 SELECT name, timetable, job, stored_at, declared_at, last_slot FROM fairlane_schedule ORDER BY name
@@ -104,7 +113,7 @@ SELECT seq FROM fairlane_session WHERE pool = ? AND idx = ?
 SELECT seq FROM fairlane_outcome WHERE session = ? AND seq < ? ORDER BY seq DESC
 
 -- name: find_session_live
-SELECT seq FROM fairlane_live WHERE session = ? AND seq < ? ORDER BY seq DESC
+SELECT seq FROM fairlane_live INDEXED BY fairlane_live_running WHERE session = ? AND seq < ? ORDER BY seq DESC
 
 -- name: find_inbox
 SELECT seq FROM fairlane_live WHERE inbox = ? AND inbox <> '' AND state < 3 AND seq < ? ORDER BY seq DESC
@@ -139,7 +148,7 @@ SELECT seq FROM fairlane_live WHERE due IS NOT NULL AND state = 1 AND seq < ? OR
 
 -- name: find_running
 -- What runs is at most what the fleet has slots for, so sorting it is cheap.
-SELECT seq FROM fairlane_live WHERE session IS NOT NULL AND seq < ?1
+SELECT seq FROM fairlane_live INDEXED BY fairlane_live_running WHERE session IS NOT NULL AND seq < ?1
 UNION ALL SELECT seq FROM fairlane_live WHERE gate = 4 AND gate > 0 AND seq < ?1 ORDER BY 1 DESC
 
 -- name: find_all

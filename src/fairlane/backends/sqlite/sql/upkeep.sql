@@ -63,6 +63,13 @@ WHERE n.granted <> coalesce(x.granted, 0)
 SELECT n.id, n.key FROM fairlane_lane n WHERE n.granted < n.places
 AND EXISTS (SELECT 1 FROM fairlane_live l WHERE l.lane = n.id AND l.granted = 0)
 
+-- name: lanes_dangling
+SELECT l.seq, j.id FROM fairlane_live l JOIN fairlane_job j ON j.seq = l.seq
+WHERE l.lane IS NOT NULL AND NOT EXISTS (SELECT 1 FROM fairlane_lane n WHERE n.id = l.lane)
+
+-- name: live_leave_lane
+UPDATE fairlane_live SET lane = NULL, granted = 1 WHERE seq = ?
+
 -- name: flow_differences
 SELECT f.id, f.lane, f.head, (SELECT min(l.arrival) FROM fairlane_live l WHERE l.flow = f.id AND l.session IS NULL) AS true FROM fairlane_flow f
 WHERE f.head IS NOT (SELECT min(l.arrival) FROM fairlane_live l WHERE l.flow = f.id AND l.session IS NULL)

@@ -124,7 +124,11 @@ def cleaned(step: Step, e: Entry, state: JobState) -> None:
         return
     held = list(map(entry_of, step.all("binding_gated", e.binding)))
     if not held:
-        step.run("binding_close", "released", step.now, int(state is not JobState.COMPLETED), e.binding)
+        if step.one("binding_busy", e.binding, e.seq) is not None:
+            # It was cancelled before its turn came: the release goes on without it.
+            step.run("binding_drain", None, e.binding)
+        else:
+            step.run("binding_close", "released", step.now, int(state is not JobState.COMPLETED), e.binding)
         return
     step.run("binding_cleaned", step.now, int(state is not JobState.COMPLETED), e.binding)
     for waiting in held:

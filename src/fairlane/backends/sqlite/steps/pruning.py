@@ -74,6 +74,9 @@ def recount(step: Step) -> Recount:
     for lane, key in step.all("lanes_short"):
         if given := places.hand_on(step, step.lane(lane)):
             differences.append(f"lane {key}: {given} places were free while jobs waited")
+    for seq, id in step.all("lanes_dangling"):
+        differences.append(f"job {id}: its lane was gone")
+        step.run("live_leave_lane", seq)
     for flow, lane, kept, true in step.all("flow_differences"):
         differences.append(f"flow of lane {lane!r}: head was {kept}, is {true}")
         found = step.flow_number(flow)
