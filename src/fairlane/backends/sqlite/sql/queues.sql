@@ -77,7 +77,7 @@ WHERE l.lane = ?1 AND (l.due IS NOT NULL OR l.gate > 0) AND l.granted = 1
 DELETE FROM fairlane_lane WHERE id = ?
 
 -- name: lane_forget
--- Those without a place are the ones that have expired; the sweeper cancels them.
+-- Those without a place are turns that have expired; the sweeper cancels them.
 UPDATE fairlane_live SET lane = NULL, granted = 1, granted_at = NULL WHERE seq IN (
     SELECT seq FROM fairlane_live WHERE lane = ?1 AND granted = 0 UNION ALL SELECT seq FROM (/*lane_holders*/))
 
@@ -88,6 +88,11 @@ UPDATE fairlane_live SET lane = NULL WHERE session IS NOT NULL AND lane = ?
 -- The next in line for a place. What has expired gets none; the sweeper cancels it.
 SELECT lane, seq, class, state, gate, inbox, arrival, waiter FROM fairlane_live
 WHERE lane = ? AND granted = 0 AND (expires_at IS NULL OR expires_at > ?) ORDER BY rank, arrival LIMIT 1
+
+-- name: lane_any
+-- The next of a lane whose limit is gone.
+SELECT lane, seq, class, state, gate, inbox, arrival, waiter FROM fairlane_live
+WHERE lane = ? AND granted = 0 AND (waiter IS NULL OR expires_at IS NULL OR expires_at > ?) ORDER BY rank, arrival LIMIT 1
 
 -- name: lanes_with_next
 -- Several lanes at once, each with the next in line for a place and the flow that one will join, if it exists.

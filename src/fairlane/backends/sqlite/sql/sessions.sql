@@ -64,7 +64,8 @@ SELECT idx FROM fairlane_session
 WHERE pool = ? AND state = 'live' AND idx IS NOT NULL AND boot = ? AND expires > ? ORDER BY idx
 
 -- name: pool_bindings
-SELECT idx, count(*) FROM fairlane_binding WHERE pool = ? AND closed_at IS NULL GROUP BY idx
+-- A binding that drains is about to leave: it does not count.
+SELECT idx, count(*) FROM fairlane_binding WHERE pool = ? AND closed_at IS NULL AND state = 'open' GROUP BY idx
 
 -- name: inbox_room
 -- A worker's slots, and what it runs by class.
