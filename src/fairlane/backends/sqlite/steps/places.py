@@ -232,7 +232,7 @@ def resize(step: Step, lane: Lane, places: int, ordered: bool) -> None:
 
 def abolish(step: Step, lane: Lane) -> None:
     """The lane has no limit any more: everybody in it may start."""
-    # Expired jobs too: in line a claim finds and cancels them. An expired turn would be started by it, so it is left out.
+    # Expired jobs too: in line a claim finds and cancels them. An expired turn would be started, so it is left out.
     while (row := step.one("lane_any", lane.id, step.now)) is not None:
         _grant(step, lane, Next(*row))
     step.run("lane_forget", lane.id)
