@@ -86,6 +86,7 @@ HOT: dict[str, tuple[str, ...]] = {
     "outcome_insert": (),
     "outcome_complete": (),
     "live_delete": (ROWID,),
+    "live_delete_all": (ROWID,),
     "live_grant": (ROWID,),
     "lane_next": ("fairlane_live_waiting (lane=?)",),
     "lanes_with_next": (

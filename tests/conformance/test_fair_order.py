@@ -244,3 +244,15 @@ async def test_bound_jobs_share_the_inbox_of_their_worker_fairly(kit: Kit) -> No
     late = await kit.enqueue(lane="B", sticky="plan")
     asked = await worker.claim(2, Ask(None, Priority.NORMAL, 2))
     assert late in [job.id for job in asked]
+
+
+async def test_pruning_forgets_no_lane_that_still_has_work(kit: Kit) -> None:
+    await kit.settings("default", LaneRule(pattern="a", limit=1))
+    worker = await kit.worker()
+    for id in ("a1", "a2"):
+        await kit.enqueue(id=id, lane="a")
+    [first] = await worker.claim()
+    await kit.store.prune(Retention())
+    await kit.enqueue(id="b1", lane="b")
+    await worker.complete(first)
+    assert await worker.claim_ids(2) == ["b1", "a2"]

@@ -261,3 +261,15 @@ async def test_cancelling_the_clean_up_ends_the_draining(kit: Kit) -> None:
     # Nobody is left to end it: a binding without a clean-up and without jobs must not drain for ever.
     assert (await _binding(kit)).state in (BindingState.RELEASED, BindingState.OPEN)
     assert await worker.claim(10) == []
+
+
+async def test_cancelling_a_clean_up_before_its_turn_leaves_the_jobs_of_the_key_their_binding(kit: Kit) -> None:
+    first, second = await kit.worker(), await kit.worker()
+    job = await kit.enqueue(sticky="plan")
+    tidy = NewJob(id="tidy", task="tidy", kind=JobKind.CLEANUP)
+    assert await kit.store.release("default", "plan", tidy) is Release.DRAINING
+    await kit.store.cancel([tidy.id])
+    [binding] = await kit.store.bindings(key="plan")
+    assert binding.state is BindingState.DRAINING
+    await first.leave()
+    assert await second.claim_ids() == [job], "a worker that is gone must not keep it"

@@ -261,3 +261,14 @@ def test_settings_that_make_no_sense_are_refused_naming_the_field(make: Callable
     with pytest.raises(InvalidInput) as refused:
         make()
     assert refused.value.field == field
+
+
+async def test_an_expired_job_survives_the_end_of_its_lane_s_limit_only_until_the_next_pass(kit: Kit) -> None:
+    await kit.settings("default", LaneRule(pattern="a", limit=1))
+    first = await kit.enqueue(lane="a")
+    late = await kit.enqueue(lane="a", expires=10)
+    kit.clock.advance(11)
+    await kit.settings("default", version=1)
+    assert (await kit.store.promote()).expired == 1
+    assert (await kit.state(first), await kit.state(late)) == (JobState.PENDING, JobState.CANCELLED)
+    assert (await kit.store.recount()).differences == ()

@@ -57,10 +57,11 @@ UPDATE fairlane_live SET flow = NULL, granted_at = NULL WHERE seq = ?
 UPDATE fairlane_live SET granted = 1, flow = ?, granted_at = ? WHERE seq = ?
 
 -- name: live_start
--- The job keeps its flow, so that the index of claimable jobs is changed once, when it ends, and not here.
-UPDATE fairlane_live SET state = 3, granted_at = NULL, session = ?, claim = ?, fence = ?, attempt = ?, started_at = ?,
-    paid = ?
-WHERE seq = ?
+-- Jobs that cost the same, at once. A job keeps its flow, so that the index of claimable jobs is changed once, when it
+-- ends, and not here.
+UPDATE fairlane_live SET state = 3, granted_at = NULL, session = ?, claim = ?, fence = fence + 1, attempt = attempt + 1,
+    started_at = ?, paid = ?
+WHERE seq IN (SELECT value FROM json_each(?))
 
 -- name: live_cancel
 UPDATE fairlane_live SET cancel = 1 WHERE seq = ?
@@ -70,6 +71,9 @@ UPDATE fairlane_live SET refused = refused + 1 WHERE seq = ? AND state = 3
 
 -- name: live_delete
 DELETE FROM fairlane_live WHERE seq = ?
+
+-- name: live_delete_all
+DELETE FROM fairlane_live WHERE seq IN (SELECT value FROM json_each(?))
 
 -- name: outcome_insert
 INSERT INTO fairlane_outcome (seq, queue, state, reason, result, error, error_group, session, move, arrival, attempt, fence,

@@ -161,8 +161,10 @@ INSERT INTO fairlane_domain (inbox, class, queue) VALUES (?, ?, ?)
 UPDATE fairlane_domain SET clock = ? WHERE id = ?
 
 -- name: domains_idle
+-- Domains of classes that have no job at all: also those that wait for a place of their lane have an order to keep.
 SELECT d.id, max(f.finish) FROM fairlane_domain d JOIN fairlane_flow f ON f.domain = d.id
-GROUP BY d.id HAVING count(f.tag) = 0 AND max(f.finish) > d.clock
+JOIN fairlane_tally t ON t.queue = d.queue AND t.class = d.class AND t.pending + t.running = 0
+GROUP BY d.id HAVING max(f.finish) > d.clock
 
 -- name: flow_get
 SELECT id, finish, tag, head FROM fairlane_flow WHERE domain = ? AND lane = ?

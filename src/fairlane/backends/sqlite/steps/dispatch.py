@@ -220,13 +220,13 @@ class _Claimer:
         priority: Priority,
     ) -> None:
         step, number, now, seq = self.step, self.call.number, self.step.now, self.who.seq
-        starts = []
+        starts: dict[int, list[int]] = {}
         for row, paid in taken:
-            fence = row[4] + 1
-            starts.append((seq, number, fence, row[5] + 1, now, paid, row[0]))
-            self.claimed.append(_claimed(row, fence, queue.name, priority))
+            starts.setdefault(paid, []).append(row[0])
+            self.claimed.append(_claimed(row, row[4] + 1, queue.name, priority))
             step.topics.add("job:" + row[8])
-        step.many("live_start", starts)
+        for paid, seqs in starts.items():
+            step.run("live_start", seq, number, now, paid, msgspec.json.encode(seqs).decode())
         step.catalog.remember_seqs([(row[8], row[0]) for row, _ in taken])
         step.many(
             "flow_started",

@@ -85,7 +85,7 @@ class _Ends:
         self.step = step
         self.completed: list[tuple[Any, ...]] = []
         self.outcomes: list[tuple[Any, ...]] = []
-        self.gone: list[tuple[int]] = []
+        self.gone: list[int] = []
         self.lanes: dict[int, int] = {}
         self.counts: dict[tuple[int, int, int], int] = {}
 
@@ -104,7 +104,7 @@ class _Ends:
                     move, arrival, attempt, fence, started_at, self.step.now, refused,
                 )
             )  # fmt: skip
-        self.gone.append((seq,))
+        self.gone.append(seq)
         if lane is not None:
             self.lanes[lane] = self.lanes.get(lane, 0) + granted
         count = (queue, class_, code)
@@ -120,7 +120,7 @@ class _Ends:
         step = self.step
         step.many("outcome_complete", self.completed)
         step.many("outcome_insert", self.outcomes)
-        step.many("live_delete", self.gone)
+        step.run("live_delete_all", msgspec.json.encode(self.gone).decode())
         for (queue, class_, code), count in self.counts.items():
             outcomes.tell(step, queue, class_, RUNNING, code, count)
         if self.lanes:
