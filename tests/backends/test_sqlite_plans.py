@@ -109,7 +109,7 @@ HOT: dict[str, tuple[str, ...]] = {
     "binding_open": ("fairlane_binding_open (pool=? AND key=?)",),
     # time
     "entries_due": ("fairlane_live_due (class=? AND due<?)",),
-    "entries_expired": ("fairlane_live_expiry (expires_at<?)",),
+    "seqs_expired": ("fairlane_live_expiry (expires_at<?)",),
     "next_moments": ("fairlane_live_due (class=? AND due>?)", "fairlane_live_expiry (expires_at>?)"),
     "grants_idle": ("fairlane_live_holding (granted_at<?)",),
     # pages

@@ -65,6 +65,8 @@ class Writer:
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()
         self._catalog = Catalog()
         self._pid = os.getpid()
+        # Nothing is submitted behind the end: between the look and the put nobody can close.
+        self._door = threading.Lock()
         self._closed = False
         try:
             with self._lock:
@@ -82,9 +84,10 @@ class Writer:
 
     def submit(self, work: Callable[[Step], T]) -> asyncio.Future[T]:
         """Run `work` in a transaction; the future is done once it is committed."""
-        self.check_usable()
         request = _Request(work, asyncio.get_running_loop())
-        self._requests.put(request)
+        with self._door:
+            self.check_usable()
+            self._requests.put(request)
         return request.future
 
     def check_usable(self) -> None:
@@ -96,31 +99,18 @@ class Writer:
 
     def close(self) -> None:
         """Finish what was submitted, then let go of the file."""
-        if self._closed:
-            return
-        self._closed = True
+        with self._door:
+            if self._closed:
+                return
+            self._closed = True
         if os.getpid() != self._pid:
             return
         self._requests.put(None)
         self._thread.join()
-        self._refuse_the_late()
         # The last connection to close checkpoints, so this is a write like any other.
         with self._lock:
             self._connection.close()
         self._lock.close()
-
-    def _refuse_the_late(self) -> None:
-        """Whoever submitted between the last look and the end gets an answer too."""
-        late = []
-        while True:
-            try:
-                request = self._requests.get_nowait()
-            except Empty:
-                break
-            if request is not None:
-                request.error = StoreError("this store was closed; open it again")
-                late.append(request)
-        self._answer_all(late)
 
     def _run(self) -> None:
         going = True

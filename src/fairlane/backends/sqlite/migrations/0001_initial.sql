@@ -177,6 +177,8 @@ CREATE TABLE fairlane_held_unique (
     task  TEXT NOT NULL,
     value TEXT NOT NULL,
     seq   INTEGER NOT NULL,
+    id    TEXT NOT NULL,
+    state INTEGER,                -- of the job once it is final
     until REAL,                   -- kept so long, even when the job is final
     PRIMARY KEY (task, value)
 ) WITHOUT ROWID;

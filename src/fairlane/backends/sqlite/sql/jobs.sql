@@ -116,18 +116,21 @@ SELECT j.id, o.state FROM json_each(?) w CROSS JOIN fairlane_job j ON j.id = w.v
 LEFT JOIN fairlane_outcome o ON o.seq = j.seq
 
 -- name: unique_get
-SELECT j.id, o.state, l.state, u.until FROM fairlane_held_unique u JOIN fairlane_job j ON j.seq = u.seq
-LEFT JOIN fairlane_live l ON l.seq = u.seq LEFT JOIN fairlane_outcome o ON o.seq = u.seq WHERE u.task = ? AND u.value = ?
+SELECT u.id, u.state, l.state, u.until FROM fairlane_held_unique u LEFT JOIN fairlane_live l ON l.seq = u.seq
+WHERE u.task = ? AND u.value = ?
 
 -- name: unique_put
-INSERT OR REPLACE INTO fairlane_held_unique (task, value, seq, until) VALUES (?, ?, ?, ?)
+INSERT OR REPLACE INTO fairlane_held_unique (task, value, seq, id, until) VALUES (?, ?, ?, ?, ?)
 
 -- name: unique_release
 DELETE FROM fairlane_held_unique WHERE seq = ? AND (until IS NULL OR until <= ?)
 
--- name: entries_expired
-SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
-WHERE l.expires_at <= ? AND l.state IN (1, 2) ORDER BY l.expires_at LIMIT ?
+-- name: unique_outlive
+-- The job is final and the value still held: it must be told of even when the job is forgotten.
+UPDATE fairlane_held_unique SET state = ? WHERE seq = ?
+
+-- name: seqs_expired
+SELECT seq FROM fairlane_live WHERE expires_at <= ? AND state IN (1, 2) ORDER BY expires_at LIMIT ?
 
 -- name: entries_due
 SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
@@ -162,7 +165,8 @@ SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq
 WHERE l.gate = 4 AND l.gate > 0 AND l.due <= ? LIMIT ?
 
 -- name: child_exists
-SELECT 1 FROM fairlane_job WHERE id = ?
+-- As long as an id is remembered, its copy is not made again.
+SELECT 1 FROM fairlane_job WHERE id = ?1 UNION ALL SELECT 1 FROM fairlane_remembered WHERE id = ?1
 
 -- name: children_live
 SELECT 1 FROM fairlane_job j CROSS JOIN fairlane_live l ON l.seq = j.seq WHERE j.parent = ? LIMIT 1

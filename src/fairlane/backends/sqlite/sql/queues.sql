@@ -110,9 +110,13 @@ SELECT /*entry_columns*/ FROM (SELECT seq FROM (/*lane_holders*/) ORDER BY rank 
 CROSS JOIN fairlane_live l ON l.seq = h.seq CROSS JOIN fairlane_job j ON j.seq = l.seq
 
 -- name: lane_others
--- Jobs that wait for a place and are not meant for this inbox.
+-- Jobs that wait for a place of a lane, best first.
+SELECT lane, seq, class, state, gate, inbox, arrival, waiter FROM fairlane_live
+WHERE lane = ? AND granted = 0 AND (expires_at IS NULL OR expires_at > ?) ORDER BY rank, arrival LIMIT 10000
+
+-- name: lane_kept
 SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
-WHERE l.lane = ? AND l.granted = 0 AND l.inbox <> ? ORDER BY l.rank, l.arrival LIMIT 100
+WHERE l.lane = ? AND (l.due IS NOT NULL OR l.gate > 0) AND l.due IS NOT NULL
 
 -- name: lane_occupied
 SELECT 1 FROM fairlane_live WHERE lane = ? AND granted = 0 LIMIT 1
@@ -123,6 +127,8 @@ SELECT (SELECT count(*) FROM (SELECT 1 FROM fairlane_lane n CROSS JOIN fairlane_
         WHERE n.queue = ?1 AND n.key = ?2 AND l.granted = 0 LIMIT ?3))
     + (SELECT count(*) FROM (SELECT 1 FROM fairlane_domain d CROSS JOIN fairlane_flow f ON f.domain = d.id AND f.lane = ?2
         CROSS JOIN fairlane_live l ON l.flow = f.id WHERE d.queue = ?1 AND l.session IS NULL LIMIT ?3))
+    + (SELECT count(*) FROM (SELECT 1 FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
+        WHERE l.gate > 0 AND l.granted = 1 AND l.queue = ?1 AND j.lane = ?2 LIMIT ?3))
 
 -- name: lanes_with_room
 SELECT id FROM fairlane_lane WHERE granted < places
@@ -141,8 +147,15 @@ WHERE j.queue = ? AND j.lane = ? AND l.lane IS NULL AND l.state >= 2
 ORDER BY l.state DESC, l.arrival
 
 -- name: grants_idle
-SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
-WHERE l.granted_at <= ? ORDER BY l.granted_at LIMIT ?
+-- Places of unordered lanes that are held and not used, while somebody waits for one.
+SELECT l.seq FROM fairlane_live l CROSS JOIN fairlane_lane n ON n.id = l.lane
+WHERE l.granted_at <= ? AND n.ordered = 0 AND EXISTS (SELECT 1 FROM fairlane_live x WHERE x.lane = n.id AND x.granted = 0)
+ORDER BY l.granted_at LIMIT ?
+
+-- name: inboxes_waiting
+-- Workers with claimable jobs of a queue in their inbox.
+SELECT DISTINCT d.inbox FROM fairlane_domain d WHERE d.queue = ? AND d.inbox <> ''
+AND EXISTS (SELECT 1 FROM fairlane_flow f WHERE f.domain = d.id AND f.tag IS NOT NULL)
 
 -- name: domain_get
 SELECT id, clock FROM fairlane_domain WHERE inbox = ? AND class = ? AND queue = ?

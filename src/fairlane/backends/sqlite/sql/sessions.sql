@@ -32,6 +32,10 @@ UPDATE fairlane_session SET claim = ? WHERE seq = ?
 -- name: session_load
 SELECT class, count(*) FROM fairlane_live WHERE session = ? GROUP BY class
 
+-- name: session_turns
+-- Turns take no slot.
+SELECT class, count(*) FROM fairlane_live WHERE waiter = ? AND session IS NOT NULL GROUP BY class
+
 -- name: session_entries
 SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq WHERE l.session = ?
 ORDER BY l.arrival
@@ -73,9 +77,9 @@ SELECT s.slots, s.reserved_high, s.reserved_normal, /*loads*/
 FROM fairlane_session s WHERE s.pool = ? AND s.idx = ? AND s.idx IS NOT NULL AND s.state = 'live'
 
 -- name: loads
-(SELECT count(*) FROM fairlane_live l WHERE l.session = s.seq AND l.class = 0),
-(SELECT count(*) FROM fairlane_live l WHERE l.session = s.seq AND l.class = 1),
-(SELECT count(*) FROM fairlane_live l WHERE l.session = s.seq AND l.class = 2)
+(SELECT count(*) FROM fairlane_live l WHERE l.session = s.seq AND l.class = 0 AND l.waiter IS NULL),
+(SELECT count(*) FROM fairlane_live l WHERE l.session = s.seq AND l.class = 1 AND l.waiter IS NULL),
+(SELECT count(*) FROM fairlane_live l WHERE l.session = s.seq AND l.class = 2 AND l.waiter IS NULL)
 
 -- name: tie_columns
 -- The order of `Tie`.

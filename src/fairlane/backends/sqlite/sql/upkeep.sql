@@ -1,10 +1,10 @@
 -- name: ended_beyond
 -- The moment before which jobs of a queue and state are too many.
-SELECT finished_at FROM fairlane_outcome WHERE queue = ? AND state = ? ORDER BY finished_at DESC LIMIT 1 OFFSET ?
+SELECT finished_at, seq FROM fairlane_outcome WHERE queue = ? AND state = ? ORDER BY finished_at DESC, seq DESC LIMIT 1 OFFSET ?
 
 -- name: jobs_ended_before
 SELECT j.seq, j.id, o.finished_at, /*fingerprint_columns*/ FROM fairlane_outcome o CROSS JOIN fairlane_job j ON j.seq = o.seq
-CROSS JOIN fairlane_queue q ON q.id = j.queue WHERE o.queue = ? AND o.state = ? AND o.finished_at <= ? ORDER BY o.finished_at LIMIT ?
+CROSS JOIN fairlane_queue q ON q.id = j.queue WHERE o.queue = ?1 AND o.state = ?2 AND o.finished_at <= ?3 AND (o.finished_at < ?3 OR o.seq <= ?4) ORDER BY o.finished_at LIMIT ?5
 
 -- name: outcome_delete
 DELETE FROM fairlane_outcome WHERE seq = ?

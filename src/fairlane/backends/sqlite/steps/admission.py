@@ -92,11 +92,12 @@ def store(step: Step, job: NewJob, *, parent: Entry | None = None, tie: bindings
     """Store one new job and admit it if it is due. `parent`: it is a copy of a broadcast; `tie`: it is its clean-up."""
     queue = step.queue(job.queue)
     terms = step.catalog.terms(queue, job.lane or "")
-    waiter = _check(step, queue, job, terms)
+    # Copies and clean-ups belong to work that was accepted already: no limit may stop a worker from joining.
+    waiter = _check(step, queue, job, terms) if parent is None and tie is None else None
     entry = insert(step, queue, job, waiter, parent)
     if job.unique is not None:
         until = None if job.unique_for is None else step.now + job.unique_for
-        step.run("unique_put", job.task, job.unique, entry.seq, until)
+        step.run("unique_put", job.task, job.unique, entry.seq, job.id, until)
     if job.cron is not None:
         step.run("schedule_fired", job.cron.slot, job.cron.schedule)
     if tie is not None:
@@ -205,7 +206,7 @@ def _check_room(step: Step, queue: Queue, job: NewJob, terms: LaneTerms) -> None
 def _relief(step: Step, queue: Queue, servers: int) -> float | None:
     """Seconds until a place is free: the median run time, shared by those that run."""
     times = sorted(seconds for (seconds,) in step.all("service_times", queue.id))
-    return times[len(times) // 2] / max(1, servers) if times else None
+    return max(0.0, times[len(times) // 2]) / max(1, servers) if times else None
 
 
 def add_child(step: Step, parent: Entry, index: int) -> None:
@@ -240,7 +241,10 @@ def release(step: Step, pool: str, key: str, cleanup: NewJob | None) -> str:
         raise InvalidInput("cleanup", "give a job of kind 'cleanup'")
     if _known(step, [cleanup.id]):
         # Repeated: the answer is where the release stands now.
-        return "nothing" if step.one("binding_open", pool, key) is None else "draining"
+        row = step.one("binding_open", pool, key)
+        if row is not None and row[4] == "open":
+            raise Conflict(f"clean-up {cleanup.id!r} was cancelled when the key was used again; give a new id")
+        return "nothing" if row is None else "draining"
     job = msgspec.structs.replace(cleanup, pool=pool)
     # Users leave the placing of a clean-up to its binding; here it is placed.
     msgspec.structs.force_setattr(job, "sticky", key)
@@ -249,9 +253,12 @@ def release(step: Step, pool: str, key: str, cleanup: NewJob | None) -> str:
 
 def promote(step: Step, limit: int) -> Promoted:
     """Cancel what has expired, then let due jobs arrive: by class, then due time, then id."""
-    expired = step.all("entries_expired", step.now, limit)
-    for row in expired:
-        outcomes.expire(step, entry_of(row))
+    expired = [seq for (seq,) in step.all("seqs_expired", step.now, limit)]
+    for seq in expired:
+        # Read one by one: the end of one job can let another into line (a clean-up, a job behind it).
+        e = step.entry(seq)
+        if e is not None and e.state != RUNNING:
+            outcomes.expire(step, e)
     promoted = 0
     for class_ in range(3):
         rows = step.all("entries_due", class_, step.now, limit - promoted)
@@ -298,17 +305,19 @@ def admit_arriving(step: Step, e: Entry) -> None:
 def insert_arriving(connection: sqlite3.Connection, jobs: Sequence[NewJob], now: float) -> list[Enqueued]:
     """Store jobs on a user's own connection, in the transaction that is open there. Admission follows the commit."""
     catalog = Catalog()
+    cursor = connection.cursor()
+    cursor.row_factory = None
     for job in jobs:
         if job.kind is not JobKind.JOB or job.unique is not None or job.cron is not None:
             raise InvalidInput("job", "only plain jobs without unique= can be enqueued inside a transaction of yours")
-        if connection.execute(SQL["ids_remembered"], (json_texts([job.id]), now)).fetchone() is not None:
+        if cursor.execute(SQL["ids_remembered"], (json_texts([job.id]), now)).fetchone() is not None:
             raise Conflict(f"job {job.id!r} has ended already; choose another id")
-        connection.execute(SQL["queue_ensure"], (job.queue,))
-        queue = catalog.remember(connection.execute(SQL["queue_by_name"], (job.queue,)).fetchone())
+        cursor.execute(SQL["queue_ensure"], (job.queue,))
+        queue = catalog.remember(cursor.execute(SQL["queue_by_name"], (job.queue,)).fetchone())
         _check_lane(queue, job)
-        connection.execute(SQL["tally_ensure"], (queue.id,))
+        cursor.execute(SQL["tally_ensure"], (queue.id,))
         expires_at = None if job.expires is None else now + job.expires
         due = job.run_at if job.run_at is not None else now + job.delay
-        seq = connection.execute(SQL["job_insert"], _identity(job, queue.id, now, None)).lastrowid
-        connection.execute(SQL["live_arrive"], (seq, queue.id, int(job.priority), due, expires_at, job.sticky is None))
+        seq = cursor.execute(SQL["job_insert"], _identity(job, queue.id, now, None)).lastrowid
+        cursor.execute(SQL["live_arrive"], (seq, queue.id, int(job.priority), due, expires_at, job.sticky is None))
     return [Enqueued(job.id, True, JobState.PENDING) for job in jobs]

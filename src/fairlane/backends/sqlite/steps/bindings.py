@@ -189,6 +189,8 @@ def replace(step: Step, e: Entry, end: End) -> None:
     place(step, e, end)
     if e.gate == UNGATED and e.granted:
         flows.enter(step, e)
+    elif e.granted and e.lane is not None:
+        e.granted_at = step.now
     step.save(e)
 
 

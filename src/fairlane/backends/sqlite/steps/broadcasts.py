@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from ....errors import Conflict
 from ....job import JobState, Reason
 from ....session import worker_name
 from ....wakeups import job_topic
@@ -25,6 +26,10 @@ End = Callable[..., None]
 def begin(step: Step, parent: Entry, ttl: float, add_child: AddChild, end: End) -> None:
     """Start a parent whose row is stored as running: children for the workers there are."""
     for (index,) in step.all("pool_live", parent.pool, step.boot, step.mono):
+        if step.one("child_exists", child_id(parent.id, index)) is not None:
+            raise Conflict(
+                f"job {child_id(parent.id, index)!r} exists already, and a copy of this broadcast needs that id"
+            )
         add_child(step, parent, index)
     if ttl <= 0:
         finish_if_over(step, parent, end)

@@ -74,6 +74,8 @@ class _Claimer:
         self.running = [0, 0, 0]
         for class_, count in step.all("session_load", who.seq):
             self.running[class_] = count
+        for class_, count in step.all("session_turns", who.seq):
+            self.running[class_] -= count
         self.claimed: list[Claimed] = []
         self.expired = 0
         self.queue_running: dict[int, list[int]] = {}
@@ -158,7 +160,8 @@ class _Claimer:
         expired: list[int] = []
         clock, now, weighted = domain.clock, step.now, queue.weighted
         heapify(lines)
-        while lines and len(taken) < most:
+        # Each expired job in the way uses up one of the flows that were read, so the rest is for the next round.
+        while lines and len(taken) + len(expired) < most:
             line = lines[0]
             row = line.rows.pop() if line.rows else self._read(line, line.head, fetch)
             if row[3] is not None and row[3] <= now:

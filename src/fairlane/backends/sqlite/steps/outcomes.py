@@ -8,7 +8,7 @@ import msgspec
 
 from ....job import KEPT_ATTEMPTS, Attempt, JobKind, JobState, Reason
 from ....states import Move, after_crash
-from ....wakeups import job_topic
+from ....wakeups import job_topic, worker_topic
 from . import bindings, broadcasts, flows, places
 from .codes import FINAL_CODES, MOVE_CODES, PENDING, RUNNING, SCHEDULED
 from .entry import Entry, encode_attempts, reason_value
@@ -86,6 +86,7 @@ def end(step: Step, e: Entry, state: JobState, reason: Reason | None = None, **m
             flows.find_head(step, flow)
     if e.uniq is not None:
         step.run("unique_release", e.seq, step.now)
+        step.run("unique_outlive", FINAL_CODES[state], e.seq)
     if e.lane is not None:
         places.vacate(step, e)
     if e.kind == JobKind.CLEANUP:
@@ -101,9 +102,15 @@ def tell(step: Step, queue: int, class_: int, was: int, code: int, count: int = 
     step.count(queue, class_, TALLY_OF_STATE[was], -count)
     step.count(queue, class_, TALLY_OF_STATE[code], count)
     if was == RUNNING:
-        found = step.queue_number(queue)
-        if found.slots is not None:
-            step.topics.add(found.topic)
+        tell_room(step, queue)
+
+
+def tell_room(step: Step, queue: int) -> None:
+    """A running job leaves: where its queue has a limit, somebody else may start now, in any inbox."""
+    found = step.queue_number(queue)
+    if found.slots is not None:
+        step.topics.add(found.topic)
+        step.topics.update(worker_topic(inbox) for (inbox,) in step.all("inboxes_waiting", queue))
 
 
 def cancel_waiting(step: Step, e: Entry, state: JobState, reason: Reason) -> None:
@@ -136,6 +143,7 @@ def back(step: Step, e: Entry, delay: float = 0.0) -> None:
 
 
 def _go_back(step: Step, e: Entry, delay: float, *, keep_arrival: bool) -> None:
+    tell_room(step, e.queue)
     lane = None if e.lane is None else step.lane(e.lane)
     keeps_place = lane is not None and (lane.ordered or (keep_arrival and not delay))
     _stop(step, e, SCHEDULED if delay > 0 else PENDING)

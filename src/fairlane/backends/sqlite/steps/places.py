@@ -43,6 +43,8 @@ def arrive(step: Step, e: Entry) -> None:
     lane = step.lane_for(e.queue, e.lane_key, terms)
     e.lane, e.granted = lane.id, 0
     e.rank = 0 if lane.ordered else e.class_
+    if e.kind == JobKind.TURN and e.expires_at is not None and e.expires_at < step.now:
+        return  # too late to start; the sweeper cancels it
     if lane.granted < lane.places:
         lane.granted += 1
         e.granted = 1
@@ -100,7 +102,7 @@ def _take_from_weaker(step: Step, lane: Lane, class_: int) -> bool:
 
 def _ungrant(step: Step, e: Entry) -> None:
     flows.withdraw(step, e)
-    e.granted = 0
+    e.granted, e.granted_at = 0, None
     step.save(e)
 
 
@@ -199,12 +201,23 @@ def vacate(step: Step, e: Entry) -> None:
 
 
 def settle(step: Step, lane: Lane) -> None:
-    """In an unordered lane, after a job went back from running to waiting: a higher class that waits goes first."""
-    if lane.ordered:
-        return
+    """After a job went back from running to waiting, or the order changed: whoever comes first has the place.
+
+    By arrival in an ordered lane; by class in an unordered one.
+    """
     while (best := _next(step, lane)) is not None:
-        if not _take_from_weaker(step, lane, best.class_):
+        row = step.one("lane_weakest", lane.id)
+        if row is None:
             return
+        weakest = entry_of(row)
+        if lane.ordered:
+            assert weakest.arrival is not None
+            first = best.arrival < weakest.arrival
+        else:
+            first = best.class_ < weakest.class_
+        if not first:
+            return
+        _ungrant(step, weakest)
         lane.granted -= 1
         _grant(step, lane, best)
 
@@ -224,10 +237,21 @@ def resize(step: Step, lane: Lane, places: int, ordered: bool) -> None:
     if ordered != bool(lane.ordered):
         lane.ordered = int(ordered)
         step.run("lane_rerank", lane.id, lane.ordered)
+        if not ordered:
+            _drop_kept(step, lane)
     lane.places = places
     step.run("lane_resize", places, lane.ordered, lane.id)
     trim(step, lane)
+    settle(step, lane)
     hand_on(step, lane)
+
+
+def _drop_kept(step: Step, lane: Lane) -> None:
+    """In an unordered lane a job that waits for its retry holds no place: it comes back when it is due."""
+    for e in map(entry_of, step.all("lane_kept", lane.id)):
+        lane.granted -= e.granted
+        e.lane, e.granted = None, 0
+        step.save(e)
 
 
 def abolish(step: Step, lane: Lane) -> None:
@@ -257,30 +281,21 @@ def establish(step: Step, e: Entry) -> None:
 def move_idle_grants(step: Step, limit: int) -> int:
     """Unordered lanes: a grant that waited 2 s for a worker that cannot take it goes to the next job that can run."""
     moved = 0
-    for row in step.all("grants_idle", step.now - IDLE_GRANT_SECONDS, limit):
-        holder = entry_of(row)
-        if holder.lane is None or not holder.granted or step.lane(holder.lane).ordered or _can_start(step, holder):
+    for (seq,) in step.all("grants_idle", step.now - IDLE_GRANT_SECONDS, limit):
+        holder = step.entry(seq)
+        if holder is None or holder.lane is None or not holder.granted or _can_start(step, holder):
             continue
-        for candidate in map(entry_of, step.all("lane_others", holder.lane, holder.inbox)):
-            if _can_start(step, candidate):
-                lane = step.lane(holder.lane)
+        lane = step.lane(holder.lane)
+        able: dict[tuple[str, int], bool] = {}
+        for row in step.all("lane_others", lane.id, step.now):
+            candidate = Next(*row)
+            place = (candidate.inbox, candidate.class_)
+            if place not in able:
+                able[place] = candidate.inbox != holder.inbox and _takes(step, *place)
+            if able[place] and candidate.gate == UNGATED:
                 _ungrant(step, holder)
                 lane.granted -= 1
-                assert candidate.arrival is not None
-                _grant(
-                    step,
-                    lane,
-                    Next(
-                        lane.id,
-                        candidate.seq,
-                        candidate.class_,
-                        candidate.state,
-                        candidate.gate,
-                        candidate.inbox,
-                        candidate.arrival,
-                        candidate.waiter,
-                    ),
-                )
+                _grant(step, lane, candidate)
                 moved += 1
                 break
     return moved
@@ -288,12 +303,14 @@ def move_idle_grants(step: Step, limit: int) -> int:
 
 def _can_start(step: Step, e: Entry) -> bool:
     """Whether somebody could claim this job now: it is for anybody, or its worker is live with a slot to spare."""
-    if e.gate != UNGATED:
-        return False
-    if not e.inbox:
+    return e.gate == UNGATED and _takes(step, e.inbox, e.class_)
+
+
+def _takes(step: Step, inbox: str, class_: int) -> bool:
+    if not inbox:
         return True
-    row = step.one("inbox_room", *_worker(e.inbox))
-    return row is not None and room_of(row, e.class_) > 0
+    row = step.one("inbox_room", *_worker(inbox))
+    return row is not None and room_of(row, class_) > 0
 
 
 def room_of(row: Sequence[int], class_: int) -> int:

@@ -174,10 +174,14 @@ def leave(step: Step, id: str, begun: Sequence[Held] | None) -> None:
 
 def _waiter_gone(step: Step, who: Presence) -> int:
     """Turns that a session waited for go with it, before those it holds: or the next would start in a dead session."""
-    waiting = [e for e in map(entry_of, step.all("waiter_entries", who.seq)) if e.state != RUNNING]
-    for e in waiting:
-        outcomes.end(step, e, JobState.CANCELLED, Reason.WAITER_GONE)
-    return len(waiting)
+    gone = 0
+    for row in step.all("waiter_entries", who.seq):
+        # Read again: the end of one turn may have started the next. What runs is ended with the rest of what it holds.
+        e = step.entry(row[0])
+        if e is not None and e.state != RUNNING:
+            outcomes.end(step, e, JobState.CANCELLED, Reason.WAITER_GONE)
+            gone += 1
+    return gone
 
 
 def _declare_dead(step: Step, who: Presence, *, keep_bindings: bool = False) -> tuple[int, dict[JobState, int]]:

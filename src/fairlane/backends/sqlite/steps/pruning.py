@@ -11,6 +11,7 @@ from .codes import FINAL_CODES
 from .step import Step
 
 TIDY_FLOWS = 10_000
+EVERY_JOB = 2**62
 
 
 def prune(step: Step, keep: Retention, limit: int) -> Pruned:
@@ -39,11 +40,12 @@ def prune(step: Step, keep: Retention, limit: int) -> Pruned:
 def _prune_state(step: Step, keep: Retention, queue: int, state: JobState, age: float, count: int, limit: int) -> int:
     if limit <= 0:
         return 0
-    cut = step.now - age
+    # By age everything up to the moment, by number up to the last one that is too many.
+    cut: tuple[float, int] = (step.now - age, EVERY_JOB)
     row = step.one("ended_beyond", queue, FINAL_CODES[state], count)
     if row is not None:
-        cut = max(cut, row[0])
-    rows = step.all("jobs_ended_before", queue, FINAL_CODES[state], cut, limit)
+        cut = max(cut, tuple(row))
+    rows = step.all("jobs_ended_before", queue, FINAL_CODES[state], *cut, limit)
     until = step.now - keep.id_seconds
     for seq, id, finished_at, *content in rows:
         if finished_at > until:

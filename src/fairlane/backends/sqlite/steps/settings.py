@@ -11,7 +11,7 @@ from ....names import check_key, check_seconds
 from ....schedule import Schedule
 from ....session import Term
 from ....settings import SettingsChange
-from ....wakeups import LEADER, queue_topic
+from ....wakeups import LEADER, queue_topic, worker_topic
 from . import places
 from .catalog import Queue
 from .entry import entry_of
@@ -62,6 +62,7 @@ def _apply(step: Step, old: Queue, new: Queue) -> None:
             if step.catalog.terms(new, key).limit is not None:
                 _limit(step, new, key)
     step.topics.add(queue_topic(new.name))
+    step.topics.update(worker_topic(inbox) for (inbox,) in step.all("inboxes_waiting", new.id))
 
 
 def _limit(step: Step, queue: Queue, key: str) -> None:
