@@ -283,7 +283,7 @@ def admit(step: Step, limit: int) -> Admitted:
         admit_arriving(step, e)
     bound = 0
     for (inbox,) in step.all("pools_unbound"):
-        bound += bindings.bind_unbound(step, inbox.removesuffix("/"), limit, outcomes.cancel_waiting)
+        bound += bindings.bind_unbound(step, inbox.removesuffix("/"), limit, outcomes.end)
     moved = places.move_idle_grants(step, limit)
     repaired = 0
     for (lane,) in step.all("lanes_with_room", limit):

@@ -113,11 +113,6 @@ def tell_room(step: Step, queue: int) -> None:
         step.topics.update(worker_topic(inbox) for (inbox,) in step.all("inboxes_waiting", queue))
 
 
-def cancel_waiting(step: Step, e: Entry, state: JobState, reason: Reason) -> None:
-    """End a job that never ran, in the shape that bindings ask for."""
-    end(step, e, state, reason)
-
-
 def expire(step: Step, e: Entry) -> None:
     """Cancel a waiting job whose time to start has passed."""
     end(step, e, JobState.CANCELLED, Reason.EXPIRED)
@@ -157,7 +152,7 @@ def _go_back(step: Step, e: Entry, delay: float, *, keep_arrival: bool) -> None:
             lane.granted -= granted
             places.hand_on(step, lane)
     if delay <= 0:
-        bindings.place(step, e, cancel_waiting)
+        bindings.place(step, e, end)
         if keeps_place:
             places.resume(step, e)
         else:
@@ -181,7 +176,7 @@ def promote(step: Step, e: Entry) -> None:
 
 def admit(step: Step, e: Entry) -> None:
     """Give a pending job its binding, its arrival and its place. The caller saves it."""
-    bindings.place(step, e, cancel_waiting)
+    bindings.place(step, e, end)
     if e.lane is not None and e.granted:
         places.resume(step, e)
     elif e.lane is None:

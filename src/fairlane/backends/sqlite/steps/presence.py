@@ -93,7 +93,7 @@ def register(step: Step, new: NewSession) -> None:
     for queue in new.queues:
         step.queue(queue)
     if index is not None:
-        bindings.bind_unbound(step, new.pool, MOST_BOUND_AT_REGISTER, outcomes.cancel_waiting)
+        bindings.bind_unbound(step, new.pool, MOST_BOUND_AT_REGISTER, outcomes.end)
         broadcasts.join(step, new.pool, index, admission.add_child)
 
 
@@ -121,7 +121,7 @@ def _make_room(step: Step, new: NewSession, index: int) -> None:
         last = Presence(*row)
         if last.host != new.host or last.remaining(step.mono, step.boot) <= 0:
             # The state its keys were bound to lies on another machine, or was given up.
-            bindings.lose(step, new.pool, index, outcomes.cancel_waiting)
+            bindings.lose(step, new.pool, index, outcomes.end)
 
 
 def renew(step: Step, id: str, held: Sequence[Held], claim: int, stopping: bool) -> Renewal:
@@ -162,7 +162,7 @@ def leave(step: Step, id: str, begun: Sequence[Held] | None) -> None:
     step.run("session_end", "ended", step.now, who.seq)
     _waiter_gone(step, who)
     if who.index is not None and not who.named:
-        bindings.lose(step, who.pool, who.index, outcomes.cancel_waiting)
+        bindings.lose(step, who.pool, who.index, outcomes.end)
     started = None if begun is None else set(begun)
     for row in step.all("session_entries", who.seq):
         e = entry_of(row)
@@ -190,7 +190,7 @@ def _declare_dead(step: Step, who: Presence, *, keep_bindings: bool = False) -> 
     cancelled = _waiter_gone(step, who)
     lost = 0
     if who.index is not None and not keep_bindings:
-        lost = bindings.lose(step, who.pool, who.index, outcomes.cancel_waiting)
+        lost = bindings.lose(step, who.pool, who.index, outcomes.end)
     fates = {JobState.CANCELLED: cancelled}
     for row in step.all("session_entries", who.seq):
         fate = outcomes.crash(step, entry_of(row), who.holder)
@@ -225,7 +225,7 @@ def rescue(step: Step, limit: int, declare: bool) -> Rescued:
         state = outcomes.crash(step, e, _last_holder(step, e))
         fates[state] = fates.get(state, 0) + 1
     for pool, index in step.all("bindings_unserved", step.boot, step.mono):
-        lost += bindings.lose(step, pool, index, outcomes.cancel_waiting)
+        lost += bindings.lose(step, pool, index, outcomes.end)
     broadcasts.abandon(step, outcomes.end)
     drained = bindings.drain_idle(step, limit)
     return Rescued(

@@ -34,7 +34,6 @@ class Domain(msgspec.Struct):
 
     id: int
     clock: int
-    dirty: bool = False
 
 
 class Flow(msgspec.Struct):
@@ -270,9 +269,6 @@ class Step:
             self.many("flow_save", flows)
         self._flows.clear()
         self._flow_ids.clear()
-        for domain in self._domains.values():
-            if domain.dirty:
-                self.run("domain_save", domain.clock, domain.id)
         self._domains.clear()
         for lane in self._lanes.values():
             if lane.granted != lane.stored:
