@@ -84,7 +84,7 @@ HOT: dict[str, tuple[str, ...]] = {
     # finish
     "held_rows": (ROWID,),
     "outcome_insert": (),
-    "outcome_complete": (),
+    "outcome_complete": (ROWID,),
     "live_delete": (ROWID,),
     "live_delete_all": (ROWID,),
     "live_grant": (ROWID,),

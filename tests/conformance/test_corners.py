@@ -8,6 +8,7 @@ from fairlane.errors import Conflict, QueueFull
 from fairlane.job import JobKind, JobState, NewJob, Priority
 from fairlane.settings import LaneRule
 from fairlane.slots import Ask
+from fairlane.states import complete
 from fairlane.upkeep import Retention
 
 from .kit import Kit
@@ -202,3 +203,16 @@ async def test_room_in_a_limited_queue_is_told_to_workers_that_have_its_jobs_in_
         assert await ear.wait(5) == {f"worker:{other.name}"}
     finally:
         ear.close()
+
+
+@pytest.mark.parametrize(
+    "result",
+    [None, b"", b"null", b'"a cat"', '"eine Größe"'.encode(), b'"\\u0000"', b"\x00\xff", b'"' + b"x" * 100_000 + b'"'],
+    ids=["none", "empty", "null", "text", "umlaut", "escaped", "bytes", "long"],
+)
+async def test_a_result_comes_out_as_it_went_in_alone_and_among_others(kit: Kit, result: bytes | None) -> None:
+    worker = await kit.worker(slots=3)
+    ids = [await kit.enqueue() for _ in range(3)]
+    first, second, third = await worker.claim(3)
+    await worker.finish(complete(first.held, b"1"), complete(second.held, result), complete(third.held, None))
+    assert [(await kit.job(id)).result for id in ids] == [b"1", result, None]

@@ -81,9 +81,10 @@ INSERT INTO fairlane_outcome (seq, queue, state, reason, result, error, error_gr
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: outcome_complete
--- The same for the usual end: nothing went wrong.
+-- The usual end, for many at once: results by number (?1), the rest out of the live rows.
 INSERT INTO fairlane_outcome (seq, queue, state, result, session, move, arrival, attempt, fence, started_at, finished_at)
-VALUES (?, ?, 4, ?, ?, ?, ?, ?, ?, ?, ?)
+SELECT l.seq, l.queue, 4, CAST(w.value AS BLOB), l.session, ?2, l.arrival, l.attempt, l.fence, l.started_at, ?3
+FROM json_each(?1) w CROSS JOIN fairlane_live l ON l.seq = CAST(w.key AS INTEGER)
 
 -- name: outcome_refused
 UPDATE fairlane_outcome SET refused = refused + 1 WHERE seq = ?

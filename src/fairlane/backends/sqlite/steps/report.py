@@ -60,6 +60,7 @@ def _rows_by_seq(step: Step, wanted: dict[int, str]) -> dict[str, tuple[Any, ...
     return {wanted[row[0]]: row for row in step.all("held_rows", msgspec.json.encode(list(wanted)).decode())}
 
 
+SHORT_RESULT = 4_096
 _FINAL = {Move.COMPLETE: JobState.COMPLETED, Move.FAIL: JobState.FAILED, Move.CANCEL: JobState.CANCELLED}
 # Looked up by identity below: hashing an enum member, or reading one off its class, costs as much as binding a row.
 _COMPLETE, _FAIL, _CANCEL, _APPLIED = Move.COMPLETE, Move.FAIL, Move.CANCEL, Acceptance.APPLIED
@@ -78,12 +79,17 @@ def _ending(move: Move, cancel: int) -> tuple[int, int, JobState] | None:
     return _ENDED_CANCEL if move is _CANCEL else None
 
 
+def _short_text(result: bytes | None) -> bool:
+    """Whether a result can travel with others as JSON text and come out as it went in."""
+    return result is None or (len(result) <= SHORT_RESULT and result.isascii() and b"\0" not in result)
+
+
 class _Ends:
     """Plain jobs that end, to be written together."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
-        self.completed: list[tuple[Any, ...]] = []
+        self.completed: dict[str, str | None] = {}
         self.outcomes: list[tuple[Any, ...]] = []
         self.gone: list[int] = []
         self.lanes: dict[int, int] = {}
@@ -93,10 +99,8 @@ class _Ends:
         seq, session, fence, _, _, queue, class_, lane, granted, arrival, attempt, started_at, refused = row
         id = t.held.id
         code, move, state = ending
-        if code == COMPLETED and not refused:
-            self.completed.append(
-                (seq, queue, t.result, session, move, arrival, attempt, fence, started_at, self.step.now)
-            )
+        if code == COMPLETED and not refused and _short_text(t.result):
+            self.completed[str(seq)] = None if t.result is None else t.result.decode()
         else:
             self.outcomes.append(
                 (
@@ -118,14 +122,15 @@ class _Ends:
         if not self.gone:
             return
         step = self.step
-        step.many("outcome_complete", self.completed)
+        if self.completed:
+            step.run("outcome_complete", msgspec.json.encode(self.completed).decode(), _ENDED_COMPLETE[1], step.now)
         step.many("outcome_insert", self.outcomes)
         step.run("live_delete_all", msgspec.json.encode(self.gone).decode())
         for (queue, class_, code), count in self.counts.items():
             outcomes.tell(step, queue, class_, RUNNING, code, count)
         if self.lanes:
             places.hand_on_all(step, self.lanes)
-        self.completed, self.outcomes, self.gone, self.lanes, self.counts = [], [], [], {}, {}
+        self.completed, self.outcomes, self.gone, self.lanes, self.counts = {}, [], [], {}, {}
 
 
 def _apply(step: Step, e: Entry, t: Transition, who: Presence) -> JobState:
