@@ -22,7 +22,9 @@ ONE_TURN = 1 + len(NEWCOMERS)
 """One start of the lane with the backlog, and one of each newcomer."""
 
 
-async def test_a_newcomer_starts_within_one_turn_of_each_lane_behind_a_long_backlog(kit: Kit) -> None:
+@pytest.mark.parametrize("weight", [1.0, 100.0])
+async def test_a_newcomer_starts_within_one_turn_of_each_lane_behind_a_long_backlog(kit: Kit, weight: float) -> None:
+    await kit.settings("default", LaneRule(pattern="A", weight=weight))
     await kit.enqueue_all(bulk(kit, "A", BACKLOG))
     worker = await kit.worker(slots=SLOTS)
     offered = await worker.claim(SLOTS)
