@@ -1,7 +1,6 @@
 """The bare SQL loop: what SQLite alone gives for claiming and finishing jobs, as fast as it can honestly be.
 
-One table keyed by the client-made id, as every job of ours is, and one partial index; no lanes, no fair order, no
-limits, no retries, no history, no event loop.
+One table and one partial index; no lanes, no fair order, no limits, no retries, no sessions, no event loop.
 The same durability and page cache as the store, the same payload, and the same fence on every finish.
 """
 
@@ -13,14 +12,11 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from fairlane.ids import new_id
-
 from .workload import PAYLOAD, RESULT, Pace, Stopwatch
 
 SCHEMA = """
 CREATE TABLE job (
-    id       TEXT PRIMARY KEY,
-    arrival  INTEGER NOT NULL,
+    id       INTEGER PRIMARY KEY,
     state    INTEGER NOT NULL DEFAULT 0,
     priority INTEGER NOT NULL,
     payload  BLOB NOT NULL,
@@ -30,12 +26,12 @@ CREATE TABLE job (
     started  REAL,
     finished REAL
 );
-CREATE INDEX job_pending ON job (priority, arrival) WHERE state = 0;
+CREATE INDEX job_pending ON job (priority, id) WHERE state = 0;
 """
-INSERT = "INSERT INTO job (id, arrival, priority, payload) VALUES (?, ?, ?, ?)"
+INSERT = "INSERT INTO job (priority, payload) VALUES (?, ?)"
 CLAIM = """
 UPDATE job SET state = 1, session = ?, fence = fence + 1, started = ?
-WHERE id IN (SELECT id FROM job WHERE state = 0 ORDER BY priority, arrival LIMIT ?)
+WHERE id IN (SELECT id FROM job WHERE state = 0 ORDER BY priority, id LIMIT ?)
 RETURNING id, fence, payload
 """
 FINISH = """
@@ -60,11 +56,11 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
 def insert(connection: sqlite3.Connection, jobs: int) -> None:
     """Store `jobs` jobs in one transaction."""
     connection.execute("BEGIN IMMEDIATE")
-    connection.executemany(INSERT, ((new_id(), number, 1, PAYLOAD) for number in range(jobs)))
+    connection.executemany(INSERT, ((1, PAYLOAD) for _ in range(jobs)))
     connection.execute("COMMIT")
 
 
-def claim(connection: sqlite3.Connection, session: str, most: int) -> list[tuple[str, int, bytes]]:
+def claim(connection: sqlite3.Connection, session: str, most: int) -> list[tuple[int, int, bytes]]:
     """Claim up to `most` jobs, in a transaction of its own."""
     connection.execute("BEGIN IMMEDIATE")
     claimed = connection.execute(CLAIM, (session, time.time(), most)).fetchall()
@@ -72,7 +68,7 @@ def claim(connection: sqlite3.Connection, session: str, most: int) -> list[tuple
     return claimed
 
 
-def finish(connection: sqlite3.Connection, session: str, claimed: list[tuple[str, int, bytes]]) -> int:
+def finish(connection: sqlite3.Connection, session: str, claimed: list[tuple[int, int, bytes]]) -> int:
     """Complete claimed jobs, each fenced, in a transaction of its own; how many were accepted."""
     now = time.time()
     connection.execute("BEGIN IMMEDIATE")

@@ -216,3 +216,15 @@ async def test_a_result_comes_out_as_it_went_in_alone_and_among_others(kit: Kit,
     first, second, third = await worker.claim(3)
     await worker.finish(complete(first.held, b"1"), complete(second.held, result), complete(third.held, None))
     assert [(await kit.job(id)).result for id in ids] == [b"1", result, None]
+
+
+async def test_two_places_given_back_at_once_to_a_lane_that_has_one_now_are_one_place(kit: Kit) -> None:
+    await kit.settings("default", rule(limit=2, ordered=True))
+    worker = await kit.worker()
+    ids = [await kit.enqueue(lane="l") for _ in range(5)]
+    running = await worker.claim(5)
+    assert len(running) == 2
+    await kit.settings("default", rule(limit=1, ordered=True), version=1)
+    await worker.complete(*running)
+    assert await worker.claim_ids(5) == [ids[2]]
+    assert (await kit.store.recount()).differences == ()

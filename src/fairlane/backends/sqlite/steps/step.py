@@ -1,7 +1,8 @@
 """One atomic step on the store: a connection inside a transaction, the time, and the rows it has touched.
 
-Rows of jobs are written through at once, because queries look for them. Domains, flows, lanes and tallies are
-touched many times by one batch and looked up only here, so they are kept and written once, by `flush`.
+Rows of jobs are written through at once, because queries look for them. Flows, lanes and tallies are touched many
+times by one batch and looked up only here, so they are kept and written once, by `flush`. The two hot paths that
+write flows past it (a claim, and `places.hand_on_all`) look only at flows that this step does not know.
 """
 
 from __future__ import annotations
