@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -86,12 +86,26 @@ def decode_call(payload: bytes) -> tuple[list[msgspec.Raw], dict[str, msgspec.Ra
 _call_decoder = msgspec.json.Decoder(tuple[list[msgspec.Raw], dict[str, msgspec.Raw]])
 
 
+class Reader(Generic[T]):
+    """Reads values of one type, again and again: looking the type up is most of the work, and is done once."""
+
+    __slots__ = ("_decoder", "_field")
+
+    def __init__(self, field: str, type_: type[T]) -> None:
+        self._field = field
+        self._decoder = msgspec.json.Decoder(type_, strict=True, dec_hook=_decode_other)
+
+    def read(self, raw: bytes | msgspec.Raw) -> T:
+        """`raw` as a value of the type; refused, naming the field, when it is not one."""
+        try:
+            return self._decoder.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+            raise InvalidInput(self._field, str(exc)) from None
+
+
 def decode(field: str, raw: bytes | msgspec.Raw, type_: type[T]) -> T:
     """`raw` as a value of `type_`; refused, naming the field, when it is not one."""
-    try:
-        return msgspec.json.decode(raw, type=type_, strict=True, dec_hook=_decode_other)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise InvalidInput(field, str(exc)) from None
+    return Reader(field, type_).read(raw)
 
 
 def _has_nonfinite(value: Any) -> bool:

@@ -11,11 +11,19 @@
     │   ├── SessionLost             the session was declared dead or has ended; register anew
     │   └── TermLost                somebody else leads now
     ├── NotSupported                this store does not have the capability
-    └── StoreError                  the store failed
-        ├── StoreUnavailable        it cannot be reached or is locked; the call may be repeated
-        ├── StoreFull               no room left; nothing of the call was stored
-        ├── StoreReadOnly           it may not be written
-        └── SchemaMismatch          its schema is newer than this code, or damaged
+    ├── WouldDeadlock               it would wait for a lane that only its own end can free
+    ├── JobFailed                   `result()` of a job that failed; `.reason` and `.error` say how
+    ├── JobCancelled                `result()` of a job that was cancelled; `.reason` says why
+    ├── StoreError                  the store failed
+    │   ├── StoreUnavailable        it cannot be reached or is locked; the call may be repeated
+    │   ├── StoreFull               no room left; nothing of the call was stored
+    │   ├── StoreReadOnly           it may not be written
+    │   └── SchemaMismatch          its schema is newer than this code, or damaged
+    └── Control                     raised by a body, to say how its run ends
+        ├── Retry                   charge this attempt and run again, while the budget lasts
+        ├── Snooze                  run again later, uncharged
+        ├── Fail                    fail now, whatever is left of the budget
+        └── Cancel                  end as cancelled
 
 A stale *job* write is not an exception: batches answer each write with a verdict (`fairlane.job.Verdict`).
 Messages say what to do next. No message contains a payload, a password or a token.
@@ -53,11 +61,17 @@ class Busy(FairlaneError):
 
 
 class QueueFull(FairlaneError):
-    """The queue or lane holds as many waiting jobs as `max_pending` allows."""
+    """The queue or lane holds as many waiting jobs as `max_pending` allows.
+
+    `retry_after`: seconds until there is probably room for one more; None when that cannot be told.
+    """
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+    def __reduce__(self) -> tuple[type[QueueFull], tuple[str, float | None]]:
+        return (type(self), (str(self), self.retry_after))
 
 
 class IndexTaken(FairlaneError):
@@ -105,3 +119,61 @@ class StoreReadOnly(StoreError):
 
 class SchemaMismatch(StoreError):
     """The store's schema is not one this version can use."""
+
+
+class WouldDeadlock(FairlaneError):
+    """Waiting here could never end: what is waited for needs a place of the lane that the waiter itself holds."""
+
+
+class JobFailed(FairlaneError):
+    """The job whose result was asked for has failed."""
+
+    def __init__(self, id: str, reason: str, error: str | None) -> None:
+        last = (error or "").strip().rpartition("\n")[2]
+        super().__init__(f"job {id} failed ({reason}){': ' + last if last else ''}")
+        self.id = id
+        self.reason = reason
+        self.error = error
+
+    def __reduce__(self) -> tuple[type[JobFailed], tuple[str, str, str | None]]:
+        return (type(self), (self.id, self.reason, self.error))
+
+
+class JobCancelled(FairlaneError):
+    """The job whose result was asked for was cancelled."""
+
+    def __init__(self, id: str, reason: str) -> None:
+        super().__init__(f"job {id} was cancelled ({reason})")
+        self.id = id
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[JobCancelled], tuple[str, str]]:
+        return (type(self), (self.id, self.reason))
+
+
+class Control(FairlaneError):
+    """What a body raises to say how its run ends. The base of the four below; raise one of those."""
+
+
+class Retry(Control):
+    """Run this job again: the attempt is charged. `delay` in seconds replaces the back-off."""
+
+    def __init__(self, message: str = "the body asked for another run", *, delay: float | None = None) -> None:
+        super().__init__(message)
+        self.delay = delay
+
+
+class Snooze(Control):
+    """Run this job again after `delay` seconds; the attempt is not charged."""
+
+    def __init__(self, delay: float) -> None:
+        super().__init__(f"again in {delay} s")
+        self.delay = delay
+
+
+class Fail(Control):
+    """Fail this job now: running it again would not help."""
+
+
+class Cancel(Control):
+    """End this job as cancelled: nobody needs it any more."""

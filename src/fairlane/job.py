@@ -245,6 +245,8 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sticky: str | None
     suspect: bool
     """It was running in a process that died, and has not finished since: run it apart from others."""
+    limited: bool
+    """It has a place of a limited lane: without contact to the store its body must end before the lease does."""
     headers: bytes | None
 
     @property

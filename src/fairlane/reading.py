@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
@@ -12,10 +12,13 @@ from .errors import InvalidInput
 from .job import Job, JobState
 from .lanes import LaneTerms
 from .settings import QueueOverride, QueueSettings
+from .slots import FLOOR
 
 MOST_PER_PAGE = 500
 EXACT_PLACES = 1_000
 """Places up to here are exact; beyond, the answer says that it is not."""
+ROUNDS = 20
+"""Each brings an estimate closer. Most need one: no limit of another lane matters."""
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +100,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     queue_ahead: int
     """An estimate of the jobs of its queue that start before it."""
     servers: int
-    """Slots of live workers that could run it, within the queue's limit."""
+    """Slots of live workers that its class may use, within the queue's limit; for a turn, the places of its lane."""
     lane_limit: int | None
     service_seconds: float | None
     """Median run time of recent jobs of the queue; None while none has finished."""
@@ -117,13 +120,15 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
             return None
         if self.gate is Gate.NONE:
             return 0.0
-        through_queue = self.service_seconds * math.ceil((self.queue_ahead + 1) / self.servers)
-        through_lane = 0.0
+        # The servers end their jobs one after another, not all at once; the next end is half a turn away on average.
+        turns = (self.queue_ahead + 0.5) / self.servers
         if self.lane_limit:
-            through_lane = self.service_seconds * math.ceil(self.place / self.lane_limit)
-        # Whoever runs now is, on average, half done.
-        estimate = max(through_queue, through_lane) - self.service_seconds / 2
-        return max(estimate, self.until - self.now if self.until is not None else 0.0)
+            turns = max(turns, (self.place - 0.5) / self.lane_limit)
+        wait = 0.0 if self.until is None else max(0.0, self.until - self.now)
+        if self.gate is Gate.LANE_RETRY and self.lane_limit == 1:
+            # The lane stands still until then, and the job that is retried comes first.
+            wait += (self.place - 1) * self.service_seconds
+        return max(turns * self.service_seconds, wait)
 
     def why(self) -> str:
         """The gate in words."""
@@ -146,6 +151,55 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
             Gate.NONE: "ready to start",
         }
         return words[self.gate]
+
+
+class Rival(msgspec.Struct, frozen=True, kw_only=True):
+    """Another lane with jobs of the same class, as an estimate of a job's start sees it."""
+
+    waiting: float
+    """Its jobs that wait; infinite where they were not counted to the end."""
+    turns: float
+    """How many jobs fair order lets it start first, if it has so many."""
+    limit: int | None = None
+    lanes: float = 1.0
+    """How many lanes it stands for, when only some of many were looked at."""
+
+
+def starts_before(own: int, rivals: Sequence[Rival], servers: int, *, higher: int = 0) -> int:
+    """An estimate of the jobs of a queue that start before one with `own` before it in its lane and class.
+
+    Rivals send what fair order lets before it, as far as they have it; one with a limit no more than that many for
+    each service time that passes, so how much depends on how long it takes. `higher`: jobs of higher classes, which
+    all go first, but for the one start in ten that every class keeps.
+    """
+    most = sum(rival.lanes * min(rival.waiting, rival.turns) for rival in rivals)
+    sent = most
+    for _ in range(ROUNDS):
+        start = _behind(higher, own + sent)
+        took = (start + 1) / max(1, servers)
+        before, sent = sent, sum(rival.lanes * _sends(rival, took) for rival in rivals)
+        if before - sent < 0.5:
+            break
+    return round(_behind(higher, own + sent))
+
+
+def _sends(rival: Rival, took: float) -> float:
+    sent = min(rival.waiting, rival.turns)
+    return sent if rival.limit is None else min(sent, rival.limit * took)
+
+
+def _behind(higher: int, among: float) -> float:
+    return min(higher + among, FLOOR * (among + 1) - 1)
+
+
+def room_after(service_seconds: float | None, servers: float, *, limit: int | None = None) -> float | None:
+    """Seconds until one more job has probably started, so that a full queue or lane takes the next one.
+
+    `servers` as in `Standing`, or a lane's share of them; `limit` is the lane's. None when nothing has finished yet, or
+    nobody serves it.
+    """
+    rate = servers if limit is None else min(servers, limit)
+    return None if service_seconds is None or rate <= 0 else service_seconds / rate
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):

@@ -60,6 +60,11 @@ def default_reserved(total: int) -> Reserved:
     return Reserved(high=1 if total >= 2 else 0)
 
 
+def usual_slots(total: int) -> Slots:
+    """So many slots, with the usual reservation."""
+    return Slots(total=total, reserved=default_reserved(total))
+
+
 class Ask(msgspec.Struct, frozen=True):
     """A wish for at most `most` jobs of a class from one source: a queue, or the worker's inbox (None)."""
 

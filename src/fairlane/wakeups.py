@@ -5,7 +5,8 @@ Topics:
 - ``queue:NAME``      a job of the queue may start on any worker that serves it
 - ``worker:POOL/I``   a job in that worker's inbox may start
 - ``session:ID``      the session should renew: a cancel was requested, or a turn was granted
-- ``job:ID``          the job changed: state, progress or place
+- ``job:ID``          the job changed: state or progress
+- ``place:QUEUE/LANE``  somebody in front left the line of a limited lane, so the others moved up
 - ``leader``          the leader resigned
 """
 
@@ -35,6 +36,11 @@ def session_topic(session: str) -> str:
 def job_topic(job: str) -> str:
     """A change of one job."""
     return f"job:{job}"
+
+
+def place_topic(queue: str, lane: str) -> str:
+    """The line of a limited lane moved."""
+    return f"place:{queue}/{lane}"
 
 
 class Subscription(Protocol):

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -25,9 +26,16 @@ NOTHING: frozenset[str] = frozenset()
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Path:
-    """Where a database file would lie, with room for a socket's path behind it."""
-    return tmp_path / "a.db"
+def folder() -> Iterator[Path]:
+    """A folder with a short name, so that there is room for a socket's path behind it."""
+    with TemporaryDirectory() as made:
+        yield Path(made).resolve()
+
+
+@pytest.fixture
+def database(folder: Path) -> Path:
+    """Where a database file would lie."""
+    return folder / "a.db"
 
 
 @pytest.fixture
@@ -257,11 +265,11 @@ async def test_only_its_user_may_enter_the_directory(wakeups: DatagramWakeups, d
     assert stat.S_IMODE(meeting_place(database).stat().st_mode) == 0o700
 
 
-def test_the_sockets_lie_beside_the_file_a_link_leads_to(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "a.db").touch()
-    (tmp_path / "link.db").symlink_to(tmp_path / "data" / "a.db")
-    assert meeting_place(tmp_path / "link.db") == tmp_path / "data" / "a.db-wake"
+def test_the_sockets_lie_beside_the_file_a_link_leads_to(folder: Path) -> None:
+    (folder / "data").mkdir()
+    (folder / "data" / "a.db").touch()
+    (folder / "link.db").symlink_to(folder / "data" / "a.db")
+    assert meeting_place(folder / "link.db") == folder / "data" / "a.db-wake"
 
 
 async def test_a_path_too_long_for_a_socket_gets_a_short_one(tmp_path: Path) -> None:

@@ -31,7 +31,9 @@ asks = st.builds(
 EVERYTHING = tuple(Ask(source, priority, 4) for priority in Priority for source in (None, *SERVED))
 claims = st.one_of(st.just(EVERYTHING), st.lists(asks, min_size=1, max_size=3).map(tuple))
 totals = st.integers(1, 5)
-outcomes = st.sampled_from(["complete", "complete", "fail", "retry", "retry_later", "snooze", "hand_back", "cancel"])
+outcomes = st.sampled_from(
+    ["complete", "complete", "fail", "retry", "retry_later", "crash", "snooze", "hand_back", "cancel"]
+)
 terms = st.sampled_from(["none", "none", "present", "old"])
 
 
@@ -238,6 +240,8 @@ def transition(job: JobRecord, outcome: str, held: Held | None = None) -> Transi
         return retry(held, 0.0, Reason.ERROR, "boom")
     if outcome == "retry_later":
         return retry(held, 3.2, Reason.TIMEOUT, "slow")
+    if outcome == "crash":
+        return retry(held, 0.0, Reason.CRASHED, "killed")
     if outcome == "snooze":
         return snooze(held, 3.2)
     if outcome == "hand_back":

@@ -12,6 +12,7 @@ from fairlane.errors import SessionLost, Stale
 from fairlane.job import Claimed, JobKind, JobState, Priority, Reason
 from fairlane.retry import Backoff
 from fairlane.session import Claim
+from fairlane.settings import LaneRule
 from fairlane.slots import Ask
 from fairlane.store import Store
 
@@ -53,6 +54,7 @@ async def test_a_claimed_job_carries_all_a_worker_needs(kit: Kit, clock: ManualC
             kind=JobKind.JOB,
             sticky=None,
             suspect=False,
+            limited=False,
             headers=b"{}",
         )
     ]
@@ -204,14 +206,39 @@ async def test_a_repeated_number_leaves_out_what_is_not_held_any_more(kit: Kit, 
     assert await store.claim(worker.id, call) == [held]
 
 
-async def test_a_repeated_empty_claim_stays_empty(kit: Kit, store: Store) -> None:
+async def test_a_number_that_started_nothing_may_be_used_again(kit: Kit, store: Store) -> None:
     worker = await kit.worker()
-    call = worker.everything(2)
+    call = worker.everything(1)
     assert await store.claim(worker.id, call) == []
-    await kit.enqueue(id="too late for that number")
+    await kit.store.enqueue([kit.new(id="one"), kit.new(id="two")])
 
-    assert await store.claim(worker.id, call) == []
-    assert await worker.claim_ids() == ["too late for that number"]
+    first = await store.claim(worker.id, call)
+
+    assert [job.id for job in first] == ["one"]
+    assert await store.claim(worker.id, call) == first
+    assert await kit.state("two") is JobState.PENDING
+
+
+async def test_a_late_claim_under_a_number_before_an_empty_one_strands_nothing(kit: Kit, store: Store) -> None:
+    worker = await kit.worker()
+    late, empty = worker.everything(1), worker.everything(1)
+    assert await store.claim(worker.id, empty) == []
+    await kit.enqueue(id="job")
+    await store.claim(worker.id, late)
+
+    # Its reply reaches nobody: the session has gone on to the next number, and says so when it renews.
+    renewal = await worker.renew(claim=empty.number)
+
+    assert await kit.state("job") is JobState.PENDING
+    assert renewal.taken_back == ("job",)
+    [job] = await worker.claim()
+    assert job.attempt == 1
+
+
+async def test_a_claim_from_a_queue_that_nobody_knows_makes_none(kit: Kit, store: Store) -> None:
+    worker = await kit.worker()
+    assert await worker.claim(1, Ask("never-heard-of", NORMAL, 1)) == []
+    assert "never-heard-of" not in {queue.name for queue in await store.queues()}
 
 
 async def test_a_lower_number_is_stale_and_starts_nothing(kit: Kit, store: Store) -> None:
@@ -344,3 +371,11 @@ async def test_a_stopping_session_gets_nothing_from_a_finish_either(kit: Kit, st
     assert finished.claimed == ()
     assert await kit.state("one") is JobState.COMPLETED
     assert await kit.state("two") is JobState.PENDING
+
+
+async def test_a_claim_tells_whether_the_job_holds_a_place_of_a_limited_lane(kit: Kit) -> None:
+    await kit.settings("default", LaneRule(pattern="one", limit=1), LaneRule(pattern="two", limit=2))
+    for lane in ("one", "two", "free", None):
+        await kit.enqueue(lane=lane)
+    claimed = await (await kit.worker()).claim(10)
+    assert {job.lane: job.limited for job in claimed} == {"one": True, "two": True, "free": False, None: False}

@@ -10,7 +10,7 @@ from fairlane.job import Claimed, JobKind, JobState, Reason
 from fairlane.retry import Backoff
 from fairlane.session import SessionState
 from fairlane.settings import LaneRule
-from fairlane.states import retry
+from fairlane.states import retry, snooze
 from fairlane.store import Store
 from fairlane.upkeep import Retention
 
@@ -143,6 +143,78 @@ async def test_a_suspect_is_cleared_once_its_body_ended_by_itself(kit: Kit) -> N
 
     [job] = await heir.claim()
     assert not job.suspect
+
+
+async def test_a_suspect_is_cleared_by_a_snooze_too(kit: Kit) -> None:
+    worker, heir = await kit.worker(), await survivor(kit)
+    await kit.enqueue(id="job", retries=5)
+    await worker.claim()
+    await die(kit, worker)
+    [suspect] = await heir.claim()
+
+    await heir.finish(snooze(suspect.held, 0.0))
+
+    [job] = await heir.claim()
+    assert not job.suspect
+
+
+@pytest.mark.parametrize("delay", [0.0, 5.0])
+@pytest.mark.parametrize("limit", [None, 1, 2])
+async def test_a_crash_that_the_holder_reports_makes_a_suspect(kit: Kit, limit: int | None, delay: float) -> None:
+    await kit.settings("default", LaneRule(pattern="ann", limit=limit))
+    worker = await survivor(kit)
+    await kit.enqueue(id="job", lane="ann", retries=5)
+    [run] = await worker.claim()
+
+    await worker.finish(retry(run.held, delay, Reason.CRASHED, "killed by signal 9"))
+
+    assert (await kit.job("job")).suspect
+    kit.clock.advance(delay)
+    await kit.store.promote()
+    [again] = await worker.claim()
+    assert (again.suspect, again.attempt) == (True, 2)
+    [attempt] = (await kit.job("job")).attempts[:1]
+    assert (attempt.reason, attempt.error) == (Reason.CRASHED, "killed by signal 9")
+
+
+async def test_a_suspect_by_report_stays_one_when_handed_back_and_is_cleared_by_an_error(kit: Kit) -> None:
+    worker = await survivor(kit)
+    await kit.enqueue(id="job", retries=5)
+    await worker.finish(*(retry(run.held, 0.0, Reason.CRASHED, "killed") for run in await worker.claim()))
+    await worker.hand_back(*await worker.claim())
+    [suspect] = await worker.claim()
+    assert suspect.suspect
+
+    await worker.retry(suspect)
+
+    [job] = await worker.claim()
+    assert not job.suspect
+
+
+async def test_a_crash_that_the_holder_reports_counts_like_one_that_the_rescuer_finds(
+    kit: Kit, clock: ManualClock
+) -> None:
+    await kit.enqueue(id="job", retries=5, backoff=STEADY)
+    worker = await kit.worker()
+    await worker.finish(*(retry(run.held, 0.0, Reason.CRASHED, "killed") for run in await worker.claim()))
+    await worker.claim()
+
+    await die(kit, worker)
+
+    # The second crash of all: only the first is retried at once.
+    job = await kit.job("job")
+    assert (job.state, job.due_at) == (SCHEDULED, clock.now() + 10)
+
+
+async def test_a_crash_reported_twice_counts_once(kit: Kit, clock: ManualClock) -> None:
+    await kit.enqueue(id="job", retries=5)
+    worker = await kit.worker()
+    [run] = await worker.claim()
+    for _ in range(2):
+        finished = await worker.finish(retry(run.held, 5.0, Reason.CRASHED, "killed"))
+        assert finished.verdicts[0].accepted
+    job = await kit.job("job")
+    assert (job.attempt, job.due_at, len(job.attempts)) == (1, clock.now() + 5, 1)
 
 
 # -- who is declared -------------------------------------------------------------------------------

@@ -10,7 +10,15 @@ from fairlane.clock import ManualClock
 from fairlane.job import Held, JobKind
 from fairlane.settings import LaneRule
 from fairlane.store import Store
-from fairlane.wakeups import LEADER, Subscription, job_topic, queue_topic, session_topic, worker_topic
+from fairlane.wakeups import (
+    LEADER,
+    Subscription,
+    job_topic,
+    place_topic,
+    queue_topic,
+    session_topic,
+    worker_topic,
+)
 
 from .kit import Kit, Worker
 from .reopening import open_again
@@ -260,11 +268,34 @@ async def _cancel_what_waits(kit: Kit) -> tuple[str, Verb]:
     return job_topic(id), lambda: kit.store.cancel([id])
 
 
+async def _line(kit: Kit) -> tuple[Worker, list[str]]:
+    await kit.settings("default", LaneRule(pattern="lane", limit=1))
+    return await kit.worker(), [await kit.enqueue(lane="lane") for _ in range(3)]
+
+
+async def _start_the_first_of_a_lane(kit: Kit) -> tuple[str, Verb]:
+    worker, _ = await _line(kit)
+    return place_topic("default", "lane"), worker.claim
+
+
+async def _cancel_one_in_the_middle_of_a_lane(kit: Kit) -> tuple[str, Verb]:
+    _, ids = await _line(kit)
+    return place_topic("default", "lane"), lambda: kit.store.cancel([ids[1]])
+
+
+async def _end_the_turn_before(kit: Kit) -> tuple[str, Verb]:
+    await kit.settings("default", LaneRule(pattern="lane", limit=1))
+    waiter = await kit.waiter()
+    first, _, _ = [await kit.enqueue(lane="lane", kind=JobKind.TURN, waiter=waiter.id) for _ in range(3)]
+    return place_topic("default", "lane"), lambda: waiter.complete(Held(first, 1))
+
+
 SCENES: list[Scene] = [
     *(_enqueue, _enqueue_for_a_worker, _retry, _hand_back, _take_back, _leave, _rescue, _promote),
     *(_hand_the_place_on, _cancel_the_holder_of_a_place, _room_under_the_queue_limit),
     *(_resume_a_queue, _resume_a_lane, _release, _broadcast, _rebind, _request_cancel, _grant_a_turn),
     *(_resign, _finish, _report_progress, _start, _cancel_what_waits),
+    *(_start_the_first_of_a_lane, _cancel_one_in_the_middle_of_a_lane, _end_the_turn_before),
 ]
 
 

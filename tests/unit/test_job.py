@@ -122,6 +122,7 @@ def test_a_claim_goes_by_job_and_fence() -> None:
         kind=JobKind.JOB,
         sticky=None,
         suspect=False,
+        limited=False,
         headers=None,
     )
     assert claimed.held == Held("a-1", 4)

@@ -104,6 +104,10 @@ def test_data_is_taken_up_to_its_size_and_not_a_byte_more() -> None:
     assert refused_field(names.check_size, "result", b"x" * 11, 10) == "result"
 
 
-@pytest.mark.parametrize("value", [None, "text", bytearray(b"x"), memoryview(b"x"), 5], ids=short)
+@pytest.mark.parametrize(
+    "value",
+    [None, "text", bytearray(b"x"), memoryview(b"x"), 5],
+    ids=["none", "text", "bytearray", "memoryview", "int"],
+)
 def test_what_is_not_bytes_is_refused_as_data(value: Any) -> None:
     assert refused_field(names.check_size, "result", value, 10) == "result"

@@ -31,7 +31,9 @@ def check(records: Records, session: str, claim: Claim, answer: Sequence[Claimed
         if {job.id for job in answer} != held or len(answer) != len(held):
             raise Mismatch(f"the repeated claim answers {_ids(answer)}, held under it are {sorted(held)}")
     else:
-        record.claim = claim.number
+        if answer:
+            # An empty answer is not recorded: its number may be used again.
+            record.claim = claim.number
         if record.state is SessionState.STOPPING:
             if answer:
                 raise Mismatch(f"a stopping session started {_ids(answer)}")
@@ -158,7 +160,7 @@ def _check_fields(job: JobRecord, claimed: Claimed) -> None:
     sticky = new.sticky if new.kind is JobKind.JOB else claimed.sticky
     if told != ruled or claimed.backoff != new.backoff or claimed.sticky != sticky:
         raise Mismatch(f"{job.id} was handed out as {claimed}, by the rules it is {ruled}")
-    if job.suspect is not None and claimed.suspect != job.suspect:
+    if claimed.suspect != job.suspect:
         raise Mismatch(f"{job.id} was handed out with suspect={claimed.suspect}")
 
 

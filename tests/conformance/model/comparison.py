@@ -54,7 +54,7 @@ def _job(records: Records, job: JobRecord, shown: Job) -> Iterator[str]:
     yield from _differing(fence=(shown.fence, job.fence))
     if not job.charge_unsaid:
         yield from _differing(attempt=(shown.attempt, job.attempt))
-    if job.suspect is not None and not job.state.final:
+    if not job.state.final:
         yield from _differing(suspect=(shown.suspect, job.suspect))
     if job.state is JobState.RUNNING:
         yield from _differing(

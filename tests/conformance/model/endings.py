@@ -34,10 +34,11 @@ def write(records: Records, job: JobRecord, transition: Transition) -> None:
     elif move is Move.FAIL:
         end(records, job, JobState.FAILED, transition.reason)
     elif move is Move.RETRY:
-        _unsure_of_suspicion(job)
+        job.suspect = transition.reason is Reason.CRASHED
+        job.crashes += job.suspect
         lines.wait(records, job, transition.delay, keeps_arrival=False)
     elif move is Move.SNOOZE:
-        _unsure_of_suspicion(job)
+        job.suspect = False
         _refund(records, job, certain=False)
         job.attempt -= 1
         lines.wait(records, job, transition.delay, keeps_arrival=False)
@@ -85,12 +86,6 @@ def crash(records: Records, job: JobRecord) -> str:
 def _refund(records: Records, job: JobRecord, *, certain: bool = True) -> None:
     if job.started_in is not None:
         records.order(job.started_in).refund(job.new.lane, job.paid, certain=certain)
-
-
-def _unsure_of_suspicion(job: JobRecord) -> None:
-    """A run that ended by itself may or may not clear a suspect; one that never was a suspect stays so."""
-    if job.suspect:
-        job.suspect = None
 
 
 def settle_broadcasts(records: Records) -> None:

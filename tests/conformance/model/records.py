@@ -49,7 +49,7 @@ class JobRecord:
     attempt: int = 0
     fence: int = 0
     crashes: int = 0
-    suspect: bool | None = False
+    suspect: bool = False
     """None where the rules do not say."""
     holder: str | None = None
     claim: int = 0

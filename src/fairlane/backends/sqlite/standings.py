@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...job import JobState, Priority
+from ...job import JobKind, JobState, Priority
 from ...lanes import LaneTerms, terms
-from ...reading import EXACT_PLACES, Gate, Standing
+from ...reading import EXACT_PLACES, Gate, Standing, starts_before
 from ...settings import QueueSettings
+from .rivals import rivals
+from .steps import service
 from .steps.catalog import json_texts
 from .steps.codes import ARRIVING, RUNNING, SCHEDULED
 from .steps.entry import CLEANUP, UNBOUND, Entry, entry_of
-from .steps.places import room_of
 from .views import View
 
 FAR = 2**62
@@ -44,7 +45,8 @@ class _Stander:
         self.queue = queue
         self.settings = settings
         self.terms: LaneTerms = terms(settings, e.lane_key)
-        self.workers = view.all("workers_of_queue", view.boot, view.mono, queue)
+        self.ordered = self.terms.ordered and e.lane is not None
+        self.workers = service.workers(view, queue, e.inbox)
 
     def standing(self) -> Standing:
         e = self.e
@@ -54,7 +56,6 @@ class _Stander:
         exact = place is None or place <= EXACT_PLACES
         free, servers = self._servers()
         gate, until = self._gate(place, free)
-        times = sorted(seconds for (seconds,) in self.view.all("service_times_read", e.queue))
         return Standing(
             id=e.id,
             now=self.view.now,
@@ -67,32 +68,32 @@ class _Stander:
             place=place,
             of=of,
             exact=exact,
-            queue_ahead=self._queue_ahead(place),
+            queue_ahead=self._queue_ahead(place, servers),
             servers=servers,
             lane_limit=self.terms.limit,
-            service_seconds=times[len(times) // 2] if times else None,
+            service_seconds=service.seconds(self.view, e.queue),
         )
 
     # -- places --------------------------------------------------------------------------------------------------
 
     def _places(self) -> tuple[int, int]:
         """This job's place among the waiting jobs of its lane, and how many those are."""
-        assert self.e.arrival is not None
-        before = self._count(self.e.arrival)
-        everyone = self._count(None)
+        before = self._count(self._before())
+        everyone = self._count(dict.fromkeys(range(3), FAR))
         return before + 1, min(everyone, EXACT_PLACES)
 
-    def _count(self, arrival: int | None) -> int:
-        """Waiting jobs of the lane that go before `arrival` (all of them for None), as far as counts are exact."""
+    def _before(self) -> dict[int, int]:
+        """Up to which arrival the jobs of each class go before this one in its lane."""
+        e = self.e
+        assert e.arrival is not None
+        if self.ordered:
+            return dict.fromkeys(range(3), e.arrival)
+        return dict.fromkeys(range(e.class_), FAR) | {e.class_: e.arrival}
+
+    def _count(self, bounds: dict[int, int]) -> int:
+        """Waiting jobs of the lane by class, up to an arrival in each, as far as counts are exact."""
         e, view = self.e, self.view
         total: int = 0
-        ordered = self.terms.ordered and e.lane is not None
-        bounds = {}
-        for class_ in range(3):
-            if arrival is None or (not ordered and class_ < e.class_):
-                bounds[class_] = FAR
-            elif ordered or class_ == e.class_:
-                bounds[class_] = arrival
         for flow, class_ in view.all("flows_of_lane", e.queue, e.flow_key):
             if class_ in bounds:
                 total += view.one("place_ready", flow, bounds[class_], EXACT_PLACES + 1 - min(total, EXACT_PLACES))[0]
@@ -102,8 +103,8 @@ class _Stander:
                 break
             if e.lane is not None:
                 # In an ordered lane every rank is 0, so the first class has counted all.
-                rank = 0 if ordered else class_
-                if ordered and class_ > min(bounds):
+                rank = 0 if self.ordered else class_
+                if self.ordered and class_ > min(bounds):
                     continue
                 for name in ("place_waiting", "place_holding"):
                     total += view.one(name, e.lane, rank, bound, left)[0]
@@ -111,30 +112,31 @@ class _Stander:
                 total += view.one("place_gated", e.queue, e.lane_key, class_, bound, left)[0]
         return int(min(total, EXACT_PLACES))
 
-    def _queue_ahead(self, place: int | None) -> int:
-        """An estimate: in fair order each active lane has as many starts before this job as it has jobs before it."""
+    def _queue_ahead(self, place: int | None, servers: int) -> int:
+        """An estimate of what starts before it, out of the lanes it shares the queue with."""
+        e = self.e
         if place is None:
             return 0
-        e = self.e
-        [active] = self.view.one("flows_active", e.inbox, e.class_, e.queue, EXACT_PLACES)
+        if e.kind == JobKind.TURN:
+            return place - 1
+        own = place - 1
+        if not self.ordered and e.class_ > 0:
+            own -= self._count(dict.fromkeys(range(e.class_), FAR))
+        [higher] = self.view.one("pending_up_to", e.queue, e.class_ - 1)
         [waiting] = self.view.one("pending_up_to", e.queue, e.class_)
-        return max(0, min(int(waiting) - 1, place * max(1, int(active)) - 1))
+        ahead = starts_before(own, rivals(self.view, e, self.settings, own), servers, higher=higher)
+        return max(own, min(int(waiting) - 1, ahead))
 
     # -- gates ---------------------------------------------------------------------------------------------------
 
     def _servers(self) -> tuple[int, int]:
-        """Free slots and all slots of the workers that could run it, within the queue's limit."""
+        """Free slots and all slots that could run it. A turn needs none: the places of its lane serve it."""
         e = self.e
-        rows = self.workers
-        if e.inbox and not e.inbox.endswith("/"):
-            pool, _, index = e.inbox.rpartition("/")
-            row = self.view.one("worker_at", pool, int(index), self.view.boot, self.view.mono)
-            rows = [] if row is None else [row]
-        every = sum(row[0] for row in rows)
-        free = sum(room_of(row, e.class_) for row in rows)
-        if self.settings.limit is not None:
-            every = min(every, self.settings.limit)
-        return free, every
+        if e.kind == JobKind.TURN:
+            places = self.terms.limit or 0
+            return places, places
+        free = sum(service.room_of(row, e.class_) for row in self.workers)
+        return free, service.servers(self.workers, self.settings, e.class_)
 
     def _gate(self, place: int | None, free: int) -> tuple[Gate, float | None]:
         e = self.e
@@ -150,11 +152,8 @@ class _Stander:
             return Gate.UNBOUND, None
         if e.gate == CLEANUP:
             return Gate.CLEANUP, None
-        placed = bool(e.inbox)
-        if placed and free == 0 and not self._worker_is_there():
-            return Gate.WORKER_GONE, None
-        if not placed and not self.workers:
-            return Gate.NO_WORKER, None
+        if not self.workers:
+            return (Gate.WORKER_GONE if e.inbox else Gate.NO_WORKER), None
         if self._queue_is_full():
             return Gate.QUEUE_LIMIT, None
         if place is not None and place > 1:
@@ -179,10 +178,6 @@ class _Stander:
         if self.terms.ordered and until is not None:
             return Gate.LANE_RETRY, until
         return Gate.LANE, None
-
-    def _worker_is_there(self) -> bool:
-        pool, _, index = self.e.inbox.rpartition("/")
-        return self.view.one("worker_at", pool, int(index), self.view.boot, self.view.mono) is not None
 
     def _queue_is_full(self) -> bool:
         slots = self.settings.slots

@@ -28,8 +28,8 @@ from pathlib import Path
 
 from ...errors import InvalidInput
 
-KINDS = "jlqsw"
-"""The first letters of job, leader, queue, session and worker: what a topic can be about."""
+KINDS = "jlpqsw"
+"""The first letters of job, leader, place, queue, session and worker: what a topic can be about."""
 EVERYTHING = "*"
 """Sent instead of the topics when they do not fit: whoever hears it looks at all it listens to."""
 DATAGRAM_BYTES = 8_000 if sys.platform == "linux" else 2_000

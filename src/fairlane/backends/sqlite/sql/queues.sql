@@ -34,7 +34,7 @@ UPDATE fairlane_tally SET scheduled = scheduled + ?, pending = pending + ?, runn
 WHERE queue = ? AND class = ?
 
 -- name: queue_load
-SELECT sum(scheduled + pending), sum(running) FROM fairlane_tally WHERE queue = ?
+SELECT sum(scheduled + pending) FROM fairlane_tally WHERE queue = ?
 
 -- name: queue_running
 SELECT class, running - slotless FROM fairlane_tally WHERE queue = ?
@@ -206,7 +206,7 @@ WHERE f.domain = ? AND f.tag IS NOT NULL ORDER BY f.tag, f.head LIMIT ?
 
 -- name: claim_columns
 l.seq, l.arrival, l.class, l.expires_at, l.fence, l.attempt, l.suspect, j.cost, j.id, j.task, j.lane, j.payload, j.retries,
-j.backoff, j.timeout, j.kind, j.sticky, j.headers
+j.backoff, j.timeout, j.kind, j.sticky, j.headers, l.lane IS NOT NULL
 
 -- name: flow_jobs
 SELECT /*claim_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq

@@ -44,6 +44,28 @@ WHERE d.queue = ? AND f.lane = ? AND f.tag IS NOT NULL
 SELECT count(*) FROM (SELECT 1 FROM fairlane_domain d CROSS JOIN fairlane_flow f ON f.domain = d.id
     WHERE d.inbox = ? AND d.class = ? AND d.queue = ? AND f.tag IS NOT NULL LIMIT ?)
 
+-- name: rivals_ready
+-- Other lanes of a domain (?1) that have claimable jobs, in fair order, each with the cost of the next one, how many there
+-- are (counted up to ?4), and for a limited lane its places and how many wait for one.
+SELECT f.lane, f.tag, j.cost, n.places,
+    (SELECT count(*) FROM (SELECT 1 FROM fairlane_live r WHERE r.flow = f.id AND r.session IS NULL LIMIT ?4)),
+    (SELECT count(*) FROM (SELECT 1 FROM fairlane_live w WHERE w.lane = n.id AND w.granted = 0
+        AND w.rank = CASE n.ordered WHEN 1 THEN 0 ELSE l.class END LIMIT ?4))
+FROM fairlane_flow f CROSS JOIN fairlane_live l ON l.flow = f.id AND l.arrival = f.head
+CROSS JOIN fairlane_job j ON j.seq = l.seq LEFT JOIN fairlane_lane n ON n.queue = ?2 AND n.key = f.lane
+WHERE f.domain = ?1 AND f.tag IS NOT NULL AND f.lane <> ?3 ORDER BY f.tag, f.head LIMIT ?5
+
+-- name: rivals_blocked
+-- Limited lanes whose places are all taken, so that nothing of them is claimable just now: their finish time in a domain
+-- (?1), their places, and how many of a class (?5) wait, counted up to ?4.
+SELECT n.key, f.finish, n.places, (SELECT count(*) FROM (SELECT 1 FROM fairlane_live w WHERE w.lane = n.id AND w.granted = 0
+    AND w.rank = CASE n.ordered WHEN 1 THEN 0 ELSE ?5 END LIMIT ?4))
+FROM (SELECT id, key, places, ordered FROM fairlane_lane WHERE queue = ?2 AND key <> ?3 LIMIT ?7) n
+LEFT JOIN fairlane_flow f ON f.domain = ?1 AND f.lane = n.key WHERE f.tag IS NULL LIMIT ?6
+
+-- name: lanes_limited
+SELECT count(*) FROM (SELECT 1 FROM fairlane_lane WHERE queue = ? LIMIT ?)
+
 -- name: flows_before
 -- Flows of the same domain whose next job starts before that of this one.
 SELECT count(*) FROM (SELECT 1 FROM fairlane_flow m CROSS JOIN fairlane_flow f ON f.domain = m.domain
@@ -98,10 +120,6 @@ WHERE b.closed_at IS NOT NULL AND (?1 IS NULL OR b.pool = ?1) ORDER BY b.closed_
 
 -- name: schedules_read
 SELECT name, timetable, job, stored_at, declared_at, last_slot FROM fairlane_schedule ORDER BY name
-
--- name: service_times_read
-SELECT finished_at - started_at FROM fairlane_outcome
-WHERE queue = ? AND state = 4 AND started_at IS NOT NULL ORDER BY finished_at DESC LIMIT 101
 
 -- name: find_error
 SELECT seq FROM fairlane_outcome WHERE error_group = ? AND seq < ? ORDER BY seq DESC

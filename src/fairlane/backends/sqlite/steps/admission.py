@@ -13,13 +13,16 @@ import msgspec
 from ....errors import Conflict, InvalidInput, QueueFull
 from ....job import MOST_JOBS_PER_CALL, Enqueued, JobKind, JobState, NewJob, Priority
 from ....lanes import LaneTerms
+from ....reading import room_after
 from ....session import worker_name
 from ....upkeep import Admitted, Promoted
-from . import bindings, broadcasts, outcomes, places
+from . import bindings, broadcasts, outcomes, places, service
 from .catalog import SQL, Catalog, Queue, json_texts
 from .codes import COMPLETED, PENDING, RUNNING, SCHEDULED, STATES
 from .entry import CLEANUP, PARENT, UNGATED, Entry, encode_backoff, entry_of
 from .step import SLOTLESS, TALLY_OF_STATE, Step
+
+MOST_LANES_COUNTED = 1_000
 
 
 def enqueue(step: Step, jobs: Sequence[NewJob]) -> list[Enqueued]:
@@ -187,11 +190,11 @@ def _check_room(step: Step, queue: Queue, job: NewJob, terms: LaneTerms) -> None
     most = queue.settings.max_pending
     if most is not None:
         step.flush_tally()
-        [waiting, running] = step.one("queue_load", queue.id)
+        [waiting] = step.one("queue_load", queue.id)
         if waiting >= most:
             raise QueueFull(
                 f"queue {queue.name!r} has {waiting} jobs waiting and takes at most {most}",
-                _relief(step, queue, running),
+                room_after(service.seconds(step, queue.id), _servers(step, queue, job)),
             )
     if terms.max_pending is not None:
         [waiting] = step.one("lane_load", queue.id, job.lane, terms.max_pending)
@@ -199,14 +202,21 @@ def _check_room(step: Step, queue: Queue, job: NewJob, terms: LaneTerms) -> None
             raise QueueFull(
                 f"lane {job.lane!r} of queue {queue.name!r} has {waiting} jobs waiting and takes at most "
                 f"{terms.max_pending}",
-                _relief(step, queue, terms.limit or 1),
+                room_after(service.seconds(step, queue.id), _share(step, queue, job), limit=terms.limit),
             )
 
 
-def _relief(step: Step, queue: Queue, servers: int) -> float | None:
-    """Seconds until a place is free: the median run time, shared by those that run."""
-    times = sorted(seconds for (seconds,) in step.all("service_times", queue.id))
-    return max(0.0, times[len(times) // 2]) / max(1, servers) if times else None
+def _servers(step: Step, queue: Queue, job: NewJob) -> int:
+    """Slots that could start a job like this one now."""
+    if queue.settings.paused:
+        return 0
+    return service.servers(service.workers(step, queue.name), queue.settings, int(job.priority))
+
+
+def _share(step: Step, queue: Queue, job: NewJob) -> float:
+    """A lane's part of them: the lanes that have work share the slots."""
+    lanes: int = step.one("flows_active", "", int(job.priority), queue.id, MOST_LANES_COUNTED)[0]
+    return _servers(step, queue, job) / max(1, lanes)
 
 
 def add_child(step: Step, parent: Entry, index: int) -> None:

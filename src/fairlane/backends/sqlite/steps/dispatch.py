@@ -18,6 +18,7 @@ from ....job import Claimed, JobKind, Priority
 from ....retry import DEFAULT_BACKOFF, Backoff
 from ....session import Claim, worker_name
 from ....slots import Reserved, Slots
+from ....wakeups import place_topic
 from . import outcomes
 from .catalog import Queue
 from .codes import PENDING, RUNNING
@@ -40,10 +41,13 @@ def claim(step: Step, session: str, call: Claim) -> list[Claimed]:
         raise Stale(f"claim {call.number} is older than the last one, {who.claim}")
     if call.number == who.claim:
         return [claimed_of(row) for row in step.all("claimed_again", who.seq, call.number)]
-    step.run("session_claim", call.number, who.seq)
     if who.state != "live" or who.slots is None or who.index is None:
         return []
-    return _Claimer(step, who, call).run()
+    claimed = _Claimer(step, who, call).run()
+    if claimed:
+        # Only then: an idle worker asks once a second, and nothing is lost when an empty answer is not repeated.
+        step.run("session_claim", call.number, who.seq)
+    return claimed
 
 
 class _Line(msgspec.Struct, order=True):
@@ -90,13 +94,16 @@ class _Claimer:
             if ask.queue is None:
                 self._from_inbox(ask.priority, most)
             else:
-                queue = self.step.queue(ask.queue)
-                row = self.step.one("domain_get", "", int(ask.priority), queue.id)
-                if row is not None:
-                    self._from_domain(queue, Domain(*row), ask.priority, most)
+                self._from_queue(ask.queue, ask.priority, most)
             if self.left <= 0:
                 break
         return self.claimed
+
+    def _from_queue(self, name: str, priority: Priority, most: int) -> None:
+        queue = self.step.known_queue(name)
+        row = None if queue is None else self.step.one("domain_get", "", int(priority), queue.id)
+        if queue is not None and row is not None:
+            self._from_domain(queue, Domain(*row), priority, most)
 
     def _from_inbox(self, priority: Priority, most: int) -> None:
         """The inbox holds jobs of any queue: the queues take turns, in equal shares and then for the rest."""
@@ -228,6 +235,8 @@ class _Claimer:
             starts.setdefault(paid, []).append(row[0])
             self.claimed.append(_claimed(row, row[4] + 1, queue.name, priority))
             step.topics.add("job:" + row[8])
+            if row[18]:
+                step.topics.add(place_topic(queue.name, row[10]))
         for paid, seqs in starts.items():
             step.run("live_start", seq, number, now, paid, msgspec.json.encode(seqs).decode())
         step.catalog.remember_seqs([(row[8], row[0]) for row, _ in taken])
@@ -251,9 +260,10 @@ class _Claimer:
 
 
 def _claimed(row: tuple[Any, ...], fence: int, queue: str, priority: Priority) -> Claimed:
-    (_, _, _, _, _, attempt, suspect, _, id, task, lane, payload, retries, backoff, timeout, kind, sticky, headers) = (
-        row
-    )
+    (
+        _, _, _, _, _, attempt, suspect, _, id, task, lane, payload, retries, backoff, timeout, kind, sticky, headers,
+        limited,
+    ) = row  # fmt: skip
     return Claimed(
         id=id,
         fence=fence,
@@ -269,6 +279,7 @@ def _claimed(row: tuple[Any, ...], fence: int, queue: str, priority: Priority) -
         kind=_KINDS[kind],
         sticky=sticky,
         suspect=bool(suspect),
+        limited=bool(limited),
         headers=headers,
     )
 

@@ -124,9 +124,13 @@ def _stop(step: Step, e: Entry, state: int) -> None:
     e.session = e.claim = e.started_at = e.flow = None
 
 
-def again(step: Step, e: Entry, delay: float) -> None:
-    """A retry or a snooze: it paid for its start. An ordered lane stays closed for it; elsewhere it arrives anew."""
-    e.suspect = 0
+def again(step: Step, e: Entry, delay: float, *, crashed: bool = False) -> None:
+    """A retry or a snooze: it paid for its start. An ordered lane stays closed for it; elsewhere it arrives anew.
+
+    `crashed`: the holder saw the process of the body die. Any other end of a run clears the suspicion.
+    """
+    e.crashes += crashed
+    e.suspect = int(crashed)
     e.paid = 0
     _go_back(step, e, delay, keep_arrival=False)
 

@@ -3,16 +3,16 @@ way out hands the place on in the same step (see `fairlane.lanes` for who comes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
 from ....job import JobKind, Priority
-from ....slots import Reserved, Slots
-from ....wakeups import job_topic, session_topic, worker_topic
+from ....wakeups import job_topic, place_topic, session_topic, worker_topic
 from . import flows
 from .codes import PENDING, RUNNING
 from .entry import UNGATED, Entry, entry_of
+from .service import room_of
 from .step import Lane, Step
 
 IDLE_GRANT_SECONDS = 2.0
@@ -86,6 +86,7 @@ def start_turn(step: Step, e: Entry) -> None:
     e.started_at = step.now
     row = step.one("session_id", e.waiter)
     step.topics.update((job_topic(e.id), session_topic(row[0])))
+    _tell_line(step, e)
 
 
 def _take_from_weaker(step: Step, lane: Lane, class_: int) -> bool:
@@ -197,7 +198,14 @@ def vacate(step: Step, e: Entry) -> None:
     if e.granted:
         lane.granted -= 1
     e.lane, e.granted = None, 0
+    _tell_line(step, e)
     hand_on(step, lane)
+
+
+def _tell_line(step: Step, e: Entry) -> None:
+    """Whoever waits behind this one has moved up."""
+    assert e.lane_key is not None
+    step.topics.add(place_topic(step.queue_number(e.queue).name, e.lane_key))
 
 
 def settle(step: Step, lane: Lane) -> None:
@@ -311,12 +319,6 @@ def _takes(step: Step, inbox: str, class_: int) -> bool:
         return True
     row = step.one("inbox_room", *_worker(inbox))
     return row is not None and room_of(row, class_) > 0
-
-
-def room_of(row: Sequence[int], class_: int) -> int:
-    """Free slots of a worker for a class, out of its slots, its reservations and what it runs."""
-    total, high, normal, *running = row
-    return Slots(total=total, reserved=Reserved(high=high, normal=normal)).room(running, Priority(class_))
 
 
 def _worker(inbox: str) -> tuple[str, int]:

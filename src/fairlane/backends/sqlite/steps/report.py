@@ -150,7 +150,7 @@ def _apply(step: Step, e: Entry, t: Transition, who: Presence) -> JobState:
         outcomes.record(step, e, who.holder, move.value, state, reason, t.error)
         if move is Move.SNOOZE:
             e.attempt -= 1
-        outcomes.again(step, e, t.delay)
+        outcomes.again(step, e, t.delay, crashed=reason is Reason.CRASHED)
         return state
     state = _FINAL[move]
     outcomes.end(step, e, state, reason, result=t.result, error=t.error, group=t.error_group, move=move)

@@ -118,17 +118,23 @@ class Step:
 
     def queue(self, name: str) -> Queue:
         """The queue called `name`, made when it is new."""
+        found = self.known_queue(name)
+        if found is None:
+            number = self.run("queue_insert", name).lastrowid
+            assert number is not None
+            self.many("tally_insert", [(number, class_) for class_ in range(3)])
+            found = self.catalog.remember((number, name, 0, msgspec.json.encode(QueueSettings()).decode(), None))
+        return found
+
+    def known_queue(self, name: str) -> Queue | None:
+        """The queue called `name`, None when it is new: who only looks must not write."""
         if not self._fresh:
             self.catalog.refresh(self.connection)
             self._fresh = True
         found = self.catalog.names.get(name)
         if found is None:
             row = self.one("queue_by_name", name)
-            if row is None:
-                number = self.run("queue_insert", name).lastrowid
-                self.many("tally_insert", [(number, class_) for class_ in range(3)])
-                row = (number, name, 0, msgspec.json.encode(QueueSettings()).decode(), None)
-            found = self.catalog.remember(row)
+            found = None if row is None else self.catalog.remember(row)
         return found
 
     def queue_number(self, number: int) -> Queue:
