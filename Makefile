@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help test check format bench lock clean
+.PHONY: help run test check format bench lock clean
 
 # Without cached bytecode imports take two to three times as long.
 unexport PYTHONDONTWRITEBYTECODE
@@ -20,6 +20,9 @@ LOCK_TOOLS := .tools
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(STAMP) ## See it work: a live demo with real workers (ARGS="--once" plays it once)
+	$(BIN)/fairlane demo $(ARGS)
 
 test: $(STAMP) ## Run the tests (ARGS="-k lane" is passed to pytest)
 	$(BIN)/python -m pytest $(ARGS)
@@ -48,7 +51,7 @@ lock: ## Resolve pyproject.toml into requirements.lock (ARGS="--upgrade" for new
 	fi; \
 	"$$uv" pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
-	    --group dev pyproject.toml --output-file requirements.lock $(ARGS)
+	    --group dev --group bench pyproject.toml --output-file requirements.lock $(ARGS)
 
 clean: ## Remove .venv, caches and build results
 	rm -rf $(VENV) $(LOCK_TOOLS) dist build .coverage .coverage.* htmlcov .hypothesis

@@ -9,12 +9,13 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from . import enqueue, fairness, growth, port
+from . import drain, enqueue, fairness, growth, port
 from .figures import Figure, as_json, table
 from .workload import Run
 
 BENCHMARKS: dict[str, Callable[[Run], Awaitable[list[Figure]]]] = {
     "port": port.run,
+    "drain": drain.run,
     "enqueue": enqueue.run,
     "growth": growth.run,
     "fairness": fairness.run,

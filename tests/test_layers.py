@@ -71,11 +71,29 @@ LAYERS: dict[str, Layer] = {
     "postgres": Layer(modules=("backends.postgres.*",), may_import=("core", "ports", "backends", "sql")),
     "redis": Layer(modules=("backends.redis.*",), may_import=("core", "ports", "backends", "sql")),
     "application": Layer(
-        modules=("blocking", "client", "events", "manager.*", "service", "task", "worker.*"),
+        modules=(
+            *("arguments", "blocking", "client", "connection", "diagnosis", "events", "handle", "intervals", "keeper"),
+            *(
+                "manager.*",
+                "observed",
+                "running",
+                "service",
+                "supervisor.*",
+                "task",
+                "template",
+                "turn",
+                "waiter",
+                "watching",
+                "worker.*",
+            ),
+        ),
         may_import=("core", "ports"),
     ),
     "edges": Layer(
-        modules=("celery", "cli.*", "config", "dashboard.*", "http.*", "testing"),
+        modules=(
+            *("__main__", "app", "celery", "cli.*", "config", "dashboard.*", "http.*"),
+            *("logs", "opentelemetry", "prometheus", "pytest_plugin", "testing.*"),
+        ),
         may_import=(*BELOW_THE_EDGES, "root"),
     ),
     # fairlane/__init__.py

@@ -1,36 +1,55 @@
 """Fairlane: a task queue for Python in which nobody blocks anybody else.
 
-This is the engine: the vocabulary, the `Store` port and `open_store`. Modules hold the rest of the vocabulary:
-`job`, `states`, `session`, `settings`, `slots`, `reading`, `binding`, `upkeep`, `schedule`.
+`Fairlane` is where a program begins: it declares tasks and queues, sends jobs, and asks about them. Below it lies the
+engine: the `Store` port and `open_store`. Modules hold the rest of the vocabulary: `job`, `states`, `session`,
+`settings`, `slots`, `reading`, `binding`, `upkeep`, `schedule`.
 """
 
+from .app import Fairlane, QueueDeclaration
 from .backends import open_store
+from .binding import Binding, Release
+from .blocking import BlockingClient, BlockingHandle
+from .client import Client
 from .clock import Clock, ManualClock, SystemClock
+from .config import Settings
 from .errors import (
     Busy,
+    Cancel,
     Conflict,
+    Fail,
     FairlaneError,
     IndexTaken,
     InvalidInput,
+    JobCancelled,
+    JobFailed,
     NotFound,
     NotSupported,
     QueueFull,
+    Retry,
     SchemaMismatch,
     SessionLost,
+    Snooze,
     Stale,
     StoreError,
     StoreFull,
     StoreReadOnly,
     StoreUnavailable,
     TermLost,
+    WouldDeadlock,
 )
+from .events import Events
+from .handle import BroadcastHandle, Cancellation, Handle, Position, Update
 from .ids import new_id
+from .intervals import Intervals
 from .job import Job, JobState, NewJob, Priority, Reason
 from .retry import Backoff
+from .running import current_job
 from .session import Claim, NewSession, SessionKind
 from .settings import LaneRule, QueueOverride, QueueSettings, SettingsChange
 from .slots import Ask, Reserved, Slots
 from .store import Store
+from .task import Call, Task
+from .turn import Turn
 from .wakeups import Wakeups
 
 __version__ = "0.1.0.dev0"
@@ -38,14 +57,29 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "Ask",
     "Backoff",
+    "Binding",
+    "BlockingClient",
+    "BlockingHandle",
+    "BroadcastHandle",
     "Busy",
+    "Call",
+    "Cancel",
+    "Cancellation",
     "Claim",
+    "Client",
     "Clock",
     "Conflict",
+    "Events",
+    "Fail",
+    "Fairlane",
     "FairlaneError",
+    "Handle",
     "IndexTaken",
+    "Intervals",
     "InvalidInput",
     "Job",
+    "JobCancelled",
+    "JobFailed",
     "JobState",
     "LaneRule",
     "ManualClock",
@@ -53,17 +87,23 @@ __all__ = [
     "NewSession",
     "NotFound",
     "NotSupported",
+    "Position",
     "Priority",
+    "QueueDeclaration",
     "QueueFull",
     "QueueOverride",
     "QueueSettings",
     "Reason",
+    "Release",
     "Reserved",
+    "Retry",
     "SchemaMismatch",
     "SessionKind",
     "SessionLost",
+    "Settings",
     "SettingsChange",
     "Slots",
+    "Snooze",
     "Stale",
     "Store",
     "StoreError",
@@ -71,9 +111,14 @@ __all__ = [
     "StoreReadOnly",
     "StoreUnavailable",
     "SystemClock",
+    "Task",
     "TermLost",
+    "Turn",
+    "Update",
     "Wakeups",
+    "WouldDeadlock",
     "__version__",
+    "current_job",
     "new_id",
     "open_store",
 ]

@@ -17,12 +17,15 @@ import msgspec
 from cronsim import CronSim, CronSimError
 
 from .errors import InvalidInput
+from .job import JobKind, NewJob
 from .names import check_name, check_seconds, shown
 
 CATCH_UP_SECONDS = 60.0
 """Slots missed for at most this long all fire; of older ones only the latest."""
 FORGOTTEN_SECONDS = 86_400.0
 """A schedule that no live worker declared for this long stops."""
+SET_BY_THE_SLOT = frozenset({"id", "cron", "run_at"})
+"""What a template leaves open."""
 
 
 class Timetable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -97,7 +100,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     timetable: Timetable
     job: bytes
-    """The template of the job as JSON; the store carries it and never reads it."""
+    """The template of the job, so that a manager needs none of the user's code; see `template_of`. The store carries it
+    and never reads it."""
 
     def __post_init__(self) -> None:
         check_name("schedule", self.name)
@@ -117,6 +121,29 @@ class StoredSchedule(msgspec.Struct, frozen=True, kw_only=True):
             return []
         since = self.stored_at if self.last_slot is None else max(self.last_slot, self.stored_at)
         return self.schedule.timetable.due(since, now)
+
+
+def template_of(job: NewJob) -> bytes:
+    """The template of a schedule that repeats `job`. Every field is written, so that a default that changes later
+    does not change what was declared.
+    """
+    if job.kind not in (JobKind.JOB, JobKind.BROADCAST):
+        raise InvalidInput("job", f"a {job.kind.value} cannot be repeated by a schedule")
+    if job.run_at is not None:
+        raise InvalidInput("run_at", "the schedule says when the job runs; leave it out")
+    fields = {field: getattr(job, field) for field in job.__struct_fields__ if field not in SET_BY_THE_SLOT}
+    return msgspec.json.encode(fields)
+
+
+def job_from(template: bytes, schedule: str, slot: float) -> NewJob:
+    """The job of one slot. Raises `InvalidInput` for a template that is not one."""
+    named = f"{slot:.0f}" if float(slot).is_integer() else repr(slot)
+    try:
+        fields = msgspec.json.decode(template, type=dict[str, object])
+        fields |= {"id": f"cron:{schedule}:{named}", "cron": {"schedule": schedule, "slot": slot}}
+        return msgspec.convert(fields, NewJob)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise InvalidInput("template", f"is not the template of a job ({exc})") from None
 
 
 def _zone(name: str) -> ZoneInfo:

@@ -100,7 +100,10 @@ def fail(held: Held, reason: Reason, error: str, *, group: str | None = None) ->
 
 
 def retry(held: Held, delay: float, reason: Reason, error: str, *, group: str | None = None) -> Transition:
-    """The attempt failed and is charged; the job runs again after `delay`."""
+    """The attempt failed and is charged; the job runs again after `delay`.
+
+    `Reason.CRASHED` says that the body's own process died: the job is a suspect then.
+    """
     if reason not in FAILED_REASONS:
         raise InvalidInput("reason", f"{reason.value!r} is not a reason to retry")
     names.check_seconds("delay", delay)

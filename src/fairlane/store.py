@@ -12,6 +12,7 @@ Rules that hold for every verb:
 - **Failures.** `StoreUnavailable`: unknown outcome, repeat the call. `StoreFull`, `StoreReadOnly`: nothing
   stored.
 - **Batches.** One is a batch of one. Answers come in the order of the arguments.
+- **Quiet.** A call that finds nothing to do writes nothing, and verbs that only read wait for no writer.
 
 Verbs of the leader take its `term`: a number that is not the present term is refused with `TermLost` and
 changes nothing. None runs the verb without leadership, which is always safe: every one of them is idempotent.
@@ -76,17 +77,18 @@ class Store(Protocol):
         """Store up to 1,000 jobs, all or none, and admit those that are due.
 
         A known id with the same content answers ``created=False``; with other content it raises `Conflict`. A
-        `unique` value held by another job of the same task answers with that job. Raises `QueueFull`, and
-        `InvalidInput` for a lane outside a closed set, a turn in a lane without a limit, or a turn whose
-        waiter is not live.
+        `unique` value held by another job of the same task answers with that job. Raises `QueueFull` (with
+        `fairlane.reading.room_after` as its `retry_after`), and `InvalidInput` for a lane outside a closed
+        set, a turn in a lane without a limit, or a turn whose waiter is not live.
         """
 
     async def claim(self, session: str, claim: Claim) -> list[Claimed]:
         """Start jobs for a worker: ask by ask, at most `total`, in fair order inside each source.
 
         One decision over slots, reservations, queue limit, lane grants, bindings and pauses; jobs past their
-        expiry are cancelled instead. Repeating the last number returns the jobs of that claim that the
-        session still holds; a lower number raises `Stale`. Raises `SessionLost`.
+        expiry are cancelled instead. A number counts once it has started jobs: repeating the last one returns
+        those of its jobs that the session still holds, and a lower one raises `Stale`. An empty answer leaves
+        no trace, so that idle polling writes nothing; its number may be used again. Raises `SessionLost`.
         """
 
     async def finish(self, session: str, transitions: Sequence[Transition], *, claim: Claim | None = None) -> Finished:
@@ -95,8 +97,10 @@ class Store(Protocol):
         A finished job hands its grant on in the same step. A transition the session already wrote under this
         fence is answered with the stored outcome; one for a job it lost is `stale`, changes nothing but the
         count of refused writes, and never raises. When a cancel was requested, complete stays completed and
-        all else becomes cancelled. Expired sessions may finish; dead ones are stale. With `claim`, as `claim`
-        afterwards; if that raises, nothing of the call was applied.
+        all else becomes cancelled. A retry because the body's process died (`Reason.CRASHED`) counts as a
+        crash and leaves the job a suspect, as `rescue` does; any other retry and a snooze clear it of
+        suspicion, and a hand-back changes nothing. Expired sessions may finish; dead ones are stale. With
+        `claim`, as `claim` afterwards; if that raises, nothing of the call was applied.
         """
 
     async def progress(self, session: str, reports: Sequence[tuple[Held, bytes]]) -> list[Verdict]:

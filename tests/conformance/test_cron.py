@@ -170,3 +170,17 @@ async def test_declaring_again_keeps_the_last_slot(kit: Kit, store: Store, clock
 
     assert answer.last_slot == slot
     assert answer.due(clock.now()) == []
+
+
+async def test_a_slot_whose_job_is_a_duplicate_has_fired_all_the_same(
+    kit: Kit, store: Store, clock: ManualClock
+) -> None:
+    await store.declare([schedule()])
+    await kit.enqueue(unique="one at a time")
+    clock.advance(60)
+    [slot] = (await stored(store)).due(clock.now())
+
+    [answer] = await store.enqueue([kit.new(id="late", unique="one at a time", cron=CronSlot("nightly", slot))])
+
+    assert not answer.created
+    assert (await stored(store)).due(clock.now()) == []

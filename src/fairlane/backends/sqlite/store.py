@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from ...binding import Binding, Release
 from ...clock import Clock, SystemClock
-from ...errors import InvalidInput
+from ...errors import InvalidInput, StoreError
 from ...job import Claimed, Enqueued, Held, Job, JobState, NewJob, Verdict
 from ...names import check_count, check_key, check_name
 from ...reading import Filter, LaneReading, Page, QueueReading, Standing
@@ -66,7 +66,12 @@ class SqliteStore:
 
     async def _read(self, look: Callable[[views.View], T]) -> T:
         self._writer.check_usable()
-        return await asyncio.get_running_loop().run_in_executor(self._readers, self._look, look)
+        try:
+            looking = asyncio.get_running_loop().run_in_executor(self._readers, self._look, look)
+        except RuntimeError:
+            # Closed since the look above: the readers go first.
+            raise StoreError("this store is closed; open it again") from None
+        return await looking
 
     def _look(self, look: Callable[[views.View], T]) -> T:
         connection = getattr(self._reading, "connection", None)

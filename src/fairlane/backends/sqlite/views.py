@@ -322,13 +322,16 @@ def leader(view: View) -> Term | None:
 
 
 def schedules(view: View) -> list[StoredSchedule]:
-    """Every schedule, by name."""
-    return [
-        StoredSchedule(
-            schedule=Schedule(name=name, timetable=msgspec.json.decode(timetable, type=Timetable), job=job),
-            stored_at=stored_at,
-            declared_at=declared_at,
-            last_slot=last_slot,
+    """Every schedule, by name. One that this machine cannot read does not hide the others."""
+    found = []
+    for name, raw, job, stored_at, declared_at, last_slot in view.all("schedules_read"):
+        try:
+            timetable = msgspec.json.decode(raw, type=Timetable)
+        except ValueError:
+            # Stored by a process that knows more time zones than this one.
+            continue
+        schedule = Schedule(name=name, timetable=timetable, job=job)
+        found.append(
+            StoredSchedule(schedule=schedule, stored_at=stored_at, declared_at=declared_at, last_slot=last_slot)
         )
-        for name, timetable, job, stored_at, declared_at, last_slot in view.all("schedules_read")
-    ]
+    return found

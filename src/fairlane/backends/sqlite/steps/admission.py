@@ -45,6 +45,8 @@ def enqueue(step: Step, jobs: Sequence[NewJob]) -> list[Enqueued]:
             continue
         duplicate = None if job.unique is None else _unique_holder(step, job)
         if duplicate is not None:
+            if job.cron is not None:
+                step.run("schedule_fired", job.cron.slot, job.cron.schedule)
             answers.append(duplicate)
             continue
         entry = store(step, job)

@@ -1,0 +1,48 @@
+"""A small shop: pictures for customers, mail, and one model that answers one question at a time.
+
+fairlane worker -A examples/shop.py
+fairlane enqueue -A examples/shop.py render ann "a cat" --wait
+"""
+
+import asyncio
+
+from fairlane import Fairlane, current_job
+
+app = Fairlane()  # FAIRLANE_URL, else sqlite:///fairlane.db
+app.queue("images").lane("user:*", max_pending=1_000)
+app.queue("models").lane("*", limit=1)
+
+
+@app.task(queue="images", lane="user:{user}", retries=3, timeout=120)
+async def render(user: str, prompt: str) -> str:
+    """Draw a picture. Each user has a lane, so nobody waits behind somebody else's hundred pictures."""
+    for step in range(1, 5):
+        await asyncio.sleep(0.25)
+        current_job().progress({"step": step, "of": 4})
+    return f"{user}/{prompt.replace(' ', '-')}.png"
+
+
+@app.task(queue="models", lane="{model}")
+async def answer(model: str, question: str) -> str:
+    """Ask a model. Its lane has a limit of one: first come, first served, and everybody knows his place in line."""
+    await asyncio.sleep(0.5)
+    return f"{model} has thought about {question!r}"
+
+
+@app.task(queue="mail", priority="low")
+def send_mail(to: str, subject: str) -> None:
+    """A plain function runs in a thread."""
+    print(f"to {to}: {subject}")  # noqa: T201
+
+
+async def main() -> None:
+    """Send one job and wait for it, while a worker runs elsewhere."""
+    async with app:
+        job = await render.enqueue("ann", "a cat")
+        async for update in job.watch():
+            print(update.state, update.position, update.progress)  # noqa: T201
+        print(await job.result())  # noqa: T201
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

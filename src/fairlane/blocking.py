@@ -1,0 +1,396 @@
+"""The client for code without an event loop: the same verbs, run in one event-loop thread.
+
+There is one truth, the async one: every method here delegates in one line. The thread is made at the first call, and
+anew after a fork. Inside a running event loop every call is refused, because it would block that loop; threads beside
+it, and plain functions that a worker runs, may call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Generic, TypeVar, overload
+
+from .binding import Binding, Release
+from .client import Client, OnSent
+from .errors import FairlaneError
+from .handle import BroadcastHandle, Cancellation, Handle, Position, Update
+from .job import Enqueued, Job, JobState, NewJob, Priority
+from .reading import LaneReading, Page, QueueReading
+from .running import HeldPlace
+from .session import Session, Term
+from .task import Call, PriorityWord, Seconds, Task
+from .turn import Turn
+from .upkeep import Recount
+
+R = TypeVar("R")
+T = TypeVar("T")
+Report = Callable[[Position], None]
+Turns = Callable[..., Turn]
+"""`Fairlane.turn`."""
+
+
+class LoopThread:
+    """An event loop in a thread of its own, for callers that have none."""
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._pid = os.getpid()
+        self._door = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do `work` in the loop, and wait for it here. The caller's context variables are seen there."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            raise FairlaneError(
+                "a blocking call inside an event loop would stop the loop: use the async one, with await"
+            )
+        running = asyncio.run_coroutine_threadsafe(_awaited(work), self._started())
+        try:
+            return running.result()
+        except BaseException:
+            # Nobody waits any more, say after Ctrl-C; after an error of the work itself this changes nothing.
+            running.cancel()
+            raise
+
+    def post(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Do `work` in the loop, if it is still there, without waiting for it."""
+        loop = self._loop
+        if loop is not None and self._pid == os.getpid() and loop.is_running():
+            asyncio.run_coroutine_threadsafe(_awaited(work), loop)
+
+    def stop(self) -> None:
+        """End the thread. The next call makes another one."""
+        if self._pid != os.getpid():
+            self._forget()
+        with self._door:
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        if self._pid != os.getpid():
+            # The thread, and even the lock as it was held, stayed with the parent.
+            self._forget()
+        with self._door:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=_serve, args=(self._loop,), name="fairlane-blocking", daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        loop.close()
+
+
+async def _awaited(work: Callable[[], Awaitable[T]]) -> T:
+    return await work()
+
+
+class BlockingHandle(Generic[R]):
+    """A job that was sent. `Handle` says what the verbs do."""
+
+    __slots__ = ("_handle", "_thread")
+
+    def __init__(self, thread: LoopThread, handle: Handle[R]) -> None:
+        self._thread = thread
+        self._handle = handle
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        return self._handle.id
+
+    @property
+    def created(self) -> bool:
+        """Whether the call that gave this handle made the job."""
+        return self._handle.created
+
+    def job(self) -> Job:
+        """The whole record, with its history."""
+        return self._thread.run(self._handle.job)
+
+    def state(self) -> JobState:
+        """Where the job is in its life."""
+        return self._thread.run(self._handle.state)
+
+    def progress(self) -> Any:
+        """What the body reported last."""
+        return self._thread.run(self._handle.progress)
+
+    def result(self, timeout: float | timedelta | None = None) -> R:
+        """Wait for the job to end, and return what its body returned."""
+        return self._thread.run(lambda: self._handle.result(timeout))
+
+    def position(self) -> Position | None:
+        """Where it is in line."""
+        return self._thread.run(self._handle.position)
+
+    def eta(self) -> float | None:
+        """Seconds until it starts, as far as can be told."""
+        return self._thread.run(self._handle.eta)
+
+    def why(self) -> str:
+        """What it waits for, in words."""
+        return self._thread.run(self._handle.why)
+
+    def watch(self) -> Iterator[Update]:
+        """Updates as they come."""
+        updates = self._handle.watch()
+        try:
+            while True:
+                try:
+                    yield self._thread.run(updates.__anext__)
+                except StopAsyncIteration:
+                    return
+        finally:
+            self._thread.post(updates.aclose)
+
+    def cancel(self) -> Cancellation:
+        """Cancel it."""
+        return self._thread.run(self._handle.cancel)
+
+    def retry(self) -> BlockingHandle[R]:
+        """Run a job that has ended once more, as a new job."""
+        return BlockingHandle(self._thread, self._thread.run(self._handle.retry))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of job {self.id}>"
+
+
+class BlockingBroadcastHandle(BlockingHandle[dict[str, JobState]], Generic[R]):
+    """A broadcast. `BroadcastHandle` says what the verbs do."""
+
+    __slots__ = ("_broadcast",)
+
+    def __init__(self, thread: LoopThread, handle: BroadcastHandle[R]) -> None:
+        super().__init__(thread, handle)
+        self._broadcast = handle
+
+    def children(self) -> dict[str, BlockingHandle[R]]:
+        """The copies there are now, by worker."""
+        copies = self._thread.run(self._broadcast.children)
+        return {worker: BlockingHandle(self._thread, handle) for worker, handle in copies.items()}
+
+    def retry(self) -> BlockingBroadcastHandle[R]:
+        """Send a broadcast that has ended once more."""
+        return BlockingBroadcastHandle(self._thread, self._thread.run(self._broadcast.retry))
+
+
+class BlockingTurn:
+    """One place in a lane, for ``with``. The code inside cannot be stopped from outside: look at `lost`."""
+
+    def __init__(self, thread: LoopThread, turn: Turn) -> None:
+        self._thread = thread
+        self._turn = turn
+        self._place = HeldPlace(turn.queue, turn.lane)
+
+    def __enter__(self) -> Turn:
+        self._thread.run(lambda: self._turn.begin(body=None))
+        self._place.__enter__()
+        return self._turn
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._place.__exit__()
+        self._thread.run(lambda: self._turn.end(exc))
+
+
+class BlockingClient:
+    """What a program can ask of a store. `Client` says what the verbs do."""
+
+    def __init__(self, client: Client, turns: Turns, close: Callable[[], Awaitable[None]]) -> None:
+        self._client = client
+        self._turns = turns
+        self._close = close
+        self._thread = LoopThread()
+
+    def close(self) -> None:
+        """Close the application, and end the thread. The next call opens it again."""
+        self._thread.run(self._close)
+        self._thread.stop()
+
+    def stop(self) -> None:
+        """End the thread alone."""
+        self._thread.stop()
+
+    def __enter__(self) -> BlockingClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- sending -------------------------------------------------------------------------------------------------
+
+    def enqueue(self, call: Call[R]) -> BlockingHandle[R]:
+        """Store the job of a call."""
+        return BlockingHandle(self._thread, self._thread.run(lambda: self._client.enqueue(call)))
+
+    def send(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Store requests."""
+        return self._thread.run(lambda: self._client.send(jobs))
+
+    def enqueue_many(self, calls: Sequence[Call[R]], progress: OnSent | None = None) -> list[BlockingHandle[R]]:
+        """Store any number of jobs."""
+        handles = self._thread.run(lambda: self._client.enqueue_many(calls, progress))
+        return [BlockingHandle(self._thread, handle) for handle in handles]
+
+    def broadcast(self, call: Call[R], *, pool: str = "default", ttl: Seconds = 0.0) -> BlockingBroadcastHandle[R]:
+        """Run a call once on every live worker of a pool."""
+        handle = self._thread.run(lambda: self._client.broadcast(call, pool=pool, ttl=ttl))
+        return BlockingBroadcastHandle(self._thread, handle)
+
+    def release(self, key: str, *, cleanup: Call[Any] | None = None, pool: str = "default") -> Release:
+        """Release a sticky key."""
+        return self._thread.run(lambda: self._client.release(key, cleanup=cleanup, pool=pool))
+
+    def turn(
+        self,
+        lane: str,
+        *,
+        queue: str = "default",
+        on_position: Report | None = None,
+        priority: PriorityWord | Priority = "normal",
+        expires: Seconds | None = None,
+        timeout: Seconds | None = None,
+    ) -> BlockingTurn:
+        """A place in a lane, for ``with``; `on_position` is called in another thread."""
+
+        async def report(position: Position) -> None:
+            if on_position is not None:
+                await asyncio.to_thread(on_position, position)
+
+        told = None if on_position is None else report
+        turn = self._turns(lane, queue=queue, on_position=told, priority=priority, expires=expires, timeout=timeout)
+        return BlockingTurn(self._thread, turn)
+
+    # -- one job -------------------------------------------------------------------------------------------------
+
+    @overload
+    def handle(self, id: str) -> BlockingHandle[Any]: ...
+    @overload
+    def handle(self, id: str, task: Task[..., R]) -> BlockingHandle[R]: ...
+    def handle(self, id: str, task: Task[..., Any] | None = None) -> BlockingHandle[Any]:
+        """The handle of a job that was sent before."""
+        return BlockingHandle(self._thread, self._client.handle(id) if task is None else self._client.handle(id, task))
+
+    def job(self, id: str) -> Job:
+        """A job with its history."""
+        return self._thread.run(lambda: self._client.job(id))
+
+    def children(self, id: str) -> list[Job]:
+        """The copies of a broadcast."""
+        return self._thread.run(lambda: self._client.children(id))
+
+    def cancel(self, ids: Sequence[str]) -> list[Cancellation]:
+        """Cancel jobs."""
+        return self._thread.run(lambda: self._client.cancel(ids))
+
+    def retry(self, id: str) -> BlockingHandle[Any]:
+        """Run a job that has ended once more."""
+        return BlockingHandle(self._thread, self._thread.run(lambda: self._client.retry(id)))
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def find(
+        self,
+        *,
+        state: JobState | None = None,
+        queue: str | None = None,
+        lane: str | None = None,
+        task: str | None = None,
+        sticky: str | None = None,
+        worker: str | None = None,
+        error_group: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page:
+        """A page of jobs, newest first."""
+        return self._thread.run(
+            lambda: self._client.find(
+                state=state,
+                queue=queue,
+                lane=lane,
+                task=task,
+                sticky=sticky,
+                worker=worker,
+                error_group=error_group,
+                limit=limit,
+                cursor=cursor,
+            )
+        )
+
+    def queues(self) -> list[QueueReading]:
+        """Every queue, by name."""
+        return self._thread.run(self._client.queues)
+
+    def lanes(self, queue: str, *, limit: int = 100) -> list[LaneReading]:
+        """The lanes of a queue that have work."""
+        return self._thread.run(lambda: self._client.lanes(queue, limit=limit))
+
+    def sessions(self) -> list[Session]:
+        """Every session that is still remembered."""
+        return self._thread.run(self._client.sessions)
+
+    def bindings(self, pool: str | None = None, key: str | None = None, *, limit: int = 100) -> list[Binding]:
+        """Bindings, open ones first."""
+        return self._thread.run(lambda: self._client.bindings(pool, key, limit=limit))
+
+    def leader(self) -> Term | None:
+        """The present term."""
+        return self._thread.run(self._client.leader)
+
+    # -- settings ------------------------------------------------------------------------------------------------
+
+    def pause(self, queue: str, lane: str | None = None) -> None:
+        """Start nothing more of a queue, or of one lane of it."""
+        self._thread.run(lambda: self._client.pause(queue, lane))
+
+    def resume(self, queue: str, lane: str | None = None) -> None:
+        """Undo `pause`."""
+        self._thread.run(lambda: self._client.resume(queue, lane))
+
+    def set_limit(self, queue: str, limit: int | None, *, lane: str | None = None) -> None:
+        """Override how many jobs of a queue, or of one lane of it, run at once."""
+        self._thread.run(lambda: self._client.set_limit(queue, limit, lane=lane))
+
+    def clear_override(self, queue: str) -> None:
+        """Let the declaration count alone."""
+        self._thread.run(lambda: self._client.clear_override(queue))
+
+    # -- the store itself ----------------------------------------------------------------------------------------
+
+    def recount(self) -> Recount:
+        """Compute everything derived anew."""
+        return self._thread.run(self._client.recount)
+
+    def migrate(self) -> int:
+        """Bring the schema up to date."""
+        return self._thread.run(self._client.migrate)

@@ -1,0 +1,167 @@
+"""How answers look: tables and relative times for people, one JSON document for programs.
+
+Lanes, names and errors are words of users. They are shown as plain text: markup in them does nothing, and control
+characters, which could move the cursor or recolour the terminal, are written as escapes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import click
+import msgspec
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..logs import escaped
+
+WIDE = 400
+"""Columns of what is not a terminal: whoever reads it by a program wants every id in full and on one line."""
+
+STATE_STYLES = {
+    "scheduled": "cyan",
+    "pending": "yellow",
+    "running": "bright_blue",
+    "completed": "green",
+    "failed": "bold red",
+    "cancelled": "magenta",
+    "live": "green",
+    "stopping": "yellow",
+    "ended": "dim",
+    "dead": "bold red",
+    "open": "green",
+    "draining": "yellow",
+    "released": "dim",
+    "lost": "bold red",
+    "high": "bold",
+    "low": "dim",
+    "ok": "green",
+    "warn": "yellow",
+    "error": "bold red",
+}
+
+
+def console() -> Console:
+    """Where answers go: standard output as it is now, with room for long lines when nobody looks at it."""
+    if sys.stdout.isatty():
+        return Console(highlight=False)
+    return Console(highlight=False, width=WIDE)
+
+
+def plain(value: object, style: str = "", *, most: int | None = None) -> Text:
+    """Any value as text that cannot do anything to the terminal; None is a dash. `most` cuts long texts."""
+    if value is None or value == "":
+        return Text("–", style="dim")
+    text = escaped(str(value))
+    if most is not None and len(text) > most:
+        text = text[: most - 1] + "…"
+    return Text(text, style=style)
+
+
+def word(value: object) -> Text:
+    """A state or a priority, in its colour."""
+    text = str(value)
+    return Text(text, style=STATE_STYLES.get(text, ""))
+
+
+def number(value: int | None, style: str = "") -> Text:
+    """A count; a zero stays in the background."""
+    if value is None:
+        return plain(None)
+    return Text(f"{value:,}", style=style if value else "dim")
+
+
+def duration(seconds: float | None) -> str:
+    """A duration in the unit that fits it."""
+    if seconds is None:
+        return "–"
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    for unit, size in (("s", 1), ("min", 60), ("h", 3_600)):
+        # Up to 120 s, 120 min and 48 h: below two of the next unit rounding would hide too much.
+        if seconds < size * (48 if unit == "h" else 120):
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} days"
+
+
+def ago(at: float | None, now: float | None = None) -> str:
+    """A moment as seen from now."""
+    if at is None:
+        return "–"
+    passed = (time.time() if now is None else now) - at
+    return f"in {duration(-passed)}" if passed < -0.5 else f"{duration(max(0.0, passed))} ago"
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], *, title: str | None = None, head: bool = True
+) -> Table:
+    """A table whose cells wrap instead of being cut. A column whose name begins with ``|`` or ``>`` keeps its cells on
+    one line while others give way, for what people copy or compare; ``>`` also sets them to the right.
+    """
+    made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    made.show_header = head
+    for column in columns:
+        sign = column[:1] if column[:1] in (">", "|") else ""
+        justify: Literal["left", "right"] = "right" if sign == ">" else "left"
+        made.add_column(column.removeprefix(sign), justify=justify, overflow="fold", no_wrap=bool(sign))
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def fields(pairs: Iterable[tuple[str, RenderableType]]) -> Table:
+    """Names and values below each other."""
+    made = Table.grid(padding=(0, 2))
+    made.add_column(style="dim")
+    made.add_column(overflow="fold")
+    for name, value in pairs:
+        made.add_row(name, value)
+    return made
+
+
+def show(*renderables: RenderableType) -> None:
+    """Print for people."""
+    target = console()
+    if target.is_terminal:
+        target.print(*renderables, sep="\n")
+        return
+    # Nobody looks, so a program reads: no blanks that fill a table up.
+    with target.capture() as capture:
+        target.print(*renderables, sep="\n")
+    click.echo("\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n")))
+
+
+def show_json(document: Any) -> None:
+    """Print one JSON document."""
+    click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+
+
+def lines_of_terminal() -> int:
+    """How many lines there are to fill."""
+    return shutil.get_terminal_size((120, 40)).lines
+
+
+@contextmanager
+def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A progress bar on standard error while somebody looks at it; yields what to call with each step's size."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    error = error_console()
+    with Progress(*columns, console=error, transient=True, disable=not error.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda step: bar.advance(task, step)
+
+
+def error_console() -> Console:
+    """Where everything goes that is not an answer."""
+    return Console(stderr=True, highlight=False)

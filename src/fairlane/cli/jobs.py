@@ -1,0 +1,203 @@
+"""Commands that show jobs: ``status``, ``jobs``, ``job``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+import msgspec
+from rich.console import RenderableType
+from rich.text import Text
+
+from ..job import Job, JobState
+from . import display, records
+from .command import Command, json_option, run, store_options
+from .display import plain
+from .overview import look, queue_table, worker_table
+from .target import Target
+
+WIDE_ENOUGH = 150
+NARROW = ["|id", "|state", "task", "lane", "note"]
+STATES = click.Choice([state.value for state in JobState])
+
+
+@click.command("status", cls=Command)
+@click.argument("job_id", metavar="[JOB]", required=False)
+@store_options
+@json_option
+def status_command(job_id: str | None, app_name: str | None, url: str | None, as_json: bool) -> None:
+    """Show how the queues are doing, or everything about one JOB."""
+    target = Target(app_name, url)
+    run(_show_job(target, job_id, as_json) if job_id else _show_overview(target, as_json))
+
+
+@click.command("job", cls=Command)
+@click.argument("job_id", metavar="JOB")
+@store_options
+@json_option
+def job_command(job_id: str, app_name: str | None, url: str | None, as_json: bool) -> None:
+    """Show everything about one JOB: state, place in line and why, attempts, error, result."""
+    run(_show_job(Target(app_name, url), job_id, as_json))
+
+
+@click.command("jobs", cls=Command)
+@click.option("--state", type=STATES, help="Only jobs in this state.")
+@click.option("--queue", "-q", help="Only jobs of this queue.")
+@click.option("--lane", help="Only jobs of this lane; needs --queue.")
+@click.option("--task", help="Only jobs of this task, by its full name.")
+@click.option("--worker", metavar="POOL/INDEX", help="Only jobs bound to, on or last on this worker.")
+@click.option("--sticky", metavar="KEY", help="Only jobs of this sticky key.")
+@click.option("--error-group", help="Only jobs that failed alike.")
+@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True)
+@click.option("--cursor", help="Continue a list where it ended.")
+@store_options
+@json_option
+def jobs_command(
+    app_name: str | None, url: str | None, as_json: bool, limit: int, cursor: str | None, **where: Any
+) -> None:
+    """List jobs, the newest first."""
+    run(_list_jobs(Target(app_name, url), where, limit, cursor, as_json))
+
+
+async def _list_jobs(target: Target, where: dict[str, Any], limit: int, cursor: str | None, as_json: bool) -> None:
+    state = where.pop("state")
+    async with target.client() as client:
+        page = await client.find(**where, state=JobState(state) if state else None, limit=limit, cursor=cursor)
+    if as_json:
+        display.show_json({"jobs": [records.listed_job(job) for job in page.jobs], "cursor": page.cursor})
+        return
+    if not page.jobs:
+        display.show(Text("no such jobs", style="dim"))
+        return
+    display.show(job_table(page.jobs))
+    if page.cursor:
+        display.show(Text(f"more: --cursor {page.cursor}", style="dim"))
+
+
+def job_table(jobs: tuple[Job, ...]) -> RenderableType:
+    """Jobs as a table; a narrow terminal sees what matters most."""
+    now = time.time()
+    cells: dict[str, Callable[[Job], RenderableType]] = {
+        "|id": lambda job: plain(job.id),
+        "|state": lambda job: display.word(job.state.value),
+        "task": lambda job: plain(job.task),
+        "queue": lambda job: plain(job.queue),
+        "lane": lambda job: plain(job.lane),
+        "class": lambda job: display.word(job.priority.label),
+        ">attempt": lambda job: display.number(job.attempt),
+        "worker": lambda job: plain(job.worker),
+        "sent": lambda job: Text(display.ago(job.enqueued_at, now)),
+        "note": lambda job: _note(job, now),
+    }
+    columns = list(cells) if display.console().width >= WIDE_ENOUGH else NARROW
+    return display.table(columns, [[cells[column](job) for column in columns] for job in jobs])
+
+
+def _note(job: Job, now: float) -> Text:
+    """What matters most about a job in its state."""
+    if job.state is JobState.FAILED and job.error:
+        return plain(f"{job.reason}: {last_line(job.error)}", "red", most=80)
+    if job.state is JobState.SCHEDULED:
+        return plain(f"due {display.ago(job.due_at, now)}")
+    if job.state is JobState.RUNNING and job.started_at is not None:
+        asked = ", asked to stop" if job.cancel_requested else ""
+        return plain(f"for {display.duration(max(0.0, now - job.started_at))}{asked}")
+    if job.state.final and job.started_at is not None and job.finished_at is not None:
+        took = display.duration(job.finished_at - job.started_at)
+        return plain(f"took {took}, {display.ago(job.finished_at, now)}" if job.reason is None else job.reason.value)
+    return plain(None if job.reason is None else job.reason.value)
+
+
+def last_line(error: str) -> str:
+    """The line of an error that says what happened."""
+    return error.strip().rpartition("\n")[2]
+
+
+async def _show_job(target: Target, id: str, as_json: bool) -> None:
+    async with target.client() as client:
+        handle = client.handle(id)
+        job = await handle.job()
+        position, eta, why = await handle.position(), await handle.eta(), await handle.why()
+    if as_json:
+        place = None if position is None else msgspec.to_builtins(position)
+        display.show_json({**records.whole_job(job), "position": place, "eta": eta, "why": why})
+        return
+    now = time.time()
+    rows: list[tuple[str, RenderableType]] = [
+        ("job", plain(job.id, "bold")),
+        ("task", plain(job.task)),
+        ("state", display.word(job.state.value)),
+        ("why", plain(why)),
+    ]
+    if position is not None:
+        more = "" if position.exact else "more than "
+        line = f"{more}{position.place} of {more}{position.of}"
+        rows.append(("place", plain(f"{line} in its lane, about {position.queue_ahead} ahead in its queue")))
+        rows.append(("starts", plain("cannot be told" if eta is None else f"in about {display.duration(eta)}")))
+    rows += [
+        ("queue", plain(job.queue)),
+        ("lane", plain(job.lane)),
+        ("priority", display.word(job.priority.label)),
+        ("attempt", plain(f"{job.attempt} of {job.retries + 1}")),
+        ("worker", plain(job.worker)),
+        ("sent", plain(display.ago(job.enqueued_at, now))),
+    ]
+    rows += _optional_rows(job, now)
+    display.show(display.fields(rows))
+    if job.attempts:
+        display.show(attempt_table(job, now))
+    if job.error:
+        display.show("", Text("error", style="bold"), *(plain(line, "red") for line in job.error.strip().split("\n")))
+
+
+def _optional_rows(job: Job, now: float) -> list[tuple[str, RenderableType]]:
+    """What only some jobs have."""
+    values: dict[str, str | None] = {
+        "due": None if job.due_at is None or job.state is not JobState.SCHEDULED else display.ago(job.due_at, now),
+        "expires": None if job.expires_at is None or job.state.final else display.ago(job.expires_at, now),
+        "started": None if job.started_at is None else display.ago(job.started_at, now),
+        "finished": None if job.finished_at is None else display.ago(job.finished_at, now),
+        "reason": None if job.reason is None else job.reason.value,
+        "sticky": job.sticky,
+        "unique": job.unique,
+        "retry of": job.retry_of,
+        "part of": job.parent,
+        "arguments": job.payload.decode(),
+        "progress": None if job.progress is None else job.progress.decode(),
+        "result": None if job.result is None else job.result.decode(),
+    }
+    return [(name, plain(value, most=2_000)) for name, value in values.items() if value is not None]
+
+
+def attempt_table(job: Job, now: float) -> RenderableType:
+    """The history of a job."""
+    return display.table(
+        (">fence", ">attempt", "worker", "started", "took", "outcome", "reason", ">refused", "error"),
+        [
+            (
+                display.number(attempt.fence),
+                display.number(attempt.attempt),
+                plain(attempt.worker),
+                Text(display.ago(attempt.started_at, now)),
+                Text(display.duration(None if attempt.ended_at is None else attempt.ended_at - attempt.started_at)),
+                display.word(attempt.outcome or "running"),
+                plain(attempt.reason.value if attempt.reason else None),
+                display.number(attempt.refused),
+                plain(last_line(attempt.error) if attempt.error else None, "red", most=80),
+            )
+            for attempt in job.attempts
+        ],
+        title="attempts",
+    )
+
+
+async def _show_overview(target: Target, as_json: bool) -> None:
+    async with target.client() as client:
+        overview = await look(client)
+    if as_json:
+        display.show_json({"store": target.shown_url, **overview.record()})
+        return
+    store = display.fields([("store", plain(target.shown_url)), ("leader", overview.leader_text())])
+    display.show(store, queue_table(overview.queues), worker_table(overview.workers))

@@ -1,0 +1,151 @@
+"""One look at everything: queues, workers, the leader. ``status`` prints it once, ``top`` again and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.console import RenderableType
+from rich.text import Text
+
+from ..reading import QueueReading
+from ..session import Session, SessionKind, SessionState, Term
+from . import display, records
+from .display import number, plain
+
+if TYPE_CHECKING:
+    from ..client import Client
+
+BAR = 20
+"""The most places of a bar; more slots share them."""
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """What was there at one look."""
+
+    queues: tuple[QueueReading, ...]
+    sessions: tuple[Session, ...]
+    """Those that are there; the ended and the dead are history."""
+    leader: Term | None
+
+    @property
+    def workers(self) -> list[Session]:
+        """The workers that are there, by place."""
+        found = [session for session in self.sessions if session.kind is SessionKind.WORKER]
+        return sorted(found, key=lambda worker: (worker.pool, worker.index or 0))
+
+    def record(self) -> records.Record:
+        """All of it as a document."""
+        return {
+            "queues": [records.queue_record(queue) for queue in self.queues],
+            "workers": [records.session_record(worker) for worker in self.workers],
+            "leader": records.leader_record(self.leader),
+        }
+
+    def leader_text(self) -> Text:
+        """Who leads, in words."""
+        if self.leader is None:
+            return Text("nobody leads: no worker and no manager is there", style="yellow")
+        known = next((session for session in self.sessions if session.id == self.leader.session), None)
+        name = self.leader.session if known is None else known.worker or f"{known.kind.value} {known.host}"
+        return plain(f"{name}, term {self.leader.number}")
+
+
+async def look(client: Client) -> Overview:
+    """Read it all."""
+    present = (SessionState.LIVE, SessionState.STOPPING)
+    return Overview(
+        queues=tuple(await client.queues()),
+        sessions=tuple(session for session in await client.sessions() if session.state in present),
+        leader=await client.leader(),
+    )
+
+
+def queue_table(queues: Sequence[QueueReading]) -> RenderableType:
+    """Queues with their counts by state."""
+    if not queues:
+        return Text("no queue has had a job yet", style="dim")
+    return display.table(
+        ("queue", ">pending", ">running", ">scheduled", ">completed", ">failed", ">cancelled", ">workers", "settings"),
+        [
+            (
+                plain(queue.name, "bold"),
+                number(queue.counts.pending, "yellow"),
+                number(queue.counts.running, "bright_blue"),
+                number(queue.counts.scheduled, "cyan"),
+                number(queue.counts.completed, "green"),
+                number(queue.counts.failed, "bold red"),
+                number(queue.counts.cancelled, "magenta"),
+                number(queue.workers),
+                _settings(queue),
+            )
+            for queue in queues
+        ],
+    )
+
+
+def _settings(queue: QueueReading) -> Text:
+    settings = queue.settings
+    words = []
+    if settings.limit is not None:
+        words.append(f"limit {settings.limit}")
+    if settings.max_pending is not None:
+        words.append(f"at most {settings.max_pending} pending")
+    if settings.lanes:
+        words.append(f"{len(settings.lanes)} lane rules" if len(settings.lanes) > 1 else "1 lane rule")
+    if queue.override is not None:
+        words.append("overridden")
+    text = plain(", ".join(words), "dim")
+    return Text("paused ", style="bold yellow") + text if settings.paused else text
+
+
+def worker_table(workers: Sequence[Session]) -> RenderableType:
+    """Workers with what they have in hand."""
+    if not workers:
+        return Text("no worker is there; start one: fairlane worker -A module:app", style="yellow")
+    now = time.time()
+    return display.table(
+        ("|worker", "state", "|slots", ">used", "queues", "host", ">pid", "started", ">lease"),
+        [
+            (
+                plain(worker.worker or worker.kind.value, "bold"),
+                display.word(worker.state.value),
+                slot_bar(worker),
+                Text(f"{sum(worker.running)}/{worker.slots.total if worker.slots else 0}"),
+                plain(", ".join(worker.queues)),
+                plain(worker.host),
+                Text(str(worker.pid)),
+                Text(display.ago(worker.started_at, now)),
+                lease_text(worker),
+            )
+            for worker in workers
+        ],
+    )
+
+
+def lease_text(session: Session) -> Text:
+    """How long the lease still holds; late renewals show."""
+    if session.state in (SessionState.ENDED, SessionState.DEAD):
+        return plain(None)
+    if session.remaining < 0:
+        return Text(f"over for {display.duration(-session.remaining)}", style="bold red")
+    return Text(display.duration(session.remaining), style="yellow" if session.remaining < session.lease / 3 else "dim")
+
+
+def slot_bar(worker: Session) -> Text:
+    """Slots as blocks: taken by high, normal and low work, free, and kept free for high."""
+    if worker.slots is None:
+        return Text("")
+    total = worker.slots.total
+    scale = max(1.0, total / BAR)
+    high, normal, low = (round(count / scale) for count in worker.running)
+    kept = round(max(0, worker.slots.reserved.high - worker.running[0]) / scale)
+    free = max(0, round(total / scale) - high - normal - low - kept)
+    bar = Text("█" * high, style="red")
+    bar.append("█" * normal, style="bright_blue")
+    bar.append("█" * low, style="cyan")
+    bar.append("·" * free, style="dim")
+    bar.append("▫" * kept, style="red")
+    return bar

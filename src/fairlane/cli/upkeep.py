@@ -1,0 +1,103 @@
+"""Commands that look after the store and the shell: ``migrate``, ``doctor``, ``completion``."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+from rich.text import Text
+
+from . import display
+from .command import Command, json_option, run, store_options
+from .display import plain
+from .target import Target
+
+if TYPE_CHECKING:
+    from ..diagnosis import Finding
+
+FIRST_SOUND_SQLITE = (3, 51, 3)
+
+
+@click.command("migrate", cls=Command)
+@store_options
+@json_option
+def migrate_command(app_name: str | None, url: str | None, as_json: bool) -> None:
+    """Bring the store's schema up to date. Doing it twice, even at once, is harmless."""
+
+    async def work(target: Target) -> None:
+        async with target.client() as client:
+            version = await client.migrate()
+        if as_json:
+            display.show_json({"store": target.shown_url, "version": version})
+        else:
+            display.show(plain(f"{target.shown_url} has schema version {version}"))
+
+    run(work(Target(app_name, url)))
+
+
+@click.command("doctor", cls=Command)
+@click.option("--recount", is_flag=True, help="Also compute every number anew from the jobs, and correct what differs.")
+@store_options
+@json_option
+def doctor_command(recount: bool, app_name: str | None, url: str | None, as_json: bool) -> None:
+    """Look for what is wrong, and say what to do about it. Exits with 1 when there is an error."""
+    from ..diagnosis import Level, diagnose
+
+    async def work(target: Target) -> list[Finding]:
+        async with target.client():
+            return await diagnose(target.connection, recount=recount)
+
+    target = Target(app_name, url)
+    findings = run(work(target))
+    if target.url.startswith("sqlite"):
+        findings.insert(1, _sqlite_version())
+    if as_json:
+        display.show_json({"store": target.shown_url, "findings": [msgspec.to_builtins(f) for f in findings]})
+    else:
+        display.show(plain(target.shown_url, "dim"))
+        rows = []
+        for finding in findings:
+            what = plain(finding.what)
+            if finding.advice:
+                what += Text("\n→ ", style="dim") + plain(finding.advice, "dim")
+            rows.append((display.word(finding.level.value), plain(finding.topic), what))
+        display.show(display.table(("", "", ""), rows, head=False))
+    if any(finding.level is Level.ERROR for finding in findings):
+        sys.exit(1)
+
+
+def _sqlite_version() -> Finding:
+    import sqlite3
+
+    from ..diagnosis import Finding, Level
+
+    if sqlite3.sqlite_version_info >= FIRST_SOUND_SQLITE:
+        return Finding(Level.OK, "sqlite", f"version {sqlite3.sqlite_version}")
+    return Finding(
+        Level.WARN,
+        "sqlite",
+        f"version {sqlite3.sqlite_version} has the WAL-reset bug (before 3.51.3): a write beside a checkpoint can "
+        "damage a file. Fairlane takes a lock around every write, so its own processes are safe",
+        "let no other program write to the file, or use a Python with a newer SQLite",
+    )
+
+
+@click.command("completion", cls=Command)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion_command(shell: str) -> None:
+    """Print the script that completes commands in your SHELL.
+
+    \b
+    bash:  eval "$(fairlane completion bash)"     in ~/.bashrc
+    zsh:   eval "$(fairlane completion zsh)"      in ~/.zshrc
+    fish:  fairlane completion fish | source      in ~/.config/fish/config.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    from .main import fairlane
+
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(fairlane, {}, "fairlane", "_FAIRLANE_COMPLETE").source())

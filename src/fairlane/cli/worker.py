@@ -1,0 +1,301 @@
+"""The command ``worker``: reads what one worker is to do, tells every problem at once, and runs it, alone or as
+several processes under a supervisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import msgspec
+
+from ..config import parse_queues
+from ..errors import InvalidInput
+from ..logs import FORMATS, LEVELS, configure
+from ..names import check_count, check_name, check_seconds
+from ..slots import MOST_SLOTS, Reserved, Slots, default_reserved
+from . import display
+from .command import Command, run, store_options
+from .display import plain
+from .place import choose_index
+from .target import Target
+
+if TYPE_CHECKING:
+    from ..session import Session
+    from ..supervisor.tether import Supervised
+    from ..worker.settings import WorkerSettings
+    from ..worker.worker import Worker
+
+T = TypeVar("T")
+logger = logging.getLogger("fairlane.worker")
+MOST_PROCESSES = 1_000
+
+
+class Attempt:
+    """Reads options one by one, and tells of all that cannot be read together."""
+
+    def __init__(self) -> None:
+        self._problems: list[str] = []
+
+    def __call__(self, option: str, read: Callable[[], T], otherwise: T) -> T:
+        """What `read` returns; `otherwise` stands in when it refuses, so that the others are looked at too."""
+        try:
+            return read()
+        except InvalidInput as exc:
+            self._problems.append(f"{option}: {exc.problem}")
+            return otherwise
+
+    def finish(self) -> None:
+        """Refuse to go on if anything was wrong."""
+        if self._problems:
+            raise InvalidInput("options", "; ".join(self._problems))
+
+
+@click.command("worker", cls=Command)
+@click.option("--queues", "-Q", metavar="NAME[=WEIGHT],…", help="Queues to serve; else all the application names.")
+@click.option("--slots", "-c", type=int, help="Jobs to run at once. [10, or FAIRLANE_MAX_CONCURRENT_TASKS]")
+@click.option("--reserved", metavar="high=N,normal=N", help="Slots kept for a class and those above it. [high=1]")
+@click.option("--processes", type=int, default=1, show_default=True, help="Worker processes, each with these slots.")
+@click.option("--pool", help="The pool whose sticky keys and broadcasts it takes. [default]")
+@click.option("--index", metavar="N|host|auto", help="Its place in the pool. auto: the host name's number, if free.")
+@click.option("--grace", type=float, metavar="SECONDS", help="How long bodies may go on at a stop. [30]")
+@click.option("--no-manager", is_flag=True, help="Host no standby of the manager.")
+@click.option("--burst", is_flag=True, help="Stop when there is nothing left to run.")
+@click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
+@click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True)
+@click.option("--metrics-port", type=click.IntRange(1, 65_535), help="Answer Prometheus on this port of 127.0.0.1.")
+@store_options
+def worker_command(
+    app_name: str | None,
+    url: str | None,
+    processes: int,
+    log_level: str,
+    log_format: str,
+    metrics_port: int | None,
+    **options: Any,
+) -> None:
+    """Run the jobs of some queues. SIGTERM or Ctrl-C ends it when its jobs have ended, a second one at once."""
+    from ..supervisor.tether import supervised
+
+    target = Target(app_name, url)
+    target.demand_code()
+    settings = read_settings(target, processes=processes, **options)
+    configure(log_level, log_format)
+    # A process under a supervisor was started by the same command line, and is one of those it asks for.
+    leash = supervised(os.environ)
+    if processes > 1 and leash is None:
+        run(_supervise(target, settings, processes))
+    else:
+        run(_serve(target, settings, options["index"], metrics_port, leash))
+
+
+def read_settings(
+    target: Target,
+    *,
+    queues: str | None,
+    slots: int | None,
+    reserved: str | None,
+    processes: int,
+    pool: str | None,
+    index: str | None,
+    grace: float | None,
+    no_manager: bool,
+    burst: bool,
+) -> WorkerSettings:
+    """What the worker is to do: the command line, else the application's settings. All problems are told at once."""
+    from ..worker.settings import WorkerSettings
+
+    base = target.app.settings
+    attempt = Attempt()
+    none: dict[str, int] = {}
+    found: dict[str, Any] = {
+        "queues": attempt("--queues", lambda: _queues(target, queues), none),
+        "slots": _slots(base.slots, slots, reserved, attempt),
+        "index": attempt("--index", lambda: _index(base.index, index), None),
+        "pool": attempt("--pool", lambda: base.pool if pool is None else check_name("--pool", pool), base.pool),
+        "grace": attempt(
+            "--grace", lambda: base.grace if grace is None else check_seconds("--grace", grace), base.grace
+        ),
+    }
+    attempt("--processes", lambda: check_count("--processes", processes, least=1, most=MOST_PROCESSES), 1)
+    attempt.finish()
+    return WorkerSettings(
+        **found, manager=not no_manager, burst=burst, intervals=base.intervals, retention=base.retention
+    )
+
+
+def _queues(target: Target, text: str | None) -> dict[str, int]:
+    if text is None:
+        return target.app.settings.queues or dict.fromkeys(sorted(target.app.queue_names() | {"default"}), 1)
+    queues = parse_queues("--queues", text)
+    if not queues:
+        raise InvalidInput("--queues", "names no queue")
+    return queues
+
+
+def _slots(usual: Slots, given: int | None, reserved: str | None, attempt: Attempt) -> Slots:
+    total = usual.total if given is None else given
+    total = attempt("--slots", lambda: check_count("--slots", total, least=1, most=MOST_SLOTS), usual.total)
+    if reserved is not None:
+        kept = attempt("--reserved", lambda: _reserved(reserved), Reserved())
+        return attempt("--reserved", lambda: Slots(total=total, reserved=kept), usual)
+    # What somebody chose stays; what was the default for other slots is the default for these.
+    chosen = usual.reserved != default_reserved(usual.total)
+    kept = usual.reserved if chosen else default_reserved(total)
+    return attempt("--slots", lambda: Slots(total=total, reserved=kept), usual)
+
+
+def _reserved(text: str) -> Reserved:
+    kept: dict[str, int] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, count = part.partition("=")
+        if name not in Reserved.__struct_fields__ or not equals or not count.isdecimal():
+            raise InvalidInput("--reserved", f"{part!r} is not like high=1 or normal=2")
+        kept[name] = int(count)
+    return Reserved(**kept)
+
+
+def _index(usual: int | None, text: str | None) -> int | None:
+    """The index that was named; None while the host's name or the store is to choose."""
+    if text is None:
+        return usual
+    if text in ("auto", "host"):
+        return None
+    if not text.isdecimal():
+        raise InvalidInput("--index", f"{text!r} is neither a number, nor 'host', nor 'auto'")
+    return check_count("--index", int(text), least=0, most=1_000_000)
+
+
+# -- running one -----------------------------------------------------------------------------------------------------
+
+
+async def _supervise(target: Target, settings: WorkerSettings, processes: int) -> None:
+    from ..supervisor.supervisor import Supervisor
+
+    supervisor = Supervisor(
+        [sys.executable, "-m", "fairlane", *sys.argv[1:]],
+        processes=processes,
+        open_store=target.app.open_store,
+        intervals=settings.intervals,
+        grace=settings.grace,
+        until_done=settings.burst,
+    )
+    if sys.stderr.isatty():
+        _greet(target, settings, f"{processes} worker processes")
+    await supervisor.run()
+
+
+async def _serve(
+    target: Target, settings: WorkerSettings, index: str | None, metrics_port: int | None, leash: Supervised | None
+) -> None:
+    from ..supervisor.tether import PROCESS_NUMBER
+    from ..worker.worker import Worker
+
+    app, signals = target.app, Signals()
+    number = int(os.environ.pop(PROCESS_NUMBER, "0"))
+    if settings.index is None:
+        settings = msgspec.structs.replace(
+            settings, index=await choose_index(target, settings, index or "auto", number)
+        )
+    else:
+        settings = msgspec.structs.replace(settings, index=settings.index + number)
+    worker = Worker(
+        app.connection.store,
+        app.open_store,
+        app.registry,
+        settings,
+        declare=app.declare,
+        marks=leash and leash.marks,
+        tracer=app.tracer,
+        beat=leash and leash.marks.beat,
+        registered=lambda session: _registered(target, settings, session) if leash is None else None,
+    )
+    signals.end(worker)
+    stop_metrics = serve_metrics(target, None if metrics_port is None else metrics_port + number)
+    tied = asyncio.ensure_future(_stop_when_alone(worker, leash)) if leash is not None else None
+    try:
+        await worker.run()
+    except asyncio.CancelledError:
+        if not signals.asked:
+            raise
+    finally:
+        if tied is not None:
+            tied.cancel()
+        stop_metrics()
+        await app.close()
+
+
+async def _stop_when_alone(worker: Worker, leash: Supervised) -> None:
+    await leash.tether.wait()
+    logger.warning("the supervisor is gone; finishing what runs")
+    worker.stop()
+
+
+class Signals:
+    """The first signal ends a worker in good order, the second at once. One that waits for its index just ends."""
+
+    def __init__(self) -> None:
+        self._task = asyncio.current_task()
+        self._worker: Worker | None = None
+        self.asked = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
+
+    def end(self, worker: Worker) -> None:
+        """This is the worker to end."""
+        self._worker = worker
+
+    def _stop(self, number: int) -> None:
+        words = "handing back what runs" if self.asked else "finishing what runs; once more, and it is handed back"
+        logger.info("%s: %s", signal.Signals(number).name, words)
+        if self._worker is not None and self._worker.ready.is_set():
+            self._worker.stop(now=self.asked)
+        elif self._task is not None:
+            self._task.cancel()
+        self.asked = True
+
+
+def serve_metrics(target: Target, port: int | None) -> Callable[[], None]:
+    """Answer Prometheus if a port is given; answers how to stop."""
+    if port is None:
+        return lambda: None
+    try:
+        from ..prometheus import Metrics
+    except ModuleNotFoundError as exc:
+        raise click.ClickException(str(exc)) from None
+    reader = target.app.blocking
+    metrics = Metrics(target.app.events, queues=reader.queues, sessions=reader.sessions)
+    try:
+        return metrics.serve(port)
+    except OSError as exc:
+        raise click.ClickException(f"--metrics-port {port}: {exc.strerror}; choose another port") from None
+
+
+def _registered(target: Target, settings: WorkerSettings, session: Session) -> None:
+    if sys.stderr.isatty():
+        _greet(target, settings, f"worker {session.worker}")
+
+
+def _greet(target: Target, settings: WorkerSettings, name: str) -> None:
+    """Say on a terminal what was started; the log follows below."""
+    slots = settings.slots
+    kept = ", ".join(
+        f"{count} for {label}" for label in ("high", "normal") if (count := getattr(slots.reserved, label))
+    )
+    tasks = sorted(task.name for task in target.app.registry)
+    queues = ", ".join(f"{queue}={weight}" if weight != 1 else queue for queue, weight in settings.queues.items())
+    rows = [
+        ("fairlane", plain(name, "bold green")),
+        ("store", plain(target.shown_url)),
+        ("queues", plain(queues)),
+        ("slots", plain(f"{slots.total}" + (f", of which reserved: {kept}" if kept else ""))),
+        ("tasks", plain(", ".join(tasks[:8]) + (f", and {len(tasks) - 8} more" if len(tasks) > 8 else ""))),
+        ("stop", plain("Ctrl-C", "dim")),
+    ]
+    display.error_console().print(display.fields(rows))

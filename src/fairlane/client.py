@@ -1,0 +1,257 @@
+"""The use cases of a client: send, read, cancel, retry, release, set limits. HTTP, the command line and the dashboard
+use only this class. It is thin on purpose: what is decided is decided by the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+from . import codec, lanes
+from .binding import Binding, Release
+from .connection import Connection
+from .errors import NotFound
+from .events import Tracer
+from .handle import BroadcastHandle, Cancellation, Handle, cancellation, children, find_job
+from .job import MOST_JOBS_PER_CALL, Enqueued, Job, JobKind, JobState, NewJob
+from .names import ERROR_BYTES, shown
+from .reading import Filter, LaneReading, Page, QueueReading
+from .session import Session, Term
+from .settings import LaneRule, QueueOverride, QueueSettings, SettingsChange
+from .task import Call, Seconds, Task, seconds
+from .upkeep import Recount
+
+R = TypeVar("R")
+OnSent = Callable[[int, int], None]
+"""Called after each part of a long list with how many of them are stored, and how many there are."""
+
+
+class Client:
+    """What a program can ask of a store, in words of tasks and jobs."""
+
+    def __init__(self, connection: Connection, *, tracer: Tracer | None = None) -> None:
+        self._connection = connection
+        self._tracer = tracer
+
+    # -- sending -------------------------------------------------------------------------------------------------
+
+    async def enqueue(self, call: Call[R]) -> Handle[R]:
+        """Store the job of a call. Sending the same call again makes no second job."""
+        [answer] = await self.send([call.job])
+        return self._handle_of(call, answer)
+
+    async def send(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Store up to 1,000 requests, all or none: for whoever knows a task by its name only."""
+        store = await self._connection.store()
+        with self._tracing(jobs) as traced:
+            return await store.enqueue(traced)
+
+    async def enqueue_many(self, calls: Sequence[Call[R]], progress: OnSent | None = None) -> list[Handle[R]]:
+        """Store any number of jobs, 1,000 at a time, each thousand all or none.
+
+        The calls have their ids already: after an error the same list may be sent again, and what is missing is stored.
+        """
+        handles: list[Handle[R]] = []
+        for start in range(0, len(calls), MOST_JOBS_PER_CALL):
+            part = calls[start : start + MOST_JOBS_PER_CALL]
+            answers = await self.send([call.job for call in part])
+            handles += map(self._handle_of, part, answers)
+            if progress is not None:
+                progress(len(handles), len(calls))
+        return handles
+
+    async def broadcast(self, call: Call[R], *, pool: str = "default", ttl: Seconds = 0.0) -> BroadcastHandle[R]:
+        """Run a call once on every live worker of a pool, and on those that join it within `ttl`."""
+        job = _changed(call.job, kind=JobKind.BROADCAST, pool=pool, ttl=seconds("ttl", ttl))
+        [answer] = await self.send([job])
+        return BroadcastHandle(self._connection, answer.id, call.task.read_result, answer.created)
+
+    async def release(self, key: str, *, cleanup: Call[Any] | None = None, pool: str = "default") -> Release:
+        """Release a sticky key: its clean-up runs first and alone, on the worker the key is bound to."""
+        store = await self._connection.store()
+        if cleanup is None:
+            return await store.release(pool, key)
+        with self._tracing([_changed(cleanup.job, kind=JobKind.CLEANUP, pool=pool)]) as [job]:
+            return await store.release(pool, key, job)
+
+    @contextmanager
+    def _tracing(self, jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
+        """The jobs with what the tracer gives them to carry: one span stands around them all."""
+        if self._tracer is None:
+            yield jobs
+            return
+        with self._tracer.headers(jobs[0].task, jobs[0].queue) as headers:
+            if headers is None:
+                yield jobs
+            else:
+                carried = codec.encode("headers", headers, ERROR_BYTES)
+                yield [_changed(job, headers=carried) for job in jobs]
+
+    def _handle_of(self, call: Call[R], answer: Enqueued) -> Handle[R]:
+        return Handle(self._connection, answer.id, call.task.read_result, answer.created)
+
+    # -- one job -------------------------------------------------------------------------------------------------
+
+    @overload
+    def handle(self, id: str) -> Handle[Any]: ...
+    @overload
+    def handle(self, id: str, task: Task[..., R]) -> Handle[R]: ...
+    def handle(self, id: str, task: Task[..., Any] | None = None) -> Handle[Any]:
+        """The handle of a job that was sent before; with its task, the result is read as the task's type."""
+        return Handle(self._connection, id, _read_any if task is None else task.read_result, created=False)
+
+    async def job(self, id: str) -> Job:
+        """A job with its history."""
+        return await find_job(await self._connection.store(), id)
+
+    async def children(self, id: str) -> list[Job]:
+        """The copies of a broadcast; none for any other job."""
+        return await children(await self._connection.store(), id)
+
+    async def cancel(self, ids: Sequence[str]) -> list[Cancellation]:
+        """Cancel jobs, all or, when an id is unknown, none."""
+        return [cancellation(state) for state in await (await self._connection.store()).cancel(ids)]
+
+    async def retry(self, id: str) -> Handle[Any]:
+        """Run a job that has ended once more, as a new job."""
+        return await self.handle(id).retry()
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    async def find(
+        self,
+        *,
+        state: JobState | None = None,
+        queue: str | None = None,
+        lane: str | None = None,
+        task: str | None = None,
+        sticky: str | None = None,
+        worker: str | None = None,
+        error_group: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page:
+        """A page of jobs, newest first; `cursor` of one page leads to the next."""
+        where = Filter(
+            state=state, queue=queue, lane=lane, task=task, sticky=sticky, worker=worker, error_group=error_group
+        )
+        return await (await self._connection.store()).find(where, limit=limit, cursor=cursor)
+
+    async def queues(self) -> list[QueueReading]:
+        """Every queue, by name."""
+        return await (await self._connection.store()).queues()
+
+    async def lanes(self, queue: str, *, limit: int = 100) -> list[LaneReading]:
+        """The lanes of a queue that have work, the longest backlog first."""
+        return await (await self._connection.store()).lanes(queue, limit=limit)
+
+    async def sessions(self) -> list[Session]:
+        """Every session that is still remembered, the newest first."""
+        return await (await self._connection.store()).sessions()
+
+    async def bindings(self, pool: str | None = None, key: str | None = None, *, limit: int = 100) -> list[Binding]:
+        """Bindings, open ones first, then the latest."""
+        return await (await self._connection.store()).bindings(pool, key, limit=limit)
+
+    async def leader(self) -> Term | None:
+        """The present term, None when nobody leads."""
+        return await (await self._connection.store()).leader()
+
+    # -- settings ------------------------------------------------------------------------------------------------
+
+    async def pause(self, queue: str, lane: str | None = None) -> None:
+        """Start nothing more of a queue, or of one lane of it; what runs goes on."""
+        await self._set_paused(queue, lane, True)
+
+    async def resume(self, queue: str, lane: str | None = None) -> None:
+        """Undo `pause`."""
+        await self._set_paused(queue, lane, False)
+
+    async def set_limit(self, queue: str, limit: int | None, *, lane: str | None = None) -> None:
+        """Override how many jobs of a queue, or of one lane of it, run at once. None: as many as there are slots."""
+        reading, override = await self._override(queue)
+        if lane is None:
+            changed = msgspec.structs.replace(override, limit=limit)
+        else:
+            rule = _rule(reading.settings, lane)
+            ordered = None if limit is None else rule.ordered
+            changed = _with_rule(override, msgspec.structs.replace(rule, limit=limit, ordered=ordered))
+        await self._lay_over(queue, changed)
+
+    async def clear_override(self, queue: str) -> None:
+        """Let the declaration count alone: undoes every `pause` and `set_limit` of the queue and of its lanes."""
+        await self._override(queue)
+        await self._lay_over(queue, None)
+
+    async def _set_paused(self, queue: str, lane: str | None, paused: bool) -> None:
+        reading, override = await self._override(queue)
+        if lane is None:
+            # Taking a pause back leaves nothing behind that would hide what is declared.
+            undone = not paused and override.paused is True
+            changed = msgspec.structs.replace(override, paused=msgspec.UNSET if undone else paused)
+        else:
+            rule = msgspec.structs.replace(_rule(reading.settings, lane), paused=paused)
+            changed = _with_rule(override, rule)
+            others = _without_rule(reading.settings, lane)
+            if not paused and lanes.terms(others, lane) == lanes.terms(_only(rule), lane):
+                # The rule says no more than the others do: left in place it would hide what is declared later.
+                changed = _without_rule(override, lane)
+        await self._lay_over(queue, changed)
+
+    async def _override(self, queue: str) -> tuple[QueueReading, QueueOverride]:
+        for reading in await self.queues():
+            if reading.name == queue:
+                return reading, reading.override or QueueOverride()
+        raise NotFound(f"there is no queue {shown(queue)}; one comes to be when it is declared or gets its first job")
+
+    async def _lay_over(self, queue: str, override: QueueOverride | None) -> None:
+        if override == QueueOverride():
+            override = None
+        await (await self._connection.store()).configure([SettingsChange(queue=queue, override=override)])
+
+    # -- the store itself ----------------------------------------------------------------------------------------
+
+    async def recount(self) -> Recount:
+        """Compute everything derived anew, correct what differs, and say what did."""
+        return await (await self._connection.store()).recount()
+
+    async def migrate(self) -> int:
+        """Bring the schema up to date and return its version."""
+        return await (await self._connection.store()).migrate()
+
+
+S = TypeVar("S", QueueSettings, QueueOverride)
+
+
+def _rule(settings: QueueSettings, lane: str) -> LaneRule:
+    """What holds for a lane, as a rule for that lane alone."""
+    matching = [rule for rule in settings.lanes if rule.matches(lane)]
+    closest = max(matching, key=lambda r: (len(r.prefix), not r.pattern.endswith("*")), default=None)
+    return LaneRule(pattern=lane) if closest is None else msgspec.structs.replace(closest, pattern=lane)
+
+
+def _only(rule: LaneRule) -> QueueSettings:
+    return QueueSettings(lanes=(rule,))
+
+
+def _without_rule(settings: S, lane: str) -> S:
+    return msgspec.structs.replace(settings, lanes=tuple(r for r in settings.lanes if r.pattern != lane))
+
+
+def _with_rule(override: QueueOverride, rule: LaneRule) -> QueueOverride:
+    others = _without_rule(override, rule.pattern)
+    return msgspec.structs.replace(others, lanes=(*others.lanes, rule))
+
+
+def _changed(job: NewJob, **fields: Any) -> NewJob:
+    return msgspec.structs.replace(job, **fields)
+
+
+_anything: codec.Reader[Any] = codec.Reader("result", Any)
+
+
+def _read_any(raw: bytes | None) -> Any:
+    return _anything.read(raw or b"null")

@@ -1,0 +1,180 @@
+"""Settings of a process, read from the environment once. Every problem is told, each with the variable it lies in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from .errors import InvalidInput
+from .intervals import Intervals
+from .names import check_count, check_name, check_seconds, shown
+from .slots import MOST_SLOTS, Reserved, Slots, default_reserved
+from .upkeep import Retention
+
+T = TypeVar("T")
+PREFIX = "FAIRLANE_"
+URL = "FAIRLANE_URL"
+SLOTS = "FAIRLANE_MAX_CONCURRENT_TASKS"
+RESERVED = "FAIRLANE_HIGH_PRIORITY_RESERVED"
+RETENTION = "FAIRLANE_RETENTION_"
+DEFAULT_URL = "sqlite:///fairlane.db"
+DEFAULT_SLOTS = 10
+MOST_WEIGHT = 1_000
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """How this process finds its store, and how a worker works unless its command line says otherwise."""
+
+    url: str = DEFAULT_URL
+    slots: Slots = Slots(total=DEFAULT_SLOTS, reserved=default_reserved(DEFAULT_SLOTS))
+    queues: dict[str, int] = msgspec.field(default_factory=dict)
+    """Queues a worker serves, with their weights; empty: those the application names."""
+    pool: str = "default"
+    index: int | None = None
+    grace: float = 30.0
+    """Seconds that running bodies get when their worker stops."""
+    intervals: Intervals = Intervals()
+    retention: Retention = Retention()
+
+    def __post_init__(self) -> None:
+        if not self.url:
+            raise InvalidInput("url", f"must not be empty; the default is {DEFAULT_URL}")
+        for name, weight in self.queues.items():
+            check_name("queues", name)
+            check_count(f"queues: weight of {name}", weight, least=1, most=MOST_WEIGHT)
+        check_name("pool", self.pool)
+        if self.index is not None:
+            check_count("index", self.index, least=0, most=1_000_000)
+        check_seconds("grace", self.grace)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Settings:
+        """The settings in an environment; what it does not name has its default."""
+        return _Reading(environ).settings()
+
+    def __repr__(self) -> str:
+        rest = ", ".join(f"{f}={getattr(self, f)!r}" for f in self.__struct_fields__ if f != "url")
+        return f"Settings(url={without_password(self.url)!r}, {rest})"
+
+
+def without_password(url: str) -> str:
+    """A URL as it may be shown. Rather too much is hidden than a character of a password shown."""
+    return _SECRET_PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1***@", url))
+
+
+_PASSWORD = re.compile(r"^([^:]+://[^/:@]*:).*@", re.DOTALL)
+_SECRET_PARAMETER = re.compile(r"((?:password|passwd|secret|token)=)[^&#]*", re.IGNORECASE)
+
+
+def parse_queues(field: str, text: str) -> dict[str, int]:
+    """Queues with weights, as in ``images=3,mail``."""
+    queues: dict[str, int] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, equals, weight = part.partition("=")
+        check_name(field, name)
+        if name in queues:
+            raise InvalidInput(field, f"names {name!r} twice")
+        queues[name] = check_count(field, _whole(field, weight), least=1, most=MOST_WEIGHT) if equals else 1
+    return queues
+
+
+class _Reading:
+    """One look at an environment, which collects what is wrong with it."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        # An empty variable is how shells and compose files unset one.
+        self._environ = {name: value for name, value in environ.items() if value.strip()}
+        self._problems: list[str] = []
+
+    def settings(self) -> Settings:
+        found: dict[str, Any] = {
+            "url": self._read(URL, lambda _, text: text.strip(), DEFAULT_URL),
+            "slots": self._slots(),
+            "queues": self._read("FAIRLANE_QUEUES", parse_queues, dict[str, int]()),
+            "pool": self._read("FAIRLANE_POOL", check_name, "default"),
+            "index": self._read("FAIRLANE_INDEX", _index, None),
+            "grace": self._read("FAIRLANE_GRACE", _seconds, 30.0),
+            "intervals": self._intervals(),
+            "retention": self._retention(),
+        }
+        if self._problems:
+            raise InvalidInput("environment", "; ".join(self._problems))
+        return Settings(**found)
+
+    def _read(self, name: str, read: Callable[[str, str], T], default: T) -> T:
+        text = self._environ.get(name)
+        if text is None:
+            return default
+        try:
+            return read(name, text)
+        except InvalidInput as exc:
+            self._problems.append(str(exc))
+            return default
+
+    def _slots(self) -> Slots | None:
+        before = len(self._problems)
+        total = self._read(SLOTS, _slots, DEFAULT_SLOTS)
+        high = self._read(RESERVED, _count, default_reserved(total).high)
+        if len(self._problems) > before:
+            return None
+        if high >= total:
+            where = RESERVED if RESERVED in self._environ else SLOTS
+            self._problems.append(f"{where}: {high} reserved of {total} slots would leave none for other work")
+            return None
+        return Slots(total=total, reserved=Reserved(high=high))
+
+    def _intervals(self) -> Intervals:
+        given = {
+            field: value
+            for field in Intervals.__struct_fields__
+            if (value := self._read(PREFIX + field.upper(), _seconds, None)) is not None
+        }
+        try:
+            return Intervals(**given)
+        except InvalidInput as exc:
+            self._problems += [PREFIX + _with_variable(problem) for problem in exc.problem.split("; ")]
+            return Intervals()
+
+    def _retention(self) -> Retention:
+        given: dict[str, Any] = {}
+        for field in Retention.__struct_fields__:
+            read: Callable[[str, str], float] = _count if field.endswith("_count") else _seconds
+            value = self._read(RETENTION + field.upper(), read, None)
+            if value is not None:
+                given[field] = value
+        return Retention(**given)
+
+
+def _with_variable(problem: str) -> str:
+    field, colon, rest = problem.partition(":")
+    return f"{field.upper()}{colon}{rest}"
+
+
+def _whole(field: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidInput(field, f"{shown(text)} is not a whole number") from None
+
+
+def _seconds(field: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise InvalidInput(field, f"{shown(text)} is not a number of seconds") from None
+    return check_seconds(field, number)
+
+
+def _count(field: str, text: str) -> int:
+    return check_count(field, _whole(field, text), least=0)
+
+
+def _slots(field: str, text: str) -> int:
+    return check_count(field, _whole(field, text), least=1, most=MOST_SLOTS)
+
+
+def _index(field: str, text: str) -> int:
+    return check_count(field, _whole(field, text), least=0, most=1_000_000)

@@ -1,0 +1,115 @@
+"""Who leads. A term is a lease with a number: the store gives it out, and only ever a higher one.
+
+The leader trusts its term until a moment it computes *before* it asks: the time of the request by the monotonic
+clock, plus the lease, less a margin. So the term ends here before it ends in the store, however slowly the
+answer comes. A renewal that failed, was refused or stays unanswered ends the trust: leadership only saves work,
+and the store's fence on the term gives safety, so giving up early costs seconds and holding on wins nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from random import Random
+from typing import NoReturn
+
+from ..errors import FairlaneError, StoreUnavailable, TermLost
+from ..intervals import Intervals
+from ..service import Trouble
+from ..store import Store
+from ..wakeups import LEADER
+from .reign import Contact, Monotonic, log
+
+
+class Election:
+    """One candidate: it stands, keeps what it won, and resigns."""
+
+    def __init__(
+        self,
+        store: Store,
+        session: str,
+        intervals: Intervals,
+        contact: Contact,
+        *,
+        monotonic: Monotonic = time.monotonic,
+        rng: Random | None = None,
+    ) -> None:
+        self._store = store
+        self._session = session
+        self._intervals = intervals
+        self._contact = contact
+        self._monotonic = monotonic
+        self._rng = rng or Random()
+        self._trouble = Trouble("election", log, self._rng)
+        self._term: int | None = None
+        self._deadline = 0.0
+
+    @property
+    def term(self) -> int | None:
+        """The term it leads in; None when it does not lead, or no longer trusts that it does."""
+        return self._term if self._monotonic() < self._deadline else None
+
+    async def win(self) -> int:
+        """Stand until it leads, and return the term."""
+        ear = self._store.wakeups.subscribe([LEADER])
+        try:
+            while True:
+                try:
+                    won = await self.ask(None)
+                except Exception as exc:
+                    await asyncio.sleep(self._trouble.failed(exc))
+                    continue
+                self._trouble.worked()
+                if won is not None:
+                    return won
+                await ear.wait(self.pause())
+        finally:
+            ear.close()
+
+    async def keep(self, term: int) -> NoReturn:
+        """Renew the term until that fails or the trust is over; then raises `TermLost`, saying why."""
+        while True:
+            left = self._deadline - self._monotonic()
+            await asyncio.sleep(min(self._intervals.leader_renew, max(0.0, left)))
+            if self.term is None:
+                raise TermLost("the lease ran out before it was renewed")
+            try:
+                kept = await self.ask(term)
+            except Exception as exc:
+                raise TermLost(f"the renewal failed: {exc}") from exc
+            if kept is None:
+                raise TermLost("the renewal was refused, or answered too late")
+
+    async def ask(self, term: int | None) -> int | None:
+        """Ask the store once: for a new term, or to extend one. None when it does not lead by the answer."""
+        asked = self._monotonic()
+        trust = self._intervals.leader_lease - self._intervals.trust_margin
+        # A call that hangs ends with what trust there is, not with what it would bring.
+        patience = trust if term is None else self._deadline - asked
+        with self._contact.call():
+            try:
+                async with asyncio.timeout(patience):
+                    answer = await self._store.lead(self._session, lease=self._intervals.leader_lease, term=term)
+            except TimeoutError:
+                raise StoreUnavailable(f"the store did not answer within {patience:.1f} s") from None
+        if answer is None:
+            self.step_down()
+            return None
+        self._term, self._deadline = answer.number, asked + trust
+        return self.term
+
+    def step_down(self) -> None:
+        """Lead no more, as far as this process is concerned."""
+        self._term = None
+
+    async def resign(self, term: int) -> None:
+        """Give the term up in the store, so that a standby need not wait for its end. As well as possible."""
+        self.step_down()
+        with suppress(FairlaneError, TimeoutError):
+            async with asyncio.timeout(self._intervals.leader_renew):
+                await self._store.resign(term)
+
+    def pause(self) -> float:
+        """How long to wait before standing again; random, so that standbys do not all come at once."""
+        return self._intervals.stand * self._rng.uniform(0.5, 1.0)

@@ -1,0 +1,143 @@
+"""The manager stands for leadership, and runs the services while it leads.
+
+It may assume nothing of the other managers: two that lead at once are harmless, because the store refuses a
+term that is over and every pass is idempotent. It promises that its services are stopped before anybody hears
+that it does not lead any more, and that a manager which is told to stop resigns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, NoReturn
+
+from ..errors import Stale
+from ..intervals import Intervals
+from ..service import Loop, Service
+from ..store import Store
+from ..upkeep import Retention
+from .election import Election
+from .granter import Granter
+from .promoter import Promoter
+from .pruner import Pruner
+from .reign import COUNTED, Contact, Monotonic, Reign, StoreClock, log
+from .rescuer import Rescuer
+from .scheduler import Scheduler
+
+USUAL_INTERVALS = Intervals()
+USUAL_RETENTION = Retention()
+
+Run = Callable[[], Coroutine[Any, Any, NoReturn]]
+OnChange = Callable[[int | None], None]
+"""Called with the term when it begins to lead, and with None when it has stopped."""
+
+
+class Manager:
+    """One candidate for leadership. Its `session` is only a name here: it need not be registered."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        session: str,
+        intervals: Intervals = USUAL_INTERVALS,
+        retention: Retention = USUAL_RETENTION,
+        on_change: OnChange | None = None,
+        monotonic: Monotonic = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._intervals = intervals
+        self._retention = retention
+        self._on_change = on_change
+        self._monotonic = monotonic
+        # From the first call on, standing included: a standby that takes over has listened for long already.
+        self._contact = Contact(monotonic)
+        self._election = Election(store, session, intervals, self._contact, monotonic=monotonic)
+        self.counts = dict.fromkeys(COUNTED, 0)
+        """What the services have done in this process, over all its terms."""
+
+    @property
+    def term(self) -> int | None:
+        """The term it leads in, None when it does not."""
+        return self._election.term
+
+    @property
+    def leads(self) -> bool:
+        """Whether it leads, and trusts that it does."""
+        return self.term is not None
+
+    async def run(self) -> NoReturn:
+        """Stand, lead, stand again, until cancelled; then resign."""
+        while True:
+            term = await self._election.win()
+            await self._lead(term)
+            # Whoever lost a term lets the others try first.
+            await asyncio.sleep(self._election.pause())
+
+    async def _lead(self, term: int) -> None:
+        """Serve for one term. Returns when it is lost."""
+        log.info("leading from term %d", term)
+        self._tell(term)
+        try:
+            why = await self._serve(term)
+        except BaseException:
+            await self._election.resign(term)
+            log.info("resigned from term %d", term)
+            raise
+        else:
+            self._election.step_down()
+            log.warning("stepped down from term %d: %s", term, why)
+        finally:
+            self._tell(None)
+
+    async def _serve(self, term: int) -> str:
+        """Run the services until the term is lost, and say how; they have ended when this returns or raises."""
+        lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        parts: dict[str, Run] = {service.name: Loop(service, log).run for service in self._services(term)}
+        parts["election"] = partial(self._election.keep, term)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_told(run, lost), name=f"fairlane-{name}") for name, run in parts.items()]
+            why = await lost
+            for task in tasks:
+                task.cancel()
+        return why
+
+    def _services(self, term: int) -> list[Service]:
+        reign = Reign(
+            store=self._store,
+            term=term,
+            intervals=self._intervals,
+            contact=self._contact,
+            clock=StoreClock(self._monotonic),
+            counts=self.counts,
+        )
+        return [
+            Rescuer(reign),
+            Promoter(reign),
+            Granter(reign),
+            Scheduler(reign),
+            Pruner(reign, self._retention),
+        ]
+
+    def _tell(self, term: int | None) -> None:
+        if self._on_change is None:
+            return
+        try:
+            self._on_change(term)
+        except Exception:
+            log.exception("whoever listens for changes of leadership failed")
+
+
+async def _told(run: Run, lost: asyncio.Future[str]) -> None:
+    """Run one part, and tell of a lost term instead of raising it.
+
+    A group whose task fails while the group itself is being cancelled hides the cancellation, and a manager must
+    not go on that was told to stop.
+    """
+    try:
+        await run()
+    except Stale as exc:
+        if not lost.done():
+            lost.set_result(str(exc))

@@ -1,0 +1,152 @@
+"""The job a body runs for, found through a context variable: no context parameter, also in threads and children."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+from . import codec
+from .errors import FairlaneError
+from .job import Claimed, Held, Priority
+from .names import ERROR_BYTES
+
+Report = Callable[[Held, bytes], None]
+"""Takes the latest progress of a job; called from whatever thread the body runs in."""
+Lane = tuple[str, str]
+"""A queue and a lane of it."""
+_held_places: ContextVar[tuple[HeldPlace, ...]] = ContextVar("fairlane_held_places", default=())
+
+
+class HeldPlace:
+    """Marks a place of a lane as held by the code inside a ``with`` block and whatever it starts.
+
+    A task that outlives the block has inherited the mark, so the mark itself says when it is over.
+    """
+
+    __slots__ = ("held", "lane")
+
+    def __init__(self, queue: str, lane: str) -> None:
+        self.lane = (queue, lane)
+        self.held = False
+
+    def __enter__(self) -> None:
+        self.held = True
+        _held_places.set((*(place for place in _held_places.get() if place.held), self))
+
+    def __exit__(self, *_: object) -> None:
+        self.held = False
+
+
+class RunningJob:
+    """The job whose body is running: what it may know about itself, and how it reports."""
+
+    __slots__ = ("_cancel_requested", "_claimed", "_deadline", "_place", "_report")
+
+    def __init__(self, claimed: Claimed, report: Report, deadline: float | None = None) -> None:
+        self._claimed = claimed
+        self._report = report
+        self._deadline = deadline
+        self._cancel_requested = False
+        self._place = None if claimed.lane is None else HeldPlace(claimed.queue, claimed.lane)
+
+    @property
+    def id(self) -> str:
+        """The job's id, the same for all its attempts."""
+        return self._claimed.id
+
+    @property
+    def task(self) -> str:
+        """The name of the task."""
+        return self._claimed.task
+
+    @property
+    def queue(self) -> str:
+        """The queue it came through."""
+        return self._claimed.queue
+
+    @property
+    def lane(self) -> str | None:
+        """Its lane, if it has one."""
+        return self._claimed.lane
+
+    @property
+    def priority(self) -> Priority:
+        """Its class."""
+        return self._claimed.priority
+
+    @property
+    def sticky(self) -> str | None:
+        """The key that bound it to this worker, if it has one."""
+        return self._claimed.sticky
+
+    @property
+    def attempt(self) -> int:
+        """Which charged run this is, 1 at first."""
+        return self._claimed.attempt
+
+    @property
+    def retries(self) -> int:
+        """How many more attempts than the first one it may use."""
+        return self._claimed.retries
+
+    @property
+    def fence(self) -> int:
+        """The number of this claim: it only ever grows, so an outside system can refuse an older one."""
+        return self._claimed.fence
+
+    @property
+    def idempotency_key(self) -> str:
+        """A key for outside systems that is the same for every attempt of this job."""
+        return self._claimed.id
+
+    @property
+    def cancel_requested(self) -> bool:
+        """Whether somebody asked to cancel it. A plain function in a thread must look here; others are stopped."""
+        return self._cancel_requested
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until its timeout, None when it has none."""
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def progress(self, value: Any) -> None:
+        """Tell how far it is: anything JSON can hold. Never waits; of several reports in a row the last one counts."""
+        self._report(self._claimed.held, codec.encode("progress", value, ERROR_BYTES))
+
+    def request_cancel(self) -> None:
+        """Called by the worker when somebody asked to cancel the job."""
+        self._cancel_requested = True
+
+    def enter(self) -> None:
+        """Called where the body begins: makes it the current job of this context, and of all that it starts."""
+        _current.set(self)
+        if self._place is not None:
+            self._place.__enter__()
+
+    def leave(self) -> None:
+        """Called when the body has ended: what it has started and left behind holds no place of its lane."""
+        if self._place is not None:
+            self._place.held = False
+
+
+_current: ContextVar[RunningJob | None] = ContextVar("fairlane_job", default=None)
+
+
+def current_job() -> RunningJob:
+    """The job that is running here. Outside of a job this is an error."""
+    job = _current.get()
+    if job is None:
+        raise FairlaneError("current_job() is called outside of a job: only a body that a worker runs has one")
+    return job
+
+
+def current_job_or_none() -> RunningJob | None:
+    """The job that is running here, None outside of one."""
+    return _current.get()
+
+
+def places_held(queue: str, lane: str | None) -> int:
+    """How many places of a lane the code that runs here holds already, by its job and by its turns."""
+    return sum(place.held and place.lane == (queue, lane) for place in _held_places.get())

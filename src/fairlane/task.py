@@ -1,0 +1,375 @@
+"""Tasks: registered functions, the options a job of theirs is sent with, and calls that are ready to be sent.
+
+A task is a value. `options()` returns another one with other defaults, and options never mix with arguments. A `Call`
+has its id already, so sending it twice makes one job.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
+
+from .arguments import Arguments
+from .errors import InvalidInput
+from .handle import Handle
+from .ids import new_id
+from .job import NewJob, Priority
+from .names import check_name, shown
+from .retry import Backoff
+from .schedule import Timetable
+from .template import Template
+
+if TYPE_CHECKING:
+    from .blocking import BlockingHandle
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+Seconds = float | timedelta
+PriorityWord = Literal["high", "normal", "low"]
+logger = logging.getLogger("fairlane.task")
+
+
+class Options(TypedDict, total=False):
+    """How a job is sent. Times are seconds or timedeltas."""
+
+    queue: str
+    lane: str | None
+    """In `@app.task` a template such as ``user:{user}``; in `options()` the key itself. So for sticky and unique."""
+    priority: PriorityWord | Priority
+    cost: float
+    delay: Seconds
+    run_at: datetime | float
+    """An aware datetime, or seconds since 1970."""
+    expires: Seconds | None
+    retries: int
+    backoff: Backoff
+    timeout: Seconds | None
+    unique: str | None
+    unique_for: Seconds | None
+    pool: str
+    sticky: str | None
+    worker: int | None
+
+
+class OneCall(Options, total=False):
+    """Options of one call, beside those a task may have as defaults."""
+
+    id: str
+    """Sending the same id again makes no second job; other content under it is a `Conflict`."""
+
+
+class TaskSettings(Options, total=False):
+    """What `@app.task` takes."""
+
+    name: str
+    isolate: bool
+    """Run in a child process that can be killed; so does a plain function that has a timeout."""
+    cron: str
+    every: Seconds
+    timezone: str
+
+
+class Sender(Protocol):
+    """What a task needs of a client."""
+
+    async def enqueue(self, call: Call[T]) -> Handle[T]:
+        """Store the job of a call."""
+
+    @property
+    def blocking(self) -> BlockingSender:
+        """The same for code without an event loop."""
+
+
+class BlockingSender(Protocol):
+    """What a task needs of a client for code without an event loop."""
+
+    def enqueue(self, call: Call[T]) -> BlockingHandle[T]:
+        """Store the job of a call."""
+
+
+class Call(Generic[R]):
+    """A task with its arguments, checked and ready to be sent; the id is made already."""
+
+    __slots__ = ("job", "task")
+
+    def __init__(self, task: Task[..., R], job: NewJob) -> None:
+        self.task = task
+        self.job = job
+
+    def __repr__(self) -> str:
+        return f"<Call of {self.job.task}, id {self.job.id}>"
+
+
+class Sending(Coroutine[Any, Any, T]):
+    """An enqueue that happens when it is awaited; dropping it is logged, because no job was stored."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], task: str, depth: int = 2) -> None:
+        self._coroutine = coroutine
+        self._task = task
+        frame = sys._getframe(depth)
+        self._site = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        self._begun = False
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        self._begun = True
+        return self._coroutine.__await__()
+
+    def send(self, value: Any) -> Any:
+        self._begun = True
+        return self._coroutine.send(value)
+
+    def throw(
+        self,
+        typ: type[BaseException] | BaseException,
+        val: BaseException | object = None,
+        tb: TracebackType | None = None,
+    ) -> Any:
+        self._begun = True
+        return self._coroutine.throw(typ) if isinstance(typ, BaseException) else self._coroutine.throw(typ, val, tb)
+
+    def close(self) -> None:
+        self._begun = True
+        self._coroutine.close()
+
+    def __del__(self) -> None:
+        if not self._begun:
+            self._coroutine.close()
+            logger.error(
+                "the enqueue of %s at %s was never awaited, so no job was stored; write `await` before it",
+                self._task,
+                self._site,
+            )
+
+
+class Task(Generic[P, R]):
+    """A registered function. Call it to run it here; `enqueue` to have it run by a worker."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        function: Callable[P, Any],
+        settings: TaskSettings,
+    ) -> None:
+        rest = dict(settings)
+        self._sender = sender
+        self.function = function
+        self.name = check_name("name", str(rest.pop("name", None) or default_name(function)))
+        self.isolate = bool(rest.pop("isolate", False))
+        self.timetable = _timetable(rest)
+        self.arguments = Arguments(function)
+        self.module, self.qualname = module_name(function), function.__qualname__
+        self._templates: dict[str, Template] = {}
+        for field in ("lane", "sticky", "unique"):
+            text = rest.get(field)
+            if text is not None:
+                template = Template(field, str(text), self.arguments.names)
+                if not template.constant:
+                    self._templates[field] = template
+                    del rest[field]
+        self._fields = _fields(rest)
+        self._given: dict[str, Any] = {}
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.__doc__ = function.__doc__
+        self.__name__ = function.__name__
+        # What can be checked without arguments is checked now, not at the first enqueue.
+        NewJob(id="check", task=self.name, **self._fields)
+        self._check_apart(self._fields)
+        if self.timetable is not None:
+            self._check_cron()
+
+    @property
+    def queue(self) -> str:
+        """The queue its jobs go to."""
+        return str(self._fields.get("queue", "default"))
+
+    def options(self, **options: Unpack[OneCall]) -> Self:
+        """The same task with other options. Keys are taken as they stand, not as templates."""
+        given: dict[str, Any] = dict(options)
+        other = self.__class__.__new__(self.__class__)
+        other.__dict__.update(self.__dict__)
+        fields = _fields({k: v for k, v in given.items() if k != "id"})
+        if "delay" in given:
+            fields.setdefault("run_at", None)
+        if "run_at" in given:
+            fields.setdefault("delay", 0.0)
+        other._fields = self._fields | fields
+        other._templates = {k: v for k, v in self._templates.items() if k not in given}
+        other._given = {"id": given["id"]} if "id" in given else self._given
+        NewJob(id=str(other._given.get("id", "check")), task=self.name, **other._fields)
+        other._check_apart(other._fields)
+        return other
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """The call as a value, to be sent with others by `enqueue_many`, as a broadcast, or as a clean-up."""
+        bound = self.arguments.bind(args, kwargs)
+        keys: dict[str, Any] = {field: template.fill(bound) for field, template in self._templates.items()}
+        job = NewJob(
+            id=self._given.get("id") or new_id(),
+            task=self.name,
+            payload=self.arguments.write(args, kwargs),
+            **self._fields,
+            **keys,
+        )
+        return Call(self, job)
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Sending[Handle[R]]:
+        """Store a job that runs this task; await it for the handle. Bad arguments are refused here, at once."""
+        return Sending(self._sender.enqueue(self.call(*args, **kwargs)), self.name)
+
+    @property
+    def blocking(self) -> BlockingTask[P, R]:
+        """The same for code without an event loop: ``task.blocking.enqueue(…)``."""
+        return BlockingTask(self._sender, self)
+
+    def read_result(self, raw: bytes | None) -> R:
+        """A stored result as the type the function is annotated with."""
+        return self.arguments.result.read(raw if raw is not None else b"null")  # type: ignore[no-any-return]
+
+    def _check_apart(self, fields: dict[str, Any]) -> None:
+        """What runs in a child process must be found there: a thread cannot be stopped when its time is over."""
+        late = not self.is_async and fields.get("timeout") is not None
+        if (self.isolate or late) and "<locals>" in self.qualname:
+            raise InvalidInput(
+                "timeout" if late else "isolate",
+                f"{self.name} would run in a child process, which cannot find a function defined inside another; "
+                "move it to the top of its module" + (", or make it a coroutine function" if late else ""),
+            )
+
+    def _check_cron(self) -> None:
+        try:
+            self.arguments.bind((), {})
+        except TypeError:
+            raise InvalidInput(
+                "cron", f"{self.name} is run without arguments, so every parameter needs a default"
+            ) from None
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name}>"
+
+
+class BlockingTask(Generic[P, R]):
+    """A task for code without an event loop."""
+
+    __slots__ = ("_sender", "_task")
+
+    def __init__(self, sender: Sender, task: Task[P, R]) -> None:
+        self._sender = sender
+        self._task = task
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> BlockingHandle[R]:
+        """Store a job that runs the task."""
+        return self._sender.blocking.enqueue(self._task.call(*args, **kwargs))
+
+
+class AsyncTask(Task[P, R]):
+    """A task whose function is a coroutine function."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """Run the function here, as if it were not a task."""
+        return self.function(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+class PlainTask(Task[P, R]):
+    """A task whose function is a plain one; a worker runs it in a thread, or in a child process."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function here, as if it were not a task."""
+        return self.function(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+class Registry:
+    """The tasks of an application, by name. Names in stored jobs are only ever looked up here."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, Task[..., Any]] = {}
+
+    def add(self, task: Task[..., Any]) -> None:
+        """Register a task; a second one of the same name is refused."""
+        known = self._tasks.get(task.name)
+        if known is not None and (known.module, known.qualname) != (task.module, task.qualname):
+            raise InvalidInput("name", f"two tasks are called {task.name!r}; give one of them name=…")
+        self._tasks[task.name] = task
+
+    def get(self, name: str) -> Task[..., Any] | None:
+        """The task of this name, None when there is none."""
+        return self._tasks.get(name)
+
+    def find(self, name: str) -> Task[..., Any]:
+        """The task of this name, or the only one whose last part is `name`; for people who type."""
+        task = self._tasks.get(name)
+        if task is not None:
+            return task
+        close = [t for t in self if t.name.rpartition(".")[2] == name]
+        if len(close) == 1:
+            return close[0]
+        known = ", ".join(sorted(t.name for t in close or self)) or "none"
+        raise InvalidInput("task", f"{shown(name)} is not a task of this application (there are: {known})")
+
+    def queues(self) -> set[str]:
+        """The queues that its tasks go to."""
+        return {task.queue for task in self}
+
+    def __iter__(self) -> Iterator[Task[..., Any]]:
+        return iter(self._tasks.values())
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+
+def module_name(function: Callable[..., Any]) -> str:
+    """The module a function lives in, under the name others import it by, also when it was run as a script."""
+    module = function.__module__
+    if module != "__main__":
+        return module
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name).removesuffix(".__main__")
+    file = getattr(main, "__file__", None)
+    return Path(file).stem if file else module
+
+
+def default_name(function: Callable[..., Any]) -> str:
+    """``module.function``."""
+    return f"{module_name(function)}.{function.__name__}"
+
+
+def _timetable(rest: dict[str, Any]) -> Timetable | None:
+    cron, every, timezone = rest.pop("cron", None), rest.pop("every", None), rest.pop("timezone", None)
+    if cron is None and every is None:
+        if timezone is not None:
+            raise InvalidInput("timezone", "belongs to cron=, which is not given")
+        return None
+    return Timetable(cron=cron, every=None if every is None else seconds("every", every), timezone=timezone or "UTC")
+
+
+def _fields(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as the fields of a `NewJob`."""
+    fields = dict(options)
+    for name in ("delay", "expires", "timeout", "unique_for"):
+        if fields.get(name) is not None:
+            fields[name] = seconds(name, fields[name])
+    priority = fields.get("priority")
+    if priority is not None and not isinstance(priority, Priority):
+        fields["priority"] = Priority.parse(priority)
+    moment = fields.get("run_at")
+    if isinstance(moment, datetime):
+        if moment.tzinfo is None:
+            raise InvalidInput("run_at", "has no time zone; give an aware datetime such as datetime.now(UTC) + …")
+        fields["run_at"] = moment.timestamp()
+    unknown = fields.keys() - set(NewJob.__struct_fields__)
+    if unknown:
+        raise InvalidInput(sorted(unknown)[0], f"is not an option; there are {', '.join(Options.__annotations__)}")
+    return fields
+
+
+def seconds(field: str, value: Seconds) -> float:
+    """A duration as seconds."""
+    return value.total_seconds() if isinstance(value, timedelta) else value

@@ -1,0 +1,244 @@
+"""A turn: permission for the caller's own code to proceed, in the order of a lane, without any worker.
+
+The turn is a job that the store starts itself when the lane has a place. The code inside ``async with`` holds the
+place; it is stopped as soon as the place can no longer be trusted, so that no two holders of one place run at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import traceback
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from . import states
+from .connection import Connection
+from .errors import FairlaneError, JobCancelled, NotFound, SessionLost, StoreError
+from .handle import Position, position_of, refuse_deadlock
+from .ids import new_id
+from .job import Held, JobKind, JobState, NewJob, Priority, Reason
+from .names import check_seconds
+from .running import HeldPlace
+from .states import Transition
+from .task import PriorityWord, Seconds, seconds
+from .waiter import Vigil, Waiter
+from .watching import Watch
+
+TASK = "turn"
+"""What stands in the record of a turn where other jobs have the name of their task."""
+OnPosition = Callable[[Position], Awaitable[None] | None]
+
+
+class Turn:
+    """One place in a lane, for ``async with``. Used once."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        waiter: Waiter,
+        lane: str,
+        *,
+        queue: str = "default",
+        on_position: OnPosition | None = None,
+        priority: PriorityWord | Priority = "normal",
+        expires: Seconds | None = None,
+        timeout: Seconds | None = None,
+    ) -> None:
+        self._connection = connection
+        self._waiter = waiter
+        self._on_position = on_position
+        self._timeout = None if timeout is None else check_seconds("timeout", seconds("timeout", timeout))
+        self._request = NewJob(
+            id=new_id(),
+            task=TASK,
+            queue=queue,
+            lane=lane,
+            priority=priority if isinstance(priority, Priority) else Priority.parse(priority),
+            expires=None if expires is None else seconds("expires", expires),
+            retries=0,
+            kind=JobKind.TURN,
+            waiter="nobody yet",
+        )
+        self._place = HeldPlace(queue, lane)
+        self._held: Held | None = None
+        self._vigil: Vigil | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._body: asyncio.Task[object] | None = None
+        self._cancels = 0
+        self._error: FairlaneError | None = None
+        self._leaving = False
+
+    @property
+    def id(self) -> str:
+        """The id of the job that the turn is."""
+        return self._request.id
+
+    @property
+    def lane(self) -> str:
+        """The lane it waits in."""
+        return str(self._request.lane)
+
+    @property
+    def queue(self) -> str:
+        """The queue the lane belongs to."""
+        return self._request.queue
+
+    @property
+    def fence(self) -> int:
+        """The number of the grant, for outside systems that refuse an older one."""
+        if self._held is None:
+            raise FairlaneError("the turn has no fence before it was granted; use it inside `with`")
+        return self._held.fence
+
+    @property
+    def lost(self) -> bool:
+        """Whether the place is not to be trusted any more. Code that cannot be stopped from outside must look here."""
+        return self._error is not None
+
+    async def __aenter__(self) -> Turn:
+        task = asyncio.current_task()
+        assert task is not None
+        await self.begin(body=task)
+        self._place.__enter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(ValueError):
+            # An exit stack may be left in another context than it was entered in; that context has ended anyway.
+            self._place.__exit__()
+        await self.end(exc)
+
+    # -- waiting -------------------------------------------------------------------------------------------------
+
+    async def begin(self, body: asyncio.Task[object] | None) -> None:
+        """Wait in line until the lane grants a place. `body` is the task to cancel if it is lost later."""
+        if self._vigil is not None:
+            raise FairlaneError("a turn is used once; ask for another with app.turn(…)")
+        self._vigil = vigil = await self._waiter.vigil()
+        try:
+            async with asyncio.timeout(self._timeout) as limit:
+                await self._ask(vigil)
+                held = await self._granted()
+        except TimeoutError:
+            vigil.end_turn(self.id)
+            if not limit.expired() or self._timeout is None:
+                raise
+            raise TimeoutError(
+                f"lane {self.lane} of queue {self.queue} had no place within {self._timeout:g} s"
+            ) from None
+        except BaseException:
+            # Whatever kept us from taking the place, it must not be kept for us; a turn that never was ends at once.
+            vigil.end_turn(self.id)
+            raise
+        self._held, self._body, self._loop = held, body, asyncio.get_running_loop()
+        self._cancels = 0 if body is None else body.cancelling()
+        vigil.hold(held, self._lose_later)
+
+    async def _ask(self, vigil: Vigil) -> None:
+        store = await self._connection.store()
+        request = msgspec.structs.replace(self._request, waiter=vigil.session)
+        asking = asyncio.ensure_future(store.enqueue([request]))
+        try:
+            await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            # Whoever gives up while the request is on its way must not leave it behind in the line: it is withdrawn
+            # once it is known to have arrived.
+            asking.add_done_callback(lambda done: self._withdraw(vigil, done))
+            raise
+
+    def _withdraw(self, vigil: Vigil, asked: asyncio.Future[Any]) -> None:
+        if not asked.cancelled():
+            asked.exception()
+        vigil.end_turn(self.id)
+
+    async def _granted(self) -> Held:
+        told: Position | None = None
+        async with Watch(self._connection, self.id, places=self._on_position is not None) as watch:
+            while True:
+                look = await watch.look()
+                job = look.job
+                if job is None:
+                    raise NotFound(f"the turn {self.id} is unknown to the store; was it emptied?")
+                if job.state is JobState.RUNNING:
+                    return Held(job.id, job.fence)
+                if job.state.final:
+                    raise JobCancelled(job.id, str(job.reason))
+                await refuse_deadlock(self._connection, job)
+                position = position_of(look.standing)
+                if self._on_position is not None and position is not None and not position.same_place(told):
+                    told = position
+                    answer = self._on_position(position)
+                    if inspect.isawaitable(answer):
+                        await answer
+
+    # -- holding -------------------------------------------------------------------------------------------------
+
+    def _lose_later(self, error: FairlaneError) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the body has ended
+            self._loop.call_soon_threadsafe(self._lose, error)
+
+    def _lose(self, error: FairlaneError) -> None:
+        if self._leaving or self._error is not None:
+            return
+        self._error = error
+        if self._body is not None:
+            self._body.cancel()
+
+    async def end(self, exc: BaseException | None) -> None:
+        """Give the place back: completed, or failed by the exception that the body raised."""
+        assert self._held is not None
+        assert self._vigil is not None
+        self._leaving = True
+        error = self._error
+        if error is not None and self._body is not None:
+            # The cancellation was ours, unless somebody else asked for one as well: that one must go on.
+            others = self._body.uncancel() > self._cancels
+            if others and isinstance(exc, asyncio.CancelledError):
+                error = None
+        try:
+            accepted = await self._give_back(self._vigil, _ending(self._held, self._error or exc))
+        finally:
+            self._vigil.drop(self._held)
+        if error is not None:
+            raise error from exc
+        if not accepted and exc is None:
+            raise SessionLost(
+                f"turn {self.id} was lost before its body had ended: its place may have been another's at the same time"
+            )
+
+    async def _give_back(self, vigil: Vigil, transition: Transition) -> bool:
+        """Whether the store took it. If it cannot be told now, the place was held to the end and is given up later."""
+        if vigil.over:
+            return False
+        store = await self._connection.store()
+        telling = asyncio.ensure_future(store.finish(vigil.session, [transition]))
+        try:
+            finished = await asyncio.shield(telling)
+        except StoreError:
+            vigil.end_turn(self.id, transition)
+            return True
+        except asyncio.CancelledError:
+            telling.add_done_callback(lambda told: self._tell_again(vigil, transition, told))
+            raise
+        return finished.verdicts[0].accepted
+
+    def _tell_again(self, vigil: Vigil, transition: Transition, told: asyncio.Future[Any]) -> None:
+        if told.cancelled() or told.exception() is not None:
+            vigil.end_turn(self.id, transition)
+
+
+def _ending(held: Held, exc: BaseException | None) -> Transition:
+    if exc is None:
+        return states.complete(held)
+    if isinstance(exc, asyncio.CancelledError):
+        return states.cancel(held)
+    text = "".join(traceback.format_exception(exc))
+    return states.fail(held, Reason.ERROR, text, group=type(exc).__name__)

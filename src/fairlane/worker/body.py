@@ -1,0 +1,162 @@
+"""One body: arguments in, an ending out, whatever happens. The same in the worker's process and in a child of it.
+
+An ending is a value that can travel as JSON, so that a child process can send it to its worker.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from random import random
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from .. import codec, states
+from ..errors import Cancel, Control, Fail, InvalidInput, Retry, Snooze
+from ..job import Claimed, Held, Reason
+from ..names import RESULT_BYTES
+from ..states import Transition
+from ..task import Task
+
+PACKAGE = str(Path(__file__).parent.parent)
+
+
+class Returned(msgspec.Struct, frozen=True, tag="returned"):
+    """The body returned; `result` is JSON."""
+
+    result: bytes
+
+
+class Raised(msgspec.Struct, frozen=True, tag="raised", kw_only=True):
+    """The attempt failed."""
+
+    reason: Reason
+    error: str
+    group: str
+    delay: float | None = None
+    """When the body itself said how long to wait."""
+    final: bool = False
+    """Another run would not help."""
+
+
+class Snoozed(msgspec.Struct, frozen=True, tag="snoozed"):
+    """The body asked to be run later, uncharged."""
+
+    delay: float
+
+
+class Withdrawn(msgspec.Struct, frozen=True, tag="withdrawn"):
+    """The body ended its job as cancelled."""
+
+
+Ending = Returned | Raised | Snoozed | Withdrawn
+
+
+def read_arguments(task: Task[..., Any], job: Claimed) -> tuple[list[Any], dict[str, Any]] | Raised:
+    """The arguments of a job, or how it ends when they do not fit the task."""
+    try:
+        return task.arguments.read(job.payload)
+    except InvalidInput as exc:
+        return Raised(reason=Reason.BAD_PAYLOAD, error=str(exc), group="bad_payload", final=True)
+
+
+def returned(value: Any) -> Ending:
+    """How a body that returned `value` ends. A result that JSON cannot hold never gets better."""
+    if value is None:
+        return _NOTHING
+    try:
+        return Returned(codec.encode("result", value, RESULT_BYTES))
+    except InvalidInput as exc:
+        return Raised(reason=Reason.ERROR, error=str(exc), group="result", final=True)
+
+
+_NOTHING = Returned(b"null")
+
+
+def raised(exc: BaseException) -> Ending:
+    """How a body that raised `exc` ends."""
+    if isinstance(exc, Control):
+        try:
+            return _controlled(exc)
+        except InvalidInput as bad:
+            exc = bad
+    return Raised(reason=Reason.ERROR, error=_text(exc), group=_group(exc))
+
+
+def run_plain(task: Task[..., Any], job: Claimed) -> Ending:
+    """Run a plain function here, in this thread."""
+    arguments = read_arguments(task, job)
+    if isinstance(arguments, Raised):
+        return arguments
+    args, kwargs = arguments
+    try:
+        value = task.function(*args, **kwargs)
+    except Exception as exc:
+        return raised(exc)
+    return returned(value)
+
+
+def transition_of(ending: Ending, job: Claimed, draw: Callable[[], float] = random) -> Transition:
+    """What an ending means for the job: the decision is the core's."""
+    held = job.held
+    if isinstance(ending, Returned):
+        return states.complete(held, ending.result)
+    if isinstance(ending, Snoozed):
+        return states.snooze(held, ending.delay)
+    if isinstance(ending, Withdrawn):
+        return states.cancel(held)
+    if ending.final:
+        return states.fail(held, ending.reason, ending.error, group=ending.group)
+    after = states.after_error(
+        held,
+        attempt=job.attempt,
+        retries=job.retries,
+        backoff=job.backoff,
+        draw=draw(),
+        reason=ending.reason,
+        error=ending.error,
+        group=ending.group,
+    )
+    if ending.delay is not None and after.move is states.Move.RETRY:
+        return states.retry(held, ending.delay, ending.reason, ending.error, group=ending.group)
+    return after
+
+
+def _controlled(exc: Control) -> Ending:
+    if isinstance(exc, Snooze):
+        states.snooze(_NOBODY, exc.delay)
+        return Snoozed(exc.delay)
+    if isinstance(exc, Cancel):
+        return Withdrawn()
+    delay = exc.delay if isinstance(exc, Retry) else None
+    if delay is not None:
+        states.snooze(_NOBODY, delay)
+    return Raised(reason=Reason.ERROR, error=_text(exc), group=_group(exc), delay=delay, final=isinstance(exc, Fail))
+
+
+_NOBODY = Held("nobody", 0)
+
+
+def _text(exc: BaseException) -> str:
+    """The traceback from the user's first frame on."""
+    return "".join(traceback.format_exception(type(exc), exc, _users_frames(exc.__traceback__)))
+
+
+def _users_frames(frames: TracebackType | None) -> TracebackType | None:
+    first = frames
+    while first is not None and first.tb_frame.f_code.co_filename.startswith(PACKAGE):
+        first = first.tb_next
+    return first or frames
+
+
+def _group(exc: BaseException) -> str:
+    """The kind of error and where it was raised, without the words that differ each time."""
+    where = ""
+    frame = _users_frames(exc.__traceback__)
+    while frame is not None:
+        where = f" in {frame.tb_frame.f_code.co_name}"
+        frame = frame.tb_next
+    return f"{type(exc).__name__}{where}"

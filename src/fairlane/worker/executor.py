@@ -1,0 +1,219 @@
+"""Runs bodies: coroutines on the loop, plain functions in threads, and what must be killable in child processes.
+
+Each step is total: whatever a body does, it ends as one transition, or as none when the claim was lost. A body that is
+stopped keeps its slot until it has really ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from random import random
+from typing import Any, Protocol
+
+from .. import running, states
+from ..events import Tracer
+from ..job import Claimed, Held, Reason
+from ..retry import may_retry
+from ..running import RunningJob
+from ..states import Transition
+from ..task import Registry, Task
+from . import body
+from .isolation import Crashed, Isolation, importable
+from .run import Run, Stop
+from .threads import Threads
+
+logger = logging.getLogger("fairlane.worker")
+Ended = Callable[[Run, Transition | None], None]
+
+
+class Marks(Protocol):
+    """Where a worker under a supervisor writes down what must survive it."""
+
+    def session(self, id: str) -> None:
+        """It is about to register this session."""
+
+    def begin(self, held: Held) -> int:
+        """A body begins."""
+
+    def end(self, slot: int) -> None:
+        """The store knows how it ended."""
+
+
+class Executor:
+    """Starts bodies and tells `ended` how each one ended."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        slots: int,
+        ended: Ended,
+        report: running.Report,
+        *,
+        marks: Marks | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self._registry = registry
+        self._ended = ended
+        self._report = report
+        self._marks = marks
+        self._tracer = tracer
+        self._threads = Threads(slots)
+        self._isolation = Isolation(most=slots)
+        self._suspects = asyncio.Lock()
+        self._timed: set[Run] = set()
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def start(self, run: Run) -> None:
+        """Begin the body of a claimed job."""
+        run.body = asyncio.get_running_loop().create_task(self._run(run))
+
+    def stop(self, run: Run, why: Stop) -> None:
+        """End a body. The first reason counts, except that a lost claim leaves nothing else to say."""
+        if run.ended:
+            return
+        if run.stop is None or why is Stop.LOST:
+            run.stop = why
+        if why is not Stop.HAND_BACK and run.running is not None:
+            run.running.request_cancel()
+        if run.in_thread:
+            # It cannot be stopped, so it keeps its slot until it ends; only a stop of the worker leaves it behind.
+            if why is Stop.HAND_BACK:
+                self.abandon(run)
+            return
+        if run.body is not None:
+            run.body.cancel()
+        if not run.begun:
+            # A task that is cancelled before its first step never gets to say how it ended.
+            self._end(run, self._stopped(run))
+
+    def abandon(self, run: Run) -> None:
+        """Let go of a body that does not end; whatever it does later is not written."""
+        if not run.ended:
+            self._end(run, None if run.stop is Stop.LOST else states.hand_back(run.claimed.held))
+            if run.body is not None:
+                run.body.cancel()
+
+    async def close(self) -> None:
+        """End the child processes."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+        await self._isolation.close()
+
+    # -- one body ----------------------------------------------------------------------------------------------------
+
+    async def _run(self, run: Run) -> None:
+        run.begun = True
+        if self._tracer is None:
+            transition = await self._transition(run)
+        else:
+            with self._tracer.run(run.claimed) as decided:
+                transition = await self._transition(run)
+                if transition is not None:
+                    decided(transition)
+        if not run.ended:
+            self._end(run, transition)
+
+    async def _transition(self, run: Run) -> Transition | None:
+        job = run.claimed
+        try:
+            ending = await self._ending(run, job)
+        except asyncio.CancelledError as exc:
+            # A body may cancel itself; that is an error like any other.
+            return self._stopped(run) if run.stop is not None else body.transition_of(body.raised(exc), job)
+        except BaseException as exc:
+            # Also SystemExit: a body does not end the worker.
+            return body.transition_of(body.raised(exc), job)
+        transition = _crashed(job, ending) if isinstance(ending, Crashed) else body.transition_of(ending, job)
+        if run.stop is not None and transition.move is not states.Move.COMPLETE:
+            return self._stopped(run)
+        return transition
+
+    async def _ending(self, run: Run, job: Claimed) -> body.Ending | Crashed:
+        task = self._registry.get(job.task)
+        if task is None:
+            return body.Raised(
+                reason=Reason.UNKNOWN_TASK,
+                error=f"this worker's application has no task {job.task!r}; deploy it, or rename it back",
+                group="unknown_task",
+            )
+        if job.timeout is not None:
+            run.deadline = time.monotonic() + job.timeout
+            self._watch(run, run.deadline)
+        if self._marks is not None:
+            run.mark = self._marks.begin(job.held)
+        if job.suspect or task.isolate or (not task.is_async and job.timeout is not None):
+            return await self._apart(run, task, job)
+        return await self._here(run, task, job)
+
+    async def _here(self, run: Run, task: Task[..., Any], job: Claimed) -> body.Ending:
+        run.running = RunningJob(job, self._report, run.deadline)
+        run.running.enter()
+        if not task.is_async:
+            run.in_thread = True
+            return await self._threads.run(body.run_plain, task, job)
+        arguments = body.read_arguments(task, job)
+        if isinstance(arguments, body.Raised):
+            return arguments
+        args, kwargs = arguments
+        try:
+            value = await task.function(*args, **kwargs)
+        except Exception as exc:
+            return body.raised(exc)
+        return body.returned(value)
+
+    async def _apart(self, run: Run, task: Task[..., Any], job: Claimed) -> body.Ending | Crashed:
+        if importable(task):
+            return await self._isolation.run(task, job, deadline=run.deadline, report=self._report)
+        # A child process cannot find it. One at a time, so that a job that kills its process is alone among suspects.
+        async with self._suspects:
+            return await self._here(run, task, job)
+
+    def _stopped(self, run: Run) -> Transition | None:
+        job = run.claimed
+        if run.stop is Stop.LOST:
+            return None
+        if run.stop is Stop.CANCEL:
+            return states.cancel(job.held)
+        if run.stop is Stop.TIMEOUT:
+            error = f"the run took longer than its timeout of {job.timeout:g} s"
+            return body.transition_of(body.Raised(reason=Reason.TIMEOUT, error=error, group="timeout"), job)
+        return states.hand_back(job.held)
+
+    def _end(self, run: Run, transition: Transition | None) -> None:
+        run.ended = True
+        self._timed.discard(run)
+        if run.running is not None:
+            run.running.leave()
+        self._ended(run, transition)
+
+    # -- timeouts ----------------------------------------------------------------------------------------------------
+
+    def _watch(self, run: Run, deadline: float) -> None:
+        """One timer for all: a timeout per job would cost more than a job that does nothing."""
+        self._timed.add(run)
+        loop = asyncio.get_running_loop()
+        if self._sweep is None or self._sweep.when() > deadline:
+            if self._sweep is not None:
+                self._sweep.cancel()
+            self._sweep = loop.call_at(deadline, self._end_overdue)
+
+    def _end_overdue(self) -> None:
+        self._sweep = None
+        now = time.monotonic()
+        for run in [r for r in self._timed if r.deadline is not None and r.deadline <= now]:
+            self._timed.discard(run)
+            self.stop(run, Stop.TIMEOUT)
+        left = [run.deadline for run in self._timed if run.deadline is not None]
+        if left:
+            self._sweep = asyncio.get_running_loop().call_at(min(left), self._end_overdue)
+
+
+def _crashed(job: Claimed, crash: Crashed) -> Transition:
+    """The child process of a body died: charged, tried again at once the first time, later with back-off."""
+    if not may_retry(job.attempt, job.retries):
+        return states.fail(job.held, Reason.CRASHED, crash.error, group="crashed")
+    delay = job.backoff.delay(job.attempt, random()) if job.suspect else 0.0
+    return states.retry(job.held, delay, Reason.CRASHED, crash.error, group="crashed")

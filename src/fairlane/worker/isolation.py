@@ -1,0 +1,256 @@
+"""Bodies in child processes, which can be killed: for timeouts, for code that may crash, and for suspects.
+
+A child is a fresh interpreter, never a fork, that runs one body at a time and is kept warm for the next. Whatever
+happens to it is an ending or a `Crashed`; a body that is to be stopped counts as running until it has really ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .. import running
+from ..errors import FairlaneError
+from ..job import Claimed
+from ..supervisor.process import Process, in_words
+from ..task import Task
+from . import wire
+from .body import PACKAGE, Ending
+from .whereabouts import Where, importable
+
+__all__ = ["Crashed", "Isolation", "importable"]
+
+TRIES = 3
+"""Children that may die before they begin; one may have died while idle, but a machine that starts none is at fault."""
+SECONDS_TO_DRAIN = 0.5
+"""A process that the body has started may hold the socket open after the child is gone: it has nothing to say."""
+
+
+class Crashed(msgspec.Struct, frozen=True):
+    """The child process died, and the body with it."""
+
+    error: str
+
+
+class Isolation:
+    """Runs bodies in child processes, at most `most` at once. Belongs to one event loop."""
+
+    def __init__(
+        self, *, most: int, jobs_per_child: int = 100, idle_seconds: float = 60.0, kill_after: float = 2.0
+    ) -> None:
+        self._room = asyncio.Semaphore(most)
+        self._jobs_per_child = jobs_per_child
+        self._idle_seconds = idle_seconds
+        self._kill_after = kill_after
+        self._children: set[_Child] = set()
+        self._idle: list[_Child] = []
+        self._ending: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def run(
+        self, task: Task[..., Any], job: Claimed, *, deadline: float | None, report: running.Report
+    ) -> Ending | Crashed:
+        """Run the body of a job. Cancelling this stops it: first by an exception in it, then by SIGKILL.
+
+        Either way it returns or raises only when the body has ended. A body that came to its end by itself although
+        it was to be stopped has an ending all the same, and that is returned.
+        """
+        where = Where.of(task)
+        if where is None:
+            raise FairlaneError(
+                f"task {task.name} cannot run in a child process: it is not found by importing its module"
+            )
+        ask = wire.Run(where=where, job=job, deadline=deadline)
+        async with self._room:
+            for _ in range(TRIES):
+                child = self._take()
+                try:
+                    ending = await child.run(ask, report, self._kill_after)
+                finally:
+                    self._put_back(child)
+                if ending is not None:
+                    return ending
+            return Crashed(f"{child.words()} before the body began")
+
+    async def close(self) -> None:
+        """End all children, and what runs in them."""
+        self._closed = True
+        for child in list(self._idle):
+            self._retire(child)
+        busy = list(self._children)
+        for child in busy:
+            child.stop(self._kill_after)
+        for child in busy:
+            await child.gone()
+            self._retire(child)
+        while self._ending:
+            await asyncio.wait(self._ending)
+
+    def _take(self) -> _Child:
+        if self._closed:
+            raise FairlaneError("no body can be run in a child process any more: the worker is closed")
+        while self._idle:
+            child = self._idle.pop()
+            child.rest(None)
+            if child.alive:
+                return child
+            self._retire(child)
+        child = _Child()
+        self._children.add(child)
+        return child
+
+    def _put_back(self, child: _Child) -> None:
+        if self._closed or child.worn or child.jobs >= self._jobs_per_child:
+            self._retire(child)
+            return
+        self._idle.append(child)
+        child.rest(asyncio.get_running_loop().call_later(self._idle_seconds, self._retire, child))
+
+    def _retire(self, child: _Child) -> None:
+        """Let a child go, in the background; a second time changes nothing."""
+        if child in self._idle:
+            self._idle.remove(child)
+        if child in self._children:
+            self._children.discard(child)
+            self._in_background(child.end(self._kill_after))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+
+class _Child:
+    """One child process, as its worker sees it."""
+
+    def __init__(self) -> None:
+        self._ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "fairlane.worker.child", str(theirs.fileno())]
+        try:
+            self._process = Process(command, fds=[theirs.fileno()], environ=os.environ | {"PYTHONPATH": _found_by()})
+        except BaseException:
+            self._ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._stopping: asyncio.TimerHandle | None = None
+        self._rest: asyncio.TimerHandle | None = None
+        self.jobs = 0
+        self.worn = False
+        """It was told to stop, or has died: not to be used again."""
+
+    @property
+    def alive(self) -> bool:
+        return self._process.code is None
+
+    async def gone(self) -> None:
+        """Wait for its end."""
+        await self._process.wait()
+
+    def words(self) -> str:
+        """How it died."""
+        assert self._process.code is not None
+        return f"the child process {in_words(self._process.code)}"
+
+    def rest(self, timer: asyncio.TimerHandle | None) -> None:
+        """It is idle until `timer` ends it, or, with None, not any more."""
+        if self._rest is not None:
+            self._rest.cancel()
+        self._rest = timer
+
+    async def run(self, ask: wire.Run, report: running.Report, kill_after: float) -> Ending | Crashed | None:
+        """Run one body; None: it died before that began."""
+        self.jobs += 1
+        # A task of its own, which is not cancelled with the caller: somebody has to see the body end.
+        talk = asyncio.get_running_loop().create_task(self._talk(ask, report))
+        cancelled: asyncio.CancelledError | None = None
+        while not talk.done():
+            try:
+                await asyncio.wait([talk])
+            except asyncio.CancelledError as exc:
+                cancelled = cancelled or exc
+                self.stop(kill_after)
+        ending = talk.result()
+        if cancelled is not None and (ending is None or isinstance(ending, Crashed)):
+            raise cancelled
+        return ending
+
+    async def _talk(self, ask: wire.Run, report: running.Report) -> Ending | Crashed | None:
+        begun = False
+        try:
+            reader, writer = self._streams or await self._connect()
+            writer.write(wire.frame(ask))
+            while (message := await wire.read(reader)) is not None:
+                if isinstance(message, wire.Ended):
+                    return message.ending
+                if isinstance(message, wire.Begun):
+                    begun = True
+                elif message.held == ask.job.held:
+                    report(message.held, message.value)
+        except BaseException:
+            self.worn = True
+            self._process.kill()
+            raise
+        self.worn = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SECONDS_TO_DRAIN):
+                await self._process.wait()
+        # Whoever closes the socket and lives on is of no use; and what the body has started goes with it.
+        self._process.kill()
+        await self._process.wait()
+        return Crashed(self.words()) if begun else None
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = self._streams = await asyncio.open_unix_connection(sock=self._ours)
+        hello = wire.Hello(path=sys.path, argv=sys.argv, environ={"PYTHONPATH": os.environ.get("PYTHONPATH")})
+        writer.write(wire.frame(hello))
+        self._watch = asyncio.get_running_loop().create_task(self._see_end(reader))
+        if self._stopping is not None:
+            writer.write(wire.frame(wire.Stop()))
+        return reader, writer
+
+    async def _see_end(self, reader: asyncio.StreamReader) -> None:
+        await self._process.wait()
+        await asyncio.sleep(SECONDS_TO_DRAIN)
+        reader.feed_eof()
+
+    def stop(self, kill_after: float) -> None:
+        """Ask for the end of the body, and see to it after `kill_after` seconds. Asking twice changes nothing."""
+        self.worn = True
+        if self._stopping is None:
+            self._stopping = asyncio.get_running_loop().call_later(kill_after, self._process.kill)
+            if self._streams is not None:
+                self._streams[1].write(wire.frame(wire.Stop()))
+
+    async def end(self, kill_after: float) -> None:
+        """Tell it that there is no more to do, and wait until it is gone."""
+        self.rest(None)
+        if self._streams is not None:
+            self._streams[1].close()
+        else:
+            self._ours.close()
+        try:
+            async with asyncio.timeout(kill_after):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        if self._stopping is not None:
+            self._stopping.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
+
+
+def _found_by() -> str:
+    """A PYTHONPATH by which a fresh interpreter finds this package; the rest of the path is told to it later."""
+    return os.pathsep.join(filter(None, (str(Path(PACKAGE).parent), os.environ.get("PYTHONPATH"))))

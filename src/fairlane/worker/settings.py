@@ -1,0 +1,40 @@
+"""What one worker serves, and how. Checked when it is made."""
+
+from __future__ import annotations
+
+import socket
+
+import msgspec
+
+from ..intervals import Intervals
+from ..names import check_count, check_name, check_seconds
+from ..slots import Slots, default_reserved
+from ..upkeep import Retention
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker serves, and how."""
+
+    queues: dict[str, int] = msgspec.field(default_factory=lambda: {"default": 1})
+    """The queues it serves, with their weights."""
+    slots: Slots = Slots(total=10, reserved=default_reserved(10))
+    pool: str = "default"
+    index: int | None = None
+    host: str = msgspec.field(default_factory=socket.gethostname)
+    grace: float = 30.0
+    """Seconds that running bodies get at a stop before they are handed back."""
+    burst: bool = False
+    """Stop as soon as there is nothing to claim."""
+    manager: bool = True
+    """Host a standby of the manager."""
+    intervals: Intervals = Intervals()
+    retention: Retention = Retention()
+
+    def __post_init__(self) -> None:
+        for name, weight in self.queues.items():
+            check_name("queues", name)
+            check_count(f"queues: weight of {name}", weight, least=1, most=1_000)
+        check_name("pool", self.pool)
+        if self.index is not None:
+            check_count("index", self.index, least=0, most=1_000_000)
+        check_seconds("grace", self.grace)

@@ -1,0 +1,100 @@
+"""What a worker and its child process say to each other: JSON, each message after its length.
+
+The child is told by the worker where to find a function, out of the worker's own registry; nothing in a job names one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+
+import msgspec
+
+from ..job import Claimed, Held
+from .body import Ending
+from .whereabouts import Where
+
+_length = struct.Struct("!I")
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
+    """The first message to a child: see modules as the worker does."""
+
+    path: list[str]
+    argv: list[str]
+    environ: dict[str, str | None]
+    """What was set differently for its start, as it is for the worker."""
+
+
+class Run(msgspec.Struct, frozen=True, tag="run", kw_only=True):
+    """Run one body."""
+
+    where: Where
+    job: Claimed
+    deadline: float | None
+    """By the monotonic clock, which all processes of a machine share."""
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """End the body, and yourself."""
+
+
+class Begun(msgspec.Struct, frozen=True, tag="begun"):
+    """The body may have begun; a child that dies before it said so has run nothing."""
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """How far the body is, as JSON."""
+
+    held: Held
+    value: bytes
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """The body has ended."""
+
+    ending: Ending
+
+
+ToChild = Hello | Run | Stop
+FromChild = Begun | Progress | Ended
+
+_encoder = msgspec.json.Encoder()
+_to_child: msgspec.json.Decoder[ToChild] = msgspec.json.Decoder(ToChild)
+_from_child: msgspec.json.Decoder[FromChild] = msgspec.json.Decoder(FromChild)
+
+
+def frame(message: ToChild | FromChild) -> bytes:
+    """A message as it travels."""
+    raw = _encoder.encode(message)
+    return _length.pack(len(raw)) + raw
+
+
+def receive(sock: socket.socket) -> ToChild | None:
+    """The next message of the worker, None when the worker is gone. Waits; for the child's own thread."""
+    head = _exactly(sock, _length.size)
+    raw = _exactly(sock, *_length.unpack(head)) if head else None
+    return _to_child.decode(raw) if raw else None
+
+
+async def read(reader: asyncio.StreamReader) -> FromChild | None:
+    """The next message of a child, None when there will be none."""
+    try:
+        (length,) = _length.unpack(await reader.readexactly(_length.size))
+        return _from_child.decode(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, OSError):
+        return None
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < size:
+        try:
+            part = sock.recv(size - len(parts))
+        except OSError:
+            return None
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)

@@ -1,0 +1,404 @@
+"""The worker: fetcher → executor → completer around one loop, and a keeper in a thread of its own.
+
+One round trip does everything: it writes the endings that are ready and claims for the slots they free. What ends
+meanwhile is in the next one, so batches grow by themselves when the store is slow or the jobs are short.
+
+Promises: never more bodies than slots; a body's ending is written once it is known, or the claim is handed back; a
+stop waits for the bodies as long as it may, and gives back the rest uncharged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from random import uniform
+
+from ..connection import OpenStore
+from ..errors import IndexTaken, SessionLost
+from ..events import Tracer
+from ..ids import new_id
+from ..job import Held
+from ..keeper import Companion, Holdings, Keeper
+from ..manager.manager import Manager
+from ..session import Claim, NewSession, Renewal, Session, SessionKind, SessionState
+from ..states import Transition
+from ..store import Store
+from ..task import Registry
+from ..wakeups import queue_topic, worker_topic
+from .completer import Completer
+from .executor import Executor, Marks
+from .fetcher import Fetcher
+from .loopwatch import LoopWatch
+from .run import Run, Stop
+from .settings import WorkerSettings
+
+logger = logging.getLogger("fairlane.worker")
+REDECLARE_SECONDS = 3_600.0
+"""Schedules that nobody declares for a day stop, so a living worker repeats itself."""
+UNWIND_SECONDS = 3.0
+"""How long bodies that were told to end at a stop may take to do so, before they are left behind."""
+
+
+class Worker:
+    """Runs the jobs of some queues until it is stopped. One per process and event loop is the usual thing."""
+
+    def __init__(
+        self,
+        store: Callable[[], Awaitable[Store]],
+        open_store: OpenStore,
+        registry: Registry,
+        settings: WorkerSettings,
+        *,
+        declare: Callable[[Store], Awaitable[None]] | None = None,
+        marks: Marks | None = None,
+        tracer: Tracer | None = None,
+        registered: Callable[[Session], None] | None = None,
+        beat: Callable[[], None] | None = None,
+    ) -> None:
+        self._get_store = store
+        self._open_store = open_store
+        self._registry = registry
+        self._settings = settings
+        self._declare = declare
+        self._marks = marks
+        self._tracer = tracer
+        self._registered = registered
+        self._beat = beat
+        self._fetcher = Fetcher(settings.slots, settings.queues)
+        self._runs: dict[Held, Run] = {}
+        self._endings: list[tuple[Run, Transition | None]] = []
+        self._news = asyncio.Event()
+        self._hinted = True
+        self._next_poll = 0.0
+        self._stopping = False
+        self._told_to_stop = asyncio.Event()
+        self._hand_back_at: float | None = None
+        self._session_lost = False
+        self._session: Session | None = None
+        self.ready = asyncio.Event()
+        """Set once it is registered and claims."""
+        self.manager: Manager | None = None
+        self.done = 0
+        """How many jobs have ended here."""
+
+    @property
+    def session(self) -> Session:
+        """How the store knows this worker."""
+        assert self._session is not None, "the worker has not started"
+        return self._session
+
+    def stop(self, *, now: bool = False) -> None:
+        """Claim nothing more and end: after the bodies have, or their grace is over, or at once."""
+        if not self._stopping:
+            self._stopping = True
+            self._told_to_stop.set()
+            self._hand_back_at = time.monotonic() + self._settings.grace
+            keeper = getattr(self, "_keeper", None)
+            if keeper is not None:
+                keeper.nudge()
+        if now:
+            self._hand_back_at = time.monotonic()
+        self._news.set()
+
+    async def run(self) -> None:
+        """Serve until stopped."""
+        self._loop = asyncio.get_running_loop()
+        self._store = await self._get_store()
+        self._completer = Completer(self._store, self._patient)
+        self._executor = Executor(
+            self._registry,
+            self._settings.slots.total,
+            self._ended,
+            self._completer.report,
+            marks=self._marks,
+            tracer=self._tracer,
+        )
+        if self._declare is not None:
+            await self._declare(self._store)
+        if not await self._register():
+            return
+        beside: list[asyncio.Future[None]] = []
+        # From here on the store counts on this session, so whatever ends the worker also ends it.
+        try:
+            self._keeper = Keeper(
+                self._open_store, self.session.id, self._settings.intervals, self, companions=self._companions()
+            )
+            await self._keeper.start()
+            beside = [
+                asyncio.ensure_future(self._listen()),
+                asyncio.ensure_future(self._completer.write_progress(lambda: self.session.id)),
+                asyncio.ensure_future(self._redeclare()),
+            ]
+            await self._serve()
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+            await self._leave()
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        self.ready.set()
+        while True:
+            self._news.clear()
+            if self._session_lost:
+                await self._begin_anew()
+            endings, self._endings = self._endings, []
+            claim = self._claim(endings)
+            if endings or claim is not None:
+                if not await self._exchange(endings, claim):
+                    return
+                if self._settings.burst and not self._runs and not self._endings and claim is not None:
+                    return
+            elif self._stopping and not self._runs:
+                return
+            else:
+                await self._wait()
+
+    def _claim(self, endings: list[tuple[Run, Transition | None]]) -> Claim | None:
+        """Claim with every write, and else when there was a hint or it is time to look."""
+        now = time.monotonic()
+        if self._stopping or not (endings or self._hinted or now >= self._next_poll):
+            return None
+        claim = self._fetcher.claim([run.claimed.priority for run, _ in endings])
+        if claim is not None:
+            self._hinted = False
+            self._next_poll = now + self._settings.intervals.poll * uniform(0.9, 1.1)
+        return claim
+
+    async def _exchange(self, endings: list[tuple[Run, Transition | None]], claim: Claim | None) -> bool:
+        """One round trip. False when the store stayed away while the worker wants to stop."""
+        transitions = [transition for _, transition in endings if transition is not None]
+        try:
+            finished = await self._completer.exchange(self.session.id, transitions, claim)
+        except SessionLost:
+            self._session_lost = True
+            self._endings += endings
+            return True
+        if finished is None:
+            return False
+        for job in finished.claimed:
+            # In the books before the number is: a renewal that names the number must name its jobs too.
+            self._runs[job.held] = Run(job)
+        self._fetcher.started(finished.claimed)
+        if claim is not None:
+            self._fetcher.answered = claim.number
+        for run, _ in endings:
+            self._forget(run)
+        stale = [verdict.id for verdict in finished.verdicts if not verdict.accepted]
+        if stale:
+            logger.warning("%d endings came too late, others have the jobs now: %s", len(stale), ", ".join(stale[:5]))
+        for job in finished.claimed:
+            self._executor.start(self._runs[job.held])
+        return True
+
+    def _forget(self, run: Run) -> None:
+        self._runs.pop(run.claimed.held, None)
+        self._fetcher.ended(run.claimed.priority)
+        self.done += 1
+        if run.mark is not None and self._marks is not None:
+            self._marks.end(run.mark)
+
+    def _ended(self, run: Run, transition: Transition | None) -> None:
+        self._endings.append((run, transition))
+        self._news.set()
+
+    async def _wait(self) -> None:
+        """Until something ended, was hinted or is due."""
+        now = time.monotonic()
+        until = self._next_poll
+        if self._stopping and self._hand_back_at is not None:
+            until = self._hand_back_at
+            if now >= until:
+                self._hand_back(now)
+                until = self._hand_back_at
+        elif len(self._runs) >= self._settings.slots.total:
+            # Only an ending can make room; it brings the next claim along.
+            until = now + self._settings.intervals.poll
+        timer = self._loop.call_later(max(0.0, until - now), self._news.set)
+        try:
+            await self._news.wait()
+        finally:
+            timer.cancel()
+
+    def _hand_back(self, now: float) -> None:
+        """The grace is over: end what runs, and the second time leave it behind."""
+        left = [run for run in self._runs.values() if not run.ended]
+        if left:
+            logger.warning("the grace is over: handing back %d jobs that still run", len(left))
+        for run in left:
+            if run.stop is Stop.HAND_BACK:
+                self._executor.abandon(run)
+            else:
+                self._executor.stop(run, Stop.HAND_BACK)
+        self._hand_back_at = now + UNWIND_SECONDS
+
+    async def _listen(self) -> None:
+        topics = [queue_topic(queue) for queue in self._settings.queues]
+        heard_for: str | None = None
+        ear = self._store.wakeups.subscribe(topics)
+        while True:
+            worker = self.session.worker
+            if worker is not None and worker != heard_for:
+                heard_for = worker
+                ear.listen([*topics, worker_topic(worker)])
+            if await ear.wait(self._settings.intervals.heartbeat):
+                self._hinted = True
+                self._news.set()
+
+    # -- the session -----------------------------------------------------------------------------------------------
+
+    async def _register(self) -> bool:
+        """Become known to the store; False when told to stop before that."""
+        settings = self._settings
+        while True:
+            new = NewSession(
+                id=new_id(),
+                kind=SessionKind.WORKER,
+                lease=settings.intervals.lease,
+                host=settings.host,
+                pid=os.getpid(),
+                pool=settings.pool,
+                index=settings.index,
+                queues=tuple(settings.queues),
+                slots=settings.slots,
+            )
+            if self._marks is not None:
+                self._marks.session(new.id)
+            try:
+                self._session = await self._store.register(new)
+                break
+            except IndexTaken as exc:
+                logger.warning("%s; waiting", exc)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(exc.retry_after, settings.intervals.lease) + 0.1):
+                        await self._told_to_stop.wait()
+                if self._stopping:
+                    return False
+        if self._registered is not None:
+            self._registered(self._session)
+        logger.info(
+            "worker %s is ready: %d slots, queues %s",
+            self._session.worker,
+            settings.slots.total,
+            ", ".join(settings.queues),
+        )
+        return True
+
+    async def _begin_anew(self) -> None:
+        """The session was declared dead: what it held belongs to others."""
+        runs = list(self._runs.values())
+        logger.warning(
+            "session %s was declared dead; dropping %d jobs and registering anew", self.session.id, len(runs)
+        )
+        # What has ended by now is told all the same: it is refused, and the refusal goes into the job's history.
+        await self._completer.exchange(self.session.id, [t for _, t in self._endings if t is not None], None)
+        for run in runs:
+            self._executor.stop(run, Stop.LOST)
+        # New claims only when the old bodies are gone: slots are a promise about bodies, not about records.
+        bodies = [run.body for run in runs if run.body is not None and not run.in_thread]
+        if bodies:
+            await asyncio.wait(bodies, timeout=UNWIND_SECONDS)
+        # Bodies that do not end keep their slots; of the others nothing is left to write.
+        self._endings = [(run, None) for run, _ in self._endings]
+        self._fetcher.begin_anew()
+        self._session_lost = False
+        if await self._replaced():
+            logger.error("another worker was started as %s: this one ends", self.session.worker)
+            self.stop(now=True)
+        elif await self._register():
+            self._keeper.adopt(self.session.id)
+            self._hinted = True
+
+    async def _replaced(self) -> bool:
+        """Whether its named index was taken over. Taking it back would go on for ever."""
+        if self._settings.index is None:
+            return False
+        mine = self.session
+        return any(
+            other.index == mine.index and other.pool == mine.pool and other.state is SessionState.LIVE
+            for other in await self._store.sessions()
+            if other.id != mine.id
+        )
+
+    async def _leave(self) -> None:
+        await self._executor.close()
+        await self._keeper.stop()
+        try:
+            await asyncio.wait_for(self._store.leave(self.session.id, begun=[]), self._settings.intervals.lease)
+        except Exception as exc:
+            logger.warning("could not say goodbye to the store (%s); the session will expire", exc)
+        logger.info("worker %s has stopped after %d jobs", self.session.worker, self.done)
+
+    async def _redeclare(self) -> None:
+        while self._declare is not None:
+            await asyncio.sleep(REDECLARE_SECONDS)
+            try:
+                await self._declare(self._store)
+            except Exception as exc:
+                logger.warning("settings and schedules could not be declared again (%s)", exc)
+
+    def _companions(self) -> list[Companion]:
+        watch = LoopWatch(self._loop, threading.get_ident(), self._settings.intervals.loop_lag)
+        companions: list[Companion] = [watch.run]
+        if self._settings.manager:
+            companions.append(self._manage)
+        return companions
+
+    async def _manage(self, store: Store) -> None:
+        settings = self._settings
+        self.manager = Manager(
+            store, session=self.session.id, intervals=settings.intervals, retention=settings.retention
+        )
+        await self.manager.run()
+
+    def _patient(self) -> bool:
+        return not (self._stopping and self._hand_back_at is not None and time.monotonic() > self._hand_back_at)
+
+    # -- called by the keeper, from its thread ------------------------------------------------------------------------
+
+    def holdings(self) -> Holdings:
+        # The number first: jobs are in the books before their number is, so a later look names them all.
+        answered = self._fetcher.answered
+        return Holdings(list(self._runs), answered, self._stopping)
+
+    def renewed(self, renewal: Renewal) -> None:
+        if self._beat is not None:
+            self._beat()
+        if renewal.lost or renewal.cancel:
+            self._loop.call_soon_threadsafe(self._told, renewal)
+
+    def session_lost(self) -> None:
+        self._loop.call_soon_threadsafe(self._lose_session)
+
+    def contact_lost(self) -> None:
+        self._loop.call_soon_threadsafe(self._lose_contact)
+
+    def _told(self, renewal: Renewal) -> None:
+        for held in renewal.lost:
+            if (run := self._runs.get(held)) is not None:
+                self._executor.stop(run, Stop.LOST)
+        wanted = set(renewal.cancel)
+        for run in list(self._runs.values()):
+            if run.claimed.id in wanted and run.stop is None:
+                self._executor.stop(run, Stop.CANCEL)
+
+    def _lose_session(self) -> None:
+        self._session_lost = True
+        self._news.set()
+
+    def _lose_contact(self) -> None:
+        """Somebody else may be given the lane soon, so its bodies end here first. Others go on."""
+        limited = [run for run in self._runs.values() if run.claimed.limited and not run.ended]
+        if limited:
+            logger.warning(
+                "no contact with the store: ending %d jobs of limited lanes before the lease ends", len(limited)
+            )
+        for run in limited:
+            self._executor.stop(run, Stop.HAND_BACK)

@@ -1,0 +1,57 @@
+"""Applications on a real SQLite file, and a worker played by the test through the store port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from fairlane import Fairlane, Intervals, ManualClock, Settings
+from tests.conformance.kit import Kit
+
+QUICK = Intervals().scaled(0.1)
+"""A lease of 1.5 s: long enough for a noisy machine, short enough to wait for its end."""
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """Where the store of the test lies."""
+    return f"sqlite:///{tmp_path / 'fairlane.db'}"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """The clock of `still_app`."""
+    return ManualClock()
+
+
+@pytest.fixture
+async def app(url: str) -> AsyncIterator[Fairlane]:
+    """An application on the real clock, with short intervals."""
+    app = Fairlane(settings=Settings(url=url, intervals=QUICK))
+    yield app
+    await app.close()
+
+
+@pytest.fixture
+async def still_app(url: str, clock: ManualClock) -> AsyncIterator[Fairlane]:
+    """An application whose store's clock stands still unless the test moves it."""
+    app = Fairlane(settings=Settings(url=url, intervals=QUICK), clock=clock)
+    yield app
+    await app.close()
+
+
+async def eventually(check: Callable[[], Awaitable[bool]], seconds: float = 30.0) -> None:
+    """Wait until `check` holds; for what nobody tells."""
+    async with asyncio.timeout(seconds):
+        while True:
+            if await check():
+                return
+            await asyncio.sleep(0.01)
+
+
+async def kit_of(app: Fairlane, clock: ManualClock | None = None) -> Kit:
+    """Short words for what a worker does, on the store of an application."""
+    return Kit(await app.connection.store(), clock or ManualClock())

@@ -1,0 +1,129 @@
+"""Settings from the environment: what is right is read, what is wrong is told by the name of its variable."""
+
+from __future__ import annotations
+
+import pytest
+
+from fairlane import Intervals, InvalidInput, Reserved, Settings, Slots
+from fairlane.config import parse_queues, without_password
+
+
+def test_an_empty_environment_gives_the_defaults() -> None:
+    settings = Settings.from_env({})
+    assert settings == Settings()
+    assert settings.url == "sqlite:///fairlane.db"
+    assert settings.slots == Slots(total=10, reserved=Reserved(high=1))
+    assert settings.intervals == Intervals()
+
+
+def test_every_variable_is_read() -> None:
+    settings = Settings.from_env(
+        {
+            "FAIRLANE_URL": "sqlite:///other.db",
+            "FAIRLANE_MAX_CONCURRENT_TASKS": "4",
+            "FAIRLANE_HIGH_PRIORITY_RESERVED": "2",
+            "FAIRLANE_QUEUES": "images=3, mail",
+            "FAIRLANE_POOL": "gpu",
+            "FAIRLANE_INDEX": "7",
+            "FAIRLANE_GRACE": "12.5",
+            "FAIRLANE_HEARTBEAT": "1",
+            "FAIRLANE_LEASE": "6",
+            "FAIRLANE_RETENTION_COMPLETED_SECONDS": "60",
+            "FAIRLANE_RETENTION_FAILED_COUNT": "5",
+            "HOME": "/root",
+        }
+    )
+    assert settings.url == "sqlite:///other.db"
+    assert settings.slots == Slots(total=4, reserved=Reserved(high=2))
+    assert settings.queues == {"images": 3, "mail": 1}
+    assert (settings.pool, settings.index, settings.grace) == ("gpu", 7, 12.5)
+    assert (settings.intervals.heartbeat, settings.intervals.lease) == (1.0, 6.0)
+    assert (settings.retention.completed_seconds, settings.retention.failed_count) == (60.0, 5)
+
+
+@pytest.mark.parametrize(
+    ("slots", "reserved", "expected"),
+    [("1", None, 0), ("2", None, 1), ("50", None, 1), ("5", "0", 0), ("5", "4", 4), ("1", "0", 0), ("5", " ", 1)],
+)
+def test_one_slot_is_reserved_for_high_unless_something_else_is_said(
+    slots: str, reserved: str | None, expected: int
+) -> None:
+    environ = {"FAIRLANE_MAX_CONCURRENT_TASKS": slots}
+    if reserved is not None:
+        environ["FAIRLANE_HIGH_PRIORITY_RESERVED"] = reserved
+    assert Settings.from_env(environ).slots.reserved.high == expected
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("FAIRLANE_MAX_CONCURRENT_TASKS", "0"),
+        ("FAIRLANE_MAX_CONCURRENT_TASKS", "-3"),
+        ("FAIRLANE_MAX_CONCURRENT_TASKS", "many"),
+        ("FAIRLANE_MAX_CONCURRENT_TASKS", "2.5"),
+        ("FAIRLANE_HIGH_PRIORITY_RESERVED", "-1"),
+        ("FAIRLANE_HIGH_PRIORITY_RESERVED", "10"),
+        ("FAIRLANE_HIGH_PRIORITY_RESERVED", "11"),
+        ("FAIRLANE_QUEUES", "images=0"),
+        ("FAIRLANE_QUEUES", "a b"),
+        ("FAIRLANE_QUEUES", "a,a"),
+        ("FAIRLANE_POOL", "a/b"),
+        ("FAIRLANE_INDEX", "-1"),
+        ("FAIRLANE_GRACE", "nan"),
+        ("FAIRLANE_GRACE", "-1"),
+        ("FAIRLANE_HEARTBEAT", "soon"),
+        ("FAIRLANE_HEARTBEAT", "0"),
+        ("FAIRLANE_HEARTBEAT", "15"),
+        ("FAIRLANE_LEADER_RENEW", "9.5"),
+        ("FAIRLANE_RETENTION_COMPLETED_COUNT", "1.5"),
+        ("FAIRLANE_RETENTION_FAILED_SECONDS", "-1"),
+    ],
+)
+def test_a_bad_value_is_refused_by_the_name_of_its_variable(variable: str, value: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        Settings.from_env({variable: value})
+    assert variable in str(refused.value)
+
+
+def test_all_problems_are_told_at_once() -> None:
+    wrong = {
+        "FAIRLANE_MAX_CONCURRENT_TASKS": "0",
+        "FAIRLANE_HIGH_PRIORITY_RESERVED": "-1",
+        "FAIRLANE_POOL": "a b",
+        "FAIRLANE_LEASE": "4",
+        "FAIRLANE_LEADER_LEASE": "2",
+        "FAIRLANE_GRACE": "x",
+    }
+    with pytest.raises(InvalidInput) as refused:
+        Settings.from_env(wrong)
+    for variable in ("MAX_CONCURRENT_TASKS", "HIGH_PRIORITY_RESERVED", "POOL", "HEARTBEAT", "LEADER_RENEW", "GRACE"):
+        assert f"FAIRLANE_{variable}:" in str(refused.value)
+
+
+def test_settings_made_by_hand_are_checked_too() -> None:
+    for bad in ({"url": ""}, {"pool": "a b"}, {"index": -1}, {"grace": -1.0}, {"queues": {"a": 0}}):
+        with pytest.raises(InvalidInput):
+            Settings(**bad)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://ann:s3cr3t@db:5432/jobs", "postgresql://ann:***@db:5432/jobs"),
+        ("redis://:s3cr3t@cache/0", "redis://:***@cache/0"),
+        ("postgresql://ann:s3cr%40t@db/jobs", "postgresql://ann:***@db/jobs"),
+        ("sqlite:///fairlane.db", "sqlite:///fairlane.db"),
+        ("postgresql://db/jobs", "postgresql://db/jobs"),
+        ("postgresql://ann:s3cr/3t@x@[db/jobs", "postgresql://ann:***@[db/jobs"),
+        ("postgresql://db/jobs?user=ann&password=s3cr3t", "postgresql://db/jobs?user=ann&password=***"),
+    ],
+)
+def test_no_password_is_ever_shown(url: str, shown: str) -> None:
+    assert without_password(url) == shown
+    assert "s3cr" not in repr(Settings(url=url))
+
+
+def test_queues_are_parsed_with_their_weights() -> None:
+    assert parse_queues("queues", "images=3,mail,") == {"images": 3, "mail": 1}
+    with pytest.raises(InvalidInput, match="--queues"):
+        parse_queues("--queues", "images=x")

@@ -1,0 +1,109 @@
+"""The demo: it plays, tells measured numbers, and leaves nothing behind."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+DEMO = [sys.executable, "-m", "fairlane", "demo"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> dict[str, str]:
+    """An environment whose temporary files are the demo's alone."""
+    return {**os.environ, "TMPDIR": str(tmp_path)}
+
+
+def _workers_of(directory: str) -> list[int]:
+    """Processes that were started for a demo in this directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                environ = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if f"FAIRLANE_URL=sqlite:///{directory}".encode() in environ:
+                found.append(int(entry.name))
+    return found
+
+
+def _nothing_is_left(directory: str) -> bool:
+    return not _workers_of(directory) and not list(Path(directory).glob("fairlane-demo-*"))
+
+
+def test_one_round_tells_the_whole_story(place: dict[str, str]) -> None:
+    done = subprocess.run([*DEMO, "--once"], capture_output=True, text=True, env=place, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    story = done.stdout
+    for part in ("Ann", "300 pictures", "Bob", "urgent", "ahead of you in flux", "kill -9", "run again"):
+        assert part in story
+    last = re.search(r"(\d+) jobs sent, (\d+) done, (\d+) failed, (\d+) lost", story)
+    assert last is not None
+    sent, ended, failed, lost = map(int, last.groups())
+    assert (sent - ended, failed, lost) == (0, 0, 0)
+    assert "every number agrees with a recount" in story
+    assert _nothing_is_left(place["TMPDIR"])
+
+
+def test_it_ends_after_the_given_seconds(place: dict[str, str]) -> None:
+    done = subprocess.run([*DEMO, "--seconds", "3"], capture_output=True, text=True, env=place, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Ann" in done.stdout
+    assert _nothing_is_left(place["TMPDIR"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_clears_everything_away_when_it_is_ended(place: dict[str, str], number: int) -> None:
+    demo = subprocess.Popen(DEMO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=place)
+    assert demo.stdout is not None
+    assert "Starting" in demo.stdout.readline()
+    assert "Ann" in demo.stdout.readline()
+    demo.send_signal(number)
+    _, error = demo.communicate(timeout=60)
+    assert (demo.returncode, error) == (0, "")
+    assert _nothing_is_left(place["TMPDIR"])
+
+
+def test_its_workers_end_even_when_it_is_killed(place: dict[str, str]) -> None:
+    demo = subprocess.Popen(DEMO, stdout=subprocess.PIPE, text=True, env=place)
+    assert demo.stdout is not None
+    while "Bob" not in demo.stdout.readline():
+        assert demo.poll() is None
+    assert _workers_of(place["TMPDIR"])
+    demo.kill()
+    demo.communicate(timeout=60)
+    until = time.monotonic() + 60
+    while _workers_of(place["TMPDIR"]):
+        assert time.monotonic() < until, "workers were left behind"
+        time.sleep(0.1)
+
+
+def test_a_terminal_sees_a_live_screen(place: dict[str, str]) -> None:
+    import pty
+
+    leader, follower = pty.openpty()
+    environ = {**place, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
+    demo = subprocess.Popen(
+        [*DEMO, "--seconds", "4"], stdin=follower, stdout=follower, stderr=follower, env=environ, close_fds=True
+    )
+    os.close(follower)
+    shown = b""
+    try:
+        while chunk := os.read(leader, 65_536):
+            shown += chunk
+    except OSError:
+        # Linux tells the end of a terminal by an error.
+        pass
+    finally:
+        os.close(leader)
+    assert demo.wait(timeout=60) == 0
+    text = shown.decode()
+    assert "fairlane demo" in text
+    assert "default/2" in text
+    assert _nothing_is_left(place["TMPDIR"])

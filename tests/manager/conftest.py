@@ -1,0 +1,78 @@
+"""Stores for the manager's tests: on a manual clock for single passes, on the machine's own for running managers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from fairlane.backends import open_store
+from fairlane.clock import ManualClock
+from fairlane.intervals import Intervals
+from fairlane.manager.reign import COUNTED, Contact, Reign, StoreClock
+from fairlane.store import Store
+from tests.conformance.kit import Kit
+
+MakeReign = Callable[..., Awaitable[Reign]]
+LONG = 1_000_000.0
+"""A lease that a test does not outlive, however far it moves the clock."""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file of the store."""
+    return tmp_path / "fairlane.db"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """The clock of the store, and of the manager beside it."""
+    return ManualClock()
+
+
+@pytest.fixture
+async def store(path: Path, clock: ManualClock) -> AsyncIterator[Store]:
+    """An empty store on a manual clock."""
+    opened = await open_store(f"sqlite:///{path}", clock=clock)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def live_store(path: Path) -> AsyncIterator[Store]:
+    """An empty store on the machine's clock."""
+    opened = await open_store(f"sqlite:///{path}")
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def kit(store: Store, clock: ManualClock) -> Kit:
+    """The store on the manual clock, with short words for what tests do."""
+    return Kit(store, clock)
+
+
+@pytest.fixture
+def make_reign(store: Store, clock: ManualClock) -> MakeReign:
+    """Makes the reign of a leader that has just been elected; its clocks are the store's."""
+
+    async def make(session: str = "leader", through: Store | None = None, contact: Contact | None = None) -> Reign:
+        term = await store.lead(session, lease=LONG)
+        assert term is not None, "somebody else leads"
+        return Reign(
+            store=through or store,
+            term=term.number,
+            intervals=Intervals(),
+            contact=contact or Contact(clock.monotonic),
+            clock=StoreClock(clock.monotonic),
+            counts=dict.fromkeys(COUNTED, 0),
+        )
+
+    return make
+
+
+@pytest.fixture
+async def reign(make_reign: MakeReign) -> Reign:
+    """A leader that has just been elected."""
+    return await make_reign()

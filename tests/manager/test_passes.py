@@ -1,0 +1,269 @@
+"""One pass of the promoter, the granter and the pruner, and what all passes leave alone."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from fairlane.backends.sqlite.store import SqliteStore
+from fairlane.clock import ManualClock
+from fairlane.errors import StoreUnavailable, TermLost
+from fairlane.job import JobState, Priority
+from fairlane.manager.granter import Granter
+from fairlane.manager.promoter import Promoter
+from fairlane.manager.pruner import Pruner
+from fairlane.manager.reign import Reign, log
+from fairlane.manager.rescuer import Rescuer
+from fairlane.manager.scheduler import Scheduler
+from fairlane.schedule import Schedule, Timetable, template_of
+from fairlane.service import Loop, Service
+from fairlane.settings import LaneRule
+from fairlane.store import Store
+from fairlane.upkeep import Retention
+from tests.conformance.kit import Kit
+
+from .conftest import MakeReign
+from .faults import faulty
+from .waiting import running, until
+
+
+def every_service(reign: Reign) -> list[Service]:
+    """All that a leader runs."""
+    return [Promoter(reign), Granter(reign), Rescuer(reign), Scheduler(reign), Pruner(reign, Retention())]
+
+
+# -- the promoter ----------------------------------------------------------------------------------------------------
+
+
+async def test_the_promoter_lets_due_jobs_arrive_and_counts_them(kit: Kit, reign: Reign, clock: ManualClock) -> None:
+    id = await kit.enqueue(delay=5.0)
+    await kit.enqueue(id="too-late", delay=60.0, expires=4.0)
+    clock.advance(5.0)
+
+    await Promoter(reign).run_once()
+
+    assert await kit.state(id) is JobState.PENDING
+    assert await kit.state("too-late") is JobState.CANCELLED
+    assert (reign.counts["promoted"], reign.counts["expired"]) == (1, 1)
+
+
+async def test_the_promoter_comes_back_when_the_next_job_is_due_and_at_least_every_second(
+    kit: Kit, reign: Reign, clock: ManualClock
+) -> None:
+    promoter = Promoter(reign)
+    assert await promoter.run_once() == 1.0
+    await kit.enqueue(delay=100.0)
+    assert await promoter.run_once() == 1.0
+    clock.advance(99.75)
+    assert await promoter.run_once() == pytest.approx(0.25, abs=0.001)
+
+
+async def test_the_promoter_never_asks_for_a_pass_at_once_unless_the_last_was_full(
+    kit: Kit, reign: Reign, clock: ManualClock
+) -> None:
+    await kit.enqueue(delay=1.0)
+    clock.advance(0.999_999)
+
+    assert await Promoter(reign).run_once() >= 0.001
+
+
+async def test_ten_thousand_due_jobs_arrive_without_a_rest_and_high_ones_first(
+    kit: Kit, store: Store, make_reign: MakeReign, clock: ManualClock
+) -> None:
+    through, faults = faulty(store)
+    reign = await make_reign(through=through)
+    await kit.enqueue_all([kit.new(delay=1.0, priority=Priority.LOW) for _ in range(9_500)])
+    high = [job.id for job in await kit.enqueue_all([kit.new(delay=2.0, priority=Priority.HIGH) for _ in range(500)])]
+    clock.advance(3.0)
+    promoter = Promoter(reign)
+
+    delay = await promoter.run_once()
+
+    assert delay == 0.0
+    assert {await kit.state(id) for id in high} == {JobState.PENDING}
+    while delay == 0.0:
+        delay = await promoter.run_once()
+    assert reign.counts["promoted"] == 10_000
+    assert faults.calls["promote"] == 11, "ten full passes, and one that finds nothing"
+
+
+# -- the granter and the pruner --------------------------------------------------------------------------------------
+
+
+async def test_the_granter_admits_what_was_committed_elsewhere(
+    kit: Kit, store: Store, reign: Reign, path: Path
+) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as own:
+        own.execute("BEGIN IMMEDIATE")
+        cast(SqliteStore, store).enqueue_on(own, [kit.new(id="mine")])
+        own.execute("COMMIT")
+    granter = Granter(reign)
+
+    assert await granter.run_once() == reign.intervals.admit
+
+    assert reign.counts["admitted"] == 1
+    assert await (await kit.worker()).claim_ids() == ["mine"]
+    assert await granter.run_once() == reign.intervals.admit
+    assert (reign.counts["admitted"], reign.counts["repaired"]) == (1, 0)
+
+
+async def test_the_pruner_forgets_in_full_passes_until_nothing_is_left(
+    kit: Kit, reign: Reign, clock: ManualClock
+) -> None:
+    worker = await kit.worker(slots=2_500)
+    await kit.enqueue_all([kit.new() for _ in range(2_500)])
+    await worker.complete(*await worker.claim(2_500))
+    clock.advance(Retention().completed_seconds + 1)
+    pruner = Pruner(reign, Retention())
+
+    delays = [await pruner.run_once()]
+    while delays[-1] == 0.0:
+        delays.append(await pruner.run_once())
+
+    assert reign.counts["pruned"] == 2_500
+    assert len(delays) >= 3
+    assert delays[-1] == reign.intervals.prune
+    [queue] = await reign.store.queues()
+    assert queue.counts.completed == 2_500, "the sum outlives the jobs"
+
+
+# -- all of them -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", range(5))
+async def test_every_pass_names_the_term_and_a_lost_one_is_refused(kit: Kit, reign: Reign, position: int) -> None:
+    service = every_service(reign)[position]
+    await kit.store.resign(reign.term)
+    newer = await kit.store.lead("another", lease=10.0)
+    assert newer is not None
+    assert newer.number > reign.term
+
+    if isinstance(service, Scheduler):
+        # It only reads and enqueues, by ids that name the slot: the id is its fence.
+        await service.run_once()
+        return
+    with pytest.raises(TermLost):
+        await service.run_once()
+
+
+async def test_a_stale_leader_changes_nothing(kit: Kit, reign: Reign, clock: ManualClock) -> None:
+    worker = await kit.worker()
+    running_job = await kit.enqueue()
+    await worker.claim()
+    due = await kit.enqueue(delay=5.0)
+    clock.advance(20.0)
+    await kit.store.resign(reign.term)
+    assert await kit.store.lead("another", lease=10.0) is not None
+
+    for verb in (
+        kit.store.promote(term=reign.term),
+        kit.store.admit(term=reign.term),
+        kit.store.rescue(term=reign.term),
+        kit.store.prune(Retention(), term=reign.term),
+    ):
+        with pytest.raises(TermLost):
+            await verb
+
+    assert await kit.state(running_job) is JobState.RUNNING
+    assert await kit.state(due) is JobState.SCHEDULED
+
+
+async def test_passes_over_an_idle_store_write_nothing(
+    kit: Kit, store: Store, reign: Reign, clock: ManualClock, path: Path
+) -> None:
+    await kit.settings("default", LaneRule(pattern="one:*", limit=1))
+    worker = await kit.worker()
+    await kit.enqueue(lane="one:a")
+    await kit.enqueue(lane="one:a", delay=3_600.0)
+    await kit.enqueue(sticky="plan")
+    await worker.complete(*await worker.claim(2))
+    template = template_of(kit.new())
+    await store.declare([Schedule(name="hourly", timetable=Timetable(cron="0 * * * *"), job=template)])
+    services = every_service(reign)
+    for service in services:
+        await service.run_once()
+
+    def content() -> list[str]:
+        files = [path, path.with_name(path.name + "-wal")]
+        return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+
+    before = content()
+    for _ in range(5):
+        clock.advance(1.0)
+        for service in services:
+            await service.run_once()
+        assert await store.lead("standby", lease=10.0) is None
+    assert content() == before
+
+    await kit.enqueue()
+    assert content() != before, "a write would have been seen"
+
+
+async def test_two_leaders_at_once_are_harmless(kit: Kit, store: Store, reign: Reign, clock: ManualClock) -> None:
+    """The same term in two places is more than the store allows; fences make even that come out right."""
+    worker = await kit.worker()
+    await kit.enqueue_all([kit.new(delay=1.0) for _ in range(300)])
+    await kit.enqueue_all([kit.new() for _ in range(5)])
+    await worker.claim(5)
+    template = template_of(kit.new())
+    await store.declare([Schedule(name="each", timetable=Timetable(every=1.0), job=template)])
+    for _ in range(8):
+        clock.advance(1.0)
+        both = [*every_service(reign), *every_service(reign)]
+        await asyncio.gather(*(service.run_once() for service in both))
+
+    assert reign.counts["promoted"] == 300
+    assert reign.counts["fired"] == 8
+    [queue] = await store.queues()
+    assert (queue.counts.pending, queue.counts.running) == (308, 5)
+    assert (await store.recount()).differences == ()
+
+
+async def test_services_survive_an_outage_with_few_words(
+    kit: Kit, store: Store, make_reign: MakeReign, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    through, faults = faulty(store)
+    reign = await make_reign(through=through)
+    faults.down()
+    due = await kit.enqueue(delay=1.0)
+    clock.advance(1.0)
+    with caplog.at_level("INFO"):
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(Loop(service, log).run()) for service in every_service(reign)]
+            await until(lambda: faults.calls.total() >= 30)
+            assert len(caplog.messages) == len(tasks), "each tells once, however often it tries"
+            faults.up()
+            await until(lambda: sum("works again" in message for message in caplog.messages) == len(tasks))
+            for task in tasks:
+                task.cancel()
+
+    assert len(caplog.messages) == 2 * len(tasks)
+    assert await kit.state(due) is JobState.PENDING
+
+
+async def test_a_pass_that_fails_spoils_the_contact(store: Store, make_reign: MakeReign, clock: ManualClock) -> None:
+    through, faults = faulty(store)
+    reign = await make_reign(through=through)
+    for service in every_service(reign):
+        await service.run_once()
+        clock.advance(1.0)
+        assert reign.contact.clean_seconds > 0
+        faults.down()
+        with pytest.raises(StoreUnavailable):
+            await service.run_once()
+        assert reign.contact.clean_seconds == 0.0
+        faults.up()
+        await service.run_once()
+
+
+async def test_the_loop_drains_a_backlog_of_due_jobs_at_once(kit: Kit, reign: Reign, clock: ManualClock) -> None:
+    await kit.enqueue_all([kit.new(delay=1.0) for _ in range(3_000)])
+    clock.advance(1.0)
+    async with running(Loop(Promoter(reign), log).run()):
+        await until(lambda: reign.counts["promoted"] == 3_000)

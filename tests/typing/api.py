@@ -1,0 +1,100 @@
+"""What the type checker must see: arguments and results flow through every way to send a job. Checked, never run."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, assert_type
+
+from fairlane import (
+    BlockingHandle,
+    BroadcastHandle,
+    Call,
+    Cancellation,
+    Fairlane,
+    Handle,
+    JobState,
+    Position,
+    Release,
+    Turn,
+    Update,
+)
+
+app = Fairlane("sqlite:///never-opened.db")
+
+
+@app.task(queue="images", lane="user:{user}", retries=3, timeout=120)
+async def render(user: str, prompt: str, *, size: int = 512) -> bytes:
+    """A coroutine function with settings."""
+    return prompt.encode() * size
+
+
+@app.task
+async def ping() -> float:
+    """A coroutine function, bare."""
+    return 0.0
+
+
+@app.task(isolate=True)
+def resize(path: str, factor: float) -> tuple[int, int]:
+    """A plain function with settings."""
+    return (len(path), int(factor))
+
+
+@app.task
+def purge(model: str) -> None:
+    """A plain function, bare."""
+
+
+async def results_have_the_type_of_the_function() -> None:
+    assert_type(await render.enqueue("ann", "a cat"), Handle[bytes])
+    assert_type(await (await render.enqueue("ann", "a cat", size=64)).result(timeout=60), bytes)
+    assert_type(await (await ping.enqueue()).result(), float)
+    assert_type(await (await resize.enqueue("a", 0.5)).result(), tuple[int, int])
+    assert_type(await (await render.options(priority="high", delay=30).enqueue("b", "c")).result(), bytes)
+    assert_type(await (await (await resize.enqueue("a", 1)).retry()).result(), tuple[int, int])
+
+
+async def tasks_are_called_as_their_functions_are() -> None:
+    running = render("ann", "a cat")
+    _: Coroutine[Any, Any, bytes] = running
+    assert_type(await running, bytes)
+    assert_type(await ping(), float)
+    assert_type(resize("a", 2.0), tuple[int, int])
+
+
+async def calls_keep_their_type() -> None:
+    assert_type(render.call("ann", "a cat"), Call[bytes])
+    assert_type(await app.enqueue_many([resize.call(p, 0.5) for p in "abc"]), list[Handle[tuple[int, int]]])
+    broadcast = await app.broadcast(ping.call())
+    assert_type(broadcast, BroadcastHandle[float])
+    assert_type(await broadcast.result(), dict[str, JobState])
+    assert_type(await broadcast.children(), dict[str, Handle[float]])
+    assert_type(await app.release("plan-7", cleanup=purge.call("m")), Release)
+    assert_type(await app.handle("id", render).result(), bytes)
+    assert_type(await app.handle("id").result(), Any)
+
+
+async def handles_tell() -> None:
+    handle = await ping.enqueue()
+    assert_type(await handle.position(), Position | None)
+    assert_type(await handle.eta(), float | None)
+    assert_type(await handle.why(), str)
+    assert_type(await handle.cancel(), Cancellation)
+    async for update in handle.watch():
+        assert_type(update, Update)
+    async with app.turn("flux", queue="models", on_position=print) as turn:
+        assert_type(turn, Turn)
+
+
+def blocking_code_has_the_same_types() -> None:
+    assert_type(render.blocking.enqueue("ann", "a cat"), BlockingHandle[bytes])
+    assert_type(render.blocking.enqueue("ann", "a cat").result(timeout=1), bytes)
+    assert_type(resize.options(worker=2).blocking.enqueue("a", 0.5).result(), tuple[int, int])
+    assert_type(app.blocking.enqueue(ping.call()).result(), float)
+    assert_type(app.blocking.enqueue_many([ping.call()]), list[BlockingHandle[float]])
+    assert_type(app.blocking.broadcast(ping.call()).children(), dict[str, BlockingHandle[float]])
+    assert_type(app.blocking.handle("id", render).result(), bytes)
+    for update in ping.blocking.enqueue().watch():
+        assert_type(update, Update)
+    with app.blocking.turn("flux", on_position=print) as turn:
+        assert_type(turn, Turn)

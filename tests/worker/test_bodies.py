@@ -1,0 +1,328 @@
+"""What becomes of a job by what its body does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextvars import ContextVar
+
+import pytest
+from msgspec.structs import replace
+
+from fairlane.errors import Cancel, Fail, InvalidInput, Retry, Snooze
+from fairlane.job import JobState, Reason
+from fairlane.retry import Backoff
+from fairlane.running import current_job
+
+from .yard import Yard
+
+AT_ONCE = Backoff(base=0, most=0)
+
+
+async def test_a_coroutine_runs_with_its_arguments_and_its_result_is_stored(yard: Yard) -> None:
+    async def add(a: int, b: int) -> int:
+        await asyncio.sleep(0)
+        return a + b
+
+    yard.task(add)
+    async with yard.worker():
+        job = await yard.until(await yard.enqueue("add", 2, 3))
+    assert (job.state, job.result, job.attempt) == (JobState.COMPLETED, b"5", 1)
+
+
+async def test_a_plain_function_runs_in_a_thread(yard: Yard) -> None:
+    def where() -> str:
+        assert current_job().task == "where"
+        return threading.current_thread().name
+
+    yard.task(where)
+    async with yard.worker():
+        job = await yard.until(await yard.enqueue("where"))
+    assert job.state is JobState.COMPLETED
+    assert job.result is not None
+    assert threading.current_thread().name not in job.result.decode()
+
+
+async def test_plain_functions_do_not_block_each_other_nor_the_loop(yard: Yard) -> None:
+    meeting = threading.Barrier(3, timeout=10)
+
+    def meet() -> None:
+        meeting.wait()
+
+    yard.task(meet)
+    async with yard.worker(slots=3):
+        jobs = [await yard.enqueue("meet") for _ in range(3)]
+        assert [(await yard.until(id)).state for id in jobs] == [JobState.COMPLETED] * 3
+
+
+async def test_an_error_is_retried_until_the_budget_is_used_up(yard: Yard) -> None:
+    attempts: list[int] = []
+
+    async def explode() -> None:
+        attempts.append(current_job().attempt)
+        raise RuntimeError("the fuse was lit")
+
+    yard.task(explode, retries=2, backoff=AT_ONCE)
+    async with yard.worker():
+        job = await yard.until(await yard.enqueue("explode"))
+    assert attempts == [1, 2, 3]
+    assert (job.state, job.reason) == (JobState.FAILED, Reason.ERROR)
+    assert job.error is not None
+    assert "RuntimeError: the fuse was lit" in job.error
+    assert "test_bodies.py" in job.error
+    assert "fairlane/worker" not in job.error
+    assert job.error_group == "RuntimeError in explode"
+
+
+async def test_a_plain_function_that_fails_once_is_run_again(yard: Yard) -> None:
+    def flaky() -> str:
+        if current_job().attempt == 1:
+            raise OSError("not today")
+        return "tomorrow"
+
+    yard.task(flaky, backoff=AT_ONCE)
+    async with yard.worker():
+        job = await yard.until(await yard.enqueue("flaky"))
+    assert (job.state, job.result, job.attempt) == (JobState.COMPLETED, b'"tomorrow"', 2)
+
+
+async def test_a_body_may_say_how_its_run_ends(yard: Yard) -> None:
+    async def fail() -> None:
+        raise Fail("no such customer")
+
+    async def cancel() -> None:
+        raise Cancel("nobody waits any more")
+
+    async def snooze() -> str:
+        if current_job().fence == 1:
+            raise Snooze(0.05)
+        return f"attempt {current_job().attempt}"
+
+    async def again() -> str:
+        if current_job().attempt == 1:
+            raise Retry("not yet", delay=0.05)
+        return "done"
+
+    for task in (fail, cancel, snooze, again):
+        yard.task(task, backoff=Backoff(base=300, jitter=False))
+    async with yard.worker():
+        failed, cancelled, snoozed, retried = [
+            await yard.until(id) for id in [await yard.enqueue(n) for n in ("fail", "cancel", "snooze", "again")]
+        ]
+    assert (failed.state, failed.attempt) == (JobState.FAILED, 1)
+    assert cancelled.state is JobState.CANCELLED
+    assert (snoozed.result, snoozed.attempts[0].outcome) == (b'"attempt 1"', "snoozed")
+    assert (retried.result, retried.attempt) == (b'"done"', 2)
+
+
+async def test_a_senseless_snooze_is_an_error_that_says_so(yard: Yard) -> None:
+    async def snooze() -> None:
+        raise Snooze(-5)
+
+    yard.task(snooze, retries=0)
+    async with yard.worker():
+        job = await yard.until(await yard.enqueue("snooze"))
+    assert job.state is JobState.FAILED
+    assert job.error is not None
+    assert "delay" in job.error
+
+
+async def test_a_payload_that_does_not_fit_never_reaches_the_body(yard: Yard) -> None:
+    seen: list[object] = []
+
+    async def greet(name: str, times: int = 1) -> None:
+        seen.append((name, times))
+
+    yard.task(greet)
+    good = yard.registry.find("greet").call("ann").job
+    for number, payload in enumerate(
+        [b'[["ann","twice"],{}]', b"[[],{}]", b'[["a",1,2],{}]', b'[["a"],{"x":1}]', b"{}"]
+    ):
+        await yard.store.enqueue([replace(good, id=f"bad-{number}", payload=payload)])
+    async with yard.worker():
+        jobs = [await yard.until(f"bad-{number}") for number in range(5)]
+    assert seen == []
+    assert {(job.state, job.reason, job.attempt) for job in jobs} == {(JobState.FAILED, Reason.BAD_PAYLOAD, 1)}
+    assert jobs[0].error is not None
+    assert "argument 'times'" in jobs[0].error
+
+
+async def test_an_unknown_task_is_retried_because_a_newer_worker_may_know_it(yard: Yard) -> None:
+    async def known() -> None:
+        return None
+
+    yard.task(known, retries=1, backoff=AT_ONCE)
+    await yard.store.enqueue([replace(yard.registry.find("known").call().job, id="odd", task="unheard-of")])
+    async with yard.worker():
+        job = await yard.until("odd")
+    assert (job.state, job.reason, job.attempt) == (JobState.FAILED, Reason.UNKNOWN_TASK, 2)
+    assert [attempt.outcome for attempt in job.attempts] == ["retry", "failed"]
+
+
+async def test_a_result_that_json_cannot_hold_fails_at_once(yard: Yard) -> None:
+    async def odd() -> object:
+        return object()
+
+    yard.task(odd)
+    async with yard.worker():
+        job = await yard.until(await yard.enqueue("odd"))
+    assert (job.state, job.attempt) == (JobState.FAILED, 1)
+    assert job.error is not None
+    assert job.error.startswith("result:")
+
+
+async def test_a_body_that_calls_exit_does_not_end_the_worker(yard: Yard) -> None:
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    def leave_thread() -> None:
+        raise SystemExit(3)
+
+    async def fine() -> str:
+        return "fine"
+
+    for task in (leave, leave_thread, fine):
+        yard.task(task, retries=0)
+    async with yard.worker():
+        ids = [await yard.enqueue(name) for name in ("leave", "leave_thread", "fine")]
+        states = [(await yard.until(id)).state for id in ids]
+    assert states == [JobState.FAILED, JobState.FAILED, JobState.COMPLETED]
+
+
+async def test_a_body_that_cancels_itself_has_failed(yard: Yard) -> None:
+    async def give_up() -> None:
+        raise asyncio.CancelledError
+
+    yard.task(give_up, retries=0)
+    async with yard.worker():
+        job = await yard.until(await yard.enqueue("give_up"))
+    assert (job.state, job.reason) == (JobState.FAILED, Reason.ERROR)
+
+
+async def test_a_coroutine_that_takes_too_long_is_stopped_and_charged(yard: Yard) -> None:
+    stopped: list[float] = []
+
+    async def dawdle() -> None:
+        begun = time.monotonic()
+        try:
+            await asyncio.sleep(30)
+        finally:
+            stopped.append(time.monotonic() - begun)
+
+    yard.task(dawdle, timeout=0.2, retries=1, backoff=AT_ONCE)
+    async with yard.worker():
+        job = await yard.until(await yard.enqueue("dawdle"))
+    assert (job.state, job.reason, job.attempt) == (JobState.FAILED, Reason.TIMEOUT, 2)
+    assert len(stopped) == 2
+    assert all(0.15 < taken < 10 for taken in stopped)
+    assert job.error is not None
+    assert "0.2 s" in job.error
+
+
+async def test_many_timeouts_end_each_at_its_own_time(yard: Yard) -> None:
+    ended: dict[str, float] = {}
+
+    async def dawdle(name: str) -> None:
+        begun = time.monotonic()
+        try:
+            await asyncio.sleep(30)
+        finally:
+            ended[name] = time.monotonic() - begun
+
+    yard.task(dawdle, retries=0)
+    async with yard.worker(slots=3):
+        ids = [
+            await yard.enqueue("dawdle", name, timeout=timeout)
+            for name, timeout in (("long", 1.0), ("short", 0.1), ("middle", 0.5))
+        ]
+        for id in ids:
+            await yard.until(id)
+    assert sorted(ended, key=lambda name: ended[name]) == ["short", "middle", "long"]
+    assert ended["short"] < 0.45
+
+
+async def test_a_body_that_ignores_its_timeout_keeps_its_slot_until_it_ends(yard: Yard) -> None:
+    released = asyncio.Event()
+    begun = asyncio.Event()
+
+    async def stubborn() -> str:
+        begun.set()
+        while not released.is_set():
+            try:
+                await released.wait()
+            except asyncio.CancelledError:
+                continue
+        return "in my own time"
+
+    async def other() -> None:
+        return None
+
+    yard.task(stubborn, timeout=0.1, retries=0)
+    yard.task(other)
+    async with yard.worker(slots=1):
+        id = await yard.enqueue("stubborn")
+        await begun.wait()
+        waiting = await yard.enqueue("other")
+        await asyncio.sleep(0.5)
+        assert (await yard.job(waiting)).state is JobState.PENDING
+        released.set()
+        assert (await yard.until(id)).state is JobState.COMPLETED
+        await yard.until(waiting)
+
+
+async def test_progress_is_stored_while_the_body_runs(yard: Yard) -> None:
+    go = threading.Event()
+
+    def count() -> None:
+        for number in range(1_000):
+            current_job().progress({"done": number})
+        go.wait(10)
+
+    yard.task(count)
+    async with yard.worker():
+        id = await yard.enqueue("count")
+        async with asyncio.timeout(10):
+            while (await yard.job(id)).progress != b'{"done":999}':
+                await asyncio.sleep(0.01)
+        go.set()
+        assert (await yard.until(id)).state is JobState.COMPLETED
+
+
+async def test_every_body_has_a_context_of_its_own(yard: Yard) -> None:
+    word: ContextVar[str] = ContextVar("word", default="clean")
+    seen: list[str] = []
+
+    async def stain() -> None:
+        seen.append(word.get())
+        word.set("stained")
+
+    yard.task(stain)
+    async with yard.worker(slots=1):
+        for _ in range(3):
+            await yard.until(await yard.enqueue("stain"))
+    assert seen == ["clean"] * 3
+
+
+async def test_the_current_job_is_known_inside_a_body_only(yard: Yard) -> None:
+    async def who() -> list[object]:
+        job = current_job()
+        return [job.id, job.attempt, job.fence, job.idempotency_key, job.queue, job.lane, job.remaining]
+
+    yard.task(who, lane="ann")
+    async with yard.worker():
+        id = await yard.enqueue("who", timeout=60)
+        job = await yard.until(id)
+    assert job.result is not None
+    assert f'["{id}",1,1,"{id}","default","ann",' in job.result.decode()
+    with pytest.raises(Exception, match="outside of a job"):
+        current_job()
+
+
+def test_a_local_plain_function_cannot_have_a_timeout(tmp_path: object) -> None:
+    def local() -> None:
+        return None
+
+    yard = Yard(None, "")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r"timeout: .*child process"):
+        yard.task(local, timeout=5)
