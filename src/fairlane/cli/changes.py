@@ -90,13 +90,12 @@ async def _retry_failed(target: Target, queue: str | None, as_json: bool) -> Non
     retried = already = 0
     cursor: str | None = None
     async with target.client() as client:
-        store = await target.connection.store()
         known = sum(q.counts.failed for q in await client.queues() if queue in (None, q.name))
         with display.progress("retrying", known) as advance:
             while True:
                 page = await client.find(state=JobState.FAILED, queue=queue, limit=PAGE, cursor=cursor)
                 again = [_again(job) for job in page.jobs if job.kind in REPEATABLE]
-                answers = await store.enqueue(again) if again else []
+                answers = await client.send(again) if again else []
                 retried += sum(answer.created for answer in answers)
                 already += sum(not answer.created for answer in answers)
                 advance(len(page.jobs))

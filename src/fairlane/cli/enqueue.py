@@ -148,7 +148,7 @@ def job_of(target: Target, line: Line) -> NewJob:
 async def _send_one(target: Target, line: Line, wait: bool, timeout: float | None, as_json: bool) -> None:
     job = job_of(target, line)
     async with target.client() as client:
-        [answer] = await (await target.connection.store()).enqueue([job])
+        [answer] = await client.send([job])
         handle = client.handle(answer.id)
         if wait:
             if not as_json:
@@ -195,12 +195,11 @@ async def _in_time(handle: Handle[Any], timeout: float | None) -> Any:
 
 async def _send_file(target: Target, file: IO[bytes], task: str | None, given: Line, as_json: bool) -> None:
     created = known = 0
-    async with target.client():
-        store = await target.connection.store()
+    async with target.client() as client:
         lines = _jobs(target, file, task, given)
         with display.progress("sending", None) as advance:
             while part := list(islice(lines, MOST_JOBS_PER_CALL)):
-                answers = await store.enqueue(part)
+                answers = await client.send(part)
                 created += sum(answer.created for answer in answers)
                 known += sum(not answer.created for answer in answers)
                 advance(len(part))

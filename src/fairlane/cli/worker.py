@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -197,7 +198,7 @@ async def _serve(
     from ..supervisor.tether import PROCESS_NUMBER
     from ..worker.worker import Worker
 
-    app, signals = target.app, Signals()
+    app, signals = target.app, Signals(supervised=leash is not None)
     number = int(os.environ.pop(PROCESS_NUMBER, "0"))
     if settings.index is None:
         settings = msgspec.structs.replace(
@@ -213,7 +214,6 @@ async def _serve(
         declare=app.declare,
         marks=leash and leash.marks,
         tracer=app.tracer,
-        beat=leash and leash.marks.beat,
         registered=lambda session: _registered(target, settings, session) if leash is None else None,
     )
     signals.end(worker)
@@ -240,7 +240,11 @@ async def _stop_when_alone(worker: Worker, leash: Supervised) -> None:
 class Signals:
     """The first signal ends a worker in good order, the second at once. One that waits for its index just ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, supervised: bool) -> None:
+        # A service manager may signal every process of a service, and the supervisor passes its own signal on: one
+        # wish, told twice.
+        self._echo_seconds = 1.0 if supervised else 0.0
+        self._first_at = 0.0
         self._task = asyncio.current_task()
         self._worker: Worker | None = None
         self.asked = False
@@ -252,6 +256,9 @@ class Signals:
         self._worker = worker
 
     def _stop(self, number: int) -> None:
+        if self.asked and time.monotonic() - self._first_at < self._echo_seconds:
+            return
+        self._first_at = self._first_at or time.monotonic()
         words = "handing back what runs" if self.asked else "finishing what runs; once more, and it is handed back"
         logger.info("%s: %s", signal.Signals(number).name, words)
         if self._worker is not None and self._worker.ready.is_set():

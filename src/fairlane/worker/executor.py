@@ -35,6 +35,9 @@ class Marks(Protocol):
     def session(self, id: str) -> None:
         """It is about to register this session."""
 
+    def beat(self) -> None:
+        """The session was renewed."""
+
     def begin(self, held: Held) -> int:
         """A body begins."""
 

@@ -58,7 +58,6 @@ class Worker:
         marks: Marks | None = None,
         tracer: Tracer | None = None,
         registered: Callable[[Session], None] | None = None,
-        beat: Callable[[], None] | None = None,
     ) -> None:
         self._get_store = store
         self._open_store = open_store
@@ -68,7 +67,6 @@ class Worker:
         self._marks = marks
         self._tracer = tracer
         self._registered = registered
-        self._beat = beat
         self._fetcher = Fetcher(settings.slots, settings.queues)
         self._runs: dict[Held, Run] = {}
         self._endings: list[tuple[Run, Transition | None]] = []
@@ -369,8 +367,8 @@ class Worker:
         return Holdings(list(self._runs), answered, self._stopping)
 
     def renewed(self, renewal: Renewal) -> None:
-        if self._beat is not None:
-            self._beat()
+        if self._marks is not None:
+            self._marks.beat()
         if renewal.lost or renewal.cancel:
             self._loop.call_soon_threadsafe(self._told, renewal)
 
