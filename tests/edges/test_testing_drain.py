@@ -52,6 +52,12 @@ async def asks_another() -> int:
     return await (await whose_process.enqueue()).result(timeout=PATIENCE)
 
 
+@elsewhere.task(timeout=5)
+def asks_another_in_time() -> int:
+    """Wait for another one that has a timeout."""
+    return whose_process_in_time.blocking.enqueue().result(timeout=PATIENCE)
+
+
 @elsewhere.task(timeout=0.05)
 def whose_process_in_time() -> int:
     """Tell where it runs; a worker would give it a child process, and end that."""
@@ -150,7 +156,7 @@ async def test_a_body_may_wait_for_another_job(app: Fairlane, lab: Lab, monkeypa
     assert await plain.result() == 2
 
 
-async def test_a_slow_body_has_the_stage_to_itself(app: Fairlane, lab: Lab) -> None:
+async def test_a_slow_body_has_the_lab_to_itself(app: Fairlane, lab: Lab) -> None:
     ran: list[str] = []
 
     @app.task
@@ -286,24 +292,28 @@ async def test_one_job_that_cannot_start_is_refused_with_the_reason(app: Fairlan
 
 async def test_the_application_is_as_it_was_after_the_lab(tmp_path: Path) -> None:
     app = Fairlane(f"sqlite:///{tmp_path / 'own.db'}")
+    app.queue("models").lane("*", limit=1)
 
     @app.task(name="work")
     async def work(n: int) -> None: ...
 
     own = await work.enqueue(1)
     url, store = app.settings.url, await app.connection.store()
-    for n in (2, 3):
-        async with testing.embedded(app) as lab:
-            assert await lab.jobs() == []
-            await work.enqueue(n)
-            assert await lab.drain() == Drained(completed=1, runs=1)
-            directory = Path(app.settings.url.removeprefix("sqlite:///")).parent
-            assert directory.is_dir()
-        assert not directory.exists()
+    async with app.turn("flux", queue="models", timeout=PATIENCE) as turn:
+        for n in (2, 3):
+            async with testing.embedded(app) as lab:
+                assert await lab.jobs() == []
+                await work.enqueue(n)
+                async with app.turn("sdxl", queue="models", timeout=PATIENCE):
+                    assert await lab.drain() == Drained(completed=1, runs=1)
+                directory = Path(app.settings.url.removeprefix("sqlite:///")).parent
+                assert directory.is_dir()
+            assert not directory.exists()
+        assert not turn.lost
     assert app.settings.url == url
     assert await app.connection.store() is store
     assert await own.state() is JobState.PENDING
-    assert [job.id for job in (await app.client.find()).jobs] == [own.id]
+    assert [job.id for job in (await app.client.find(task="work")).jobs] == [own.id]
     await app.close()
 
 
@@ -333,8 +343,9 @@ async def test_isolated_tasks_run_here_unless_the_real_thing_is_wanted() -> None
     async with testing.embedded(elsewhere) as lab:
         assert await lab.run(await whose_process.enqueue()) == os.getpid()
         assert await lab.run(await whose_process_in_time.enqueue()) == os.getpid()
-        await asks_another.enqueue()
-        assert await lab.drain(errors="raise") == Drained(completed=2, runs=2)
+        for waiting in (asks_another, asks_another_in_time):
+            await waiting.enqueue()
+            assert await lab.drain(errors="raise") == Drained(completed=2, runs=2)
     async with testing.embedded(elsewhere, isolate="real") as lab:
         assert await lab.run(await whose_process.enqueue()) != os.getpid()
         assert await lab.run(await whose_process_in_time.enqueue()) == os.getpid()
