@@ -146,8 +146,7 @@ class Rehearsal:
         self._store = reign.store
         self._workers = workers
         self._tasks = tasks
-        self._executor = Executor(tasks, MOST_SLOTS, self._ended, self._report, tracer=tracer)
-        self._executor._threads = _threads
+        self._executor = Executor(tasks, MOST_SLOTS, self._ended, self._report, tracer=tracer, threads=_threads)
         self._services: list[Service] = [Promoter(reign), Granter(reign), Scheduler(reign)]
         self._sources: list[str | None] = [None]
         self._runs: dict[Run, LabWorker] = {}

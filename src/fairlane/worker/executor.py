@@ -57,13 +57,14 @@ class Executor:
         *,
         marks: Marks | None = None,
         tracer: Tracer | None = None,
+        threads: Threads | None = None,
     ) -> None:
         self._registry = registry
         self._ended = ended
         self._report = report
         self._marks = marks
         self._tracer = tracer
-        self._threads = Threads(slots)
+        self._threads = threads or Threads(slots)
         self._isolation = Isolation(most=slots)
         self._suspects = asyncio.Lock()
         self._timed: set[Run] = set()
