@@ -1,137 +1,152 @@
-"""The pages tell the truth: their examples run and print what stands below them, their links lead somewhere, and the
-reference of the store is the port as it is.
+"""The pages tell the truth: their examples run and print what stands below them, their commands exist with these
+options, and their links lead somewhere. `test_reference.py` compares the reference with the code.
 """
 
 import ast
 import asyncio
 import contextlib
+import importlib
 import inspect
 import io
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
 
+import click
 import pytest
 
-from fairlane import errors
-from fairlane.job import Acceptance
-from fairlane.store import Store
+from fairlane.cli.main import fairlane
 
-ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
-MIGRATIONS = ROOT / "src" / "fairlane" / "backends" / "sqlite" / "migrations"
+from .pages import DOCS, LINK, PAGES, ROOT, broken_links, commands_of, examples_of, name_of, text_of
 
-FENCED = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PRINTED = re.compile(r"\s*^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-
-
-def name_of(page: Path) -> str:
-    return page.relative_to(ROOT).as_posix()
-
-
-def text_of(page: Path) -> str:
-    return page.read_text(encoding="utf-8")
-
-
-def prose_of(text: str) -> str:
-    """A page without its code."""
-    return FENCED.sub("", text)
-
-
-@dataclass(frozen=True)
-class Example:
-    """A block of Python; `printed` is the block of text right below it, None when there is none."""
-
-    source: str
-    line: int
-    printed: str | None
-
-
-def examples_of(text: str) -> list[Example]:
-    found = []
-    for block in FENCED.finditer(text):
-        if block[1].split()[:1] == ["python"]:
-            assert block[1] == "python", f"{block[1]!r}: every example runs"
-            below = PRINTED.match(text, block.end())
-            found.append(Example(block[2], text.count("\n", 0, block.start(2)), below and below[1]))
-    return found
+TUTORIAL = DOCS / "tutorial.md"
+"""The page that is a session in a shell: its files are saved, and its commands run, one after the other."""
+TUTORIAL_SECONDS = 100
+IMPATIENT = {"LEASE": 4, "HEARTBEAT": 1, "CAUTION": 2, "LEADER_LEASE": 4, "LEADER_RENEW": 1, "STAND": 1}
+"""So that the dead are found sooner than a reader has time to notice."""
+WITHOUT_EXAMPLES = {
+    *("CONTRIBUTING.md", "docs/README.md", "docs/architecture.md", "docs/cli.md", "docs/coming-from.md"),
+    *("docs/decisions.md", "docs/glossary.md", "docs/names-of-the-source-systems.md", "docs/states.md"),
+}
 
 
 def run(text: str, name: str) -> None:
-    """Run the examples of a page one after the other, as one module in which `await` may stand anywhere."""
+    """Run the examples of a page one after the other, as one module in which `await` may stand anywhere.
+
+    An example that is a file is saved in the current directory and imported; if it is one of tests, these run too.
+    """
     module: dict[str, object] = {"__name__": "__main__"}
     with asyncio.Runner() as runner:
         for example in examples_of(text):
-            # Empty lines before it, so that a traceback names the line of the page.
-            source = "\n" * example.line + example.source
-            code = compile(source, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
             with contextlib.redirect_stdout(io.StringIO()) as output:
-                answer = FunctionType(code, module)()
-                if inspect.iscoroutine(answer):
-                    runner.run(answer)
+                if example.file is not None:
+                    Path(example.file).write_text(example.source)
+                    importlib.invalidate_caches()
+                    importlib.import_module(Path(example.file).stem)
+                    if example.file.startswith("test_"):
+                        run_tests(example.file)
+                else:
+                    # Empty lines before it, so that a traceback names the line of the page.
+                    source = "\n" * example.line + example.source
+                    code = compile(source, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+                    answer = FunctionType(code, module)()
+                    if inspect.iscoroutine(answer):
+                        runner.run(answer)
             if example.printed is not None:
                 assert output.getvalue() == example.printed, f"{name}, line {example.line}"
 
 
-def anchors_of(text: str) -> set[str]:
-    """What a link may name behind `#`: the headings, as GitHub spells them."""
-    headings = HEADING.findall(prose_of(text))
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+def run_tests(file: str) -> None:
+    """In a process of its own, as a reader would; nothing of this run's settings holds there."""
+    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", ".", "-o", "anyio_mode=auto", file]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-def broken_links(page: Path) -> Iterator[str]:
-    for target in LINK.findall(prose_of(text_of(page))):
-        path, _, anchor = target.partition("#")
-        if "://" in target:
-            continue
-        goal = (page.parent / path).resolve() if path else page
-        if not goal.exists() or (anchor and anchor not in anchors_of(text_of(goal))):
-            yield target
-
-
-def tables_under(text: str, heading: str) -> list[list[str]]:
-    """The rows of all tables in a section, without their heads. A bar inside a cell is written with a backslash."""
-    level = "#" * (len(heading) - len(heading.lstrip("#")))
-    section = re.search(rf"^{re.escape(heading)}\n(.*?)(?=^#{{1,{len(level)}}} |\Z)", text, re.MULTILINE | re.DOTALL)
-    assert section, f"no section {heading!r}"
-    rows = []
-    for table in re.findall(r"(?:^\|.*\n)+", section[1], re.MULTILINE):
-        for line in table.splitlines()[2:]:
-            cells = re.split(r"(?<!\\)\|", line.strip().strip("|"))
-            rows.append([cell.strip().replace("\\|", "|") for cell in cells])
-    return rows
-
-
-def verbs() -> dict[str, str]:
-    """The port as the page writes it: each verb with the names of its arguments, and what it answers."""
-    found = {}
-    for name, member in vars(Store).items():
-        if isinstance(member, property):
-            assert member.fget is not None
-            found[f"`{name}`"] = f"`{inspect.signature(member.fget).return_annotation}`"
-        elif inspect.isfunction(member) and not name.startswith("_"):
-            signature = inspect.signature(member)
-            plain = [p.replace(annotation=p.empty) for p in list(signature.parameters.values())[1:]]
-            found[f"`{name}{inspect.Signature(plain)}`"] = f"`{signature.return_annotation}`"
-    return found
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_example_runs_and_prints_what_stands_below_it(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty directory to work in, from which modules are imported; no setting of this machine reaches it."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in os.environ if name.startswith("FAIRLANE_")]:
+        monkeypatch.delenv(name)
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def play(text: str, directory: Path) -> None:
+    """Save the files of a page, and run its shell blocks as one session; compare what they print."""
+    for example in examples_of(text):
+        assert example.file is not None, f"line {example.line}: name the file that the block is"
+        (directory / example.file).write_text(example.source)
+    blocks = examples_of(text, "sh")
+    # Each block writes into a file of its own, so that none can be taken for another.
+    script = "\n".join(f"{{\n{block.source}}} >{number}.out" for number, block in enumerate(blocks))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    session = subprocess.Popen(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=directory,
+        env={**os.environ, "PATH": path, **{f"FAIRLANE_{name}": str(seconds) for name, seconds in IMPATIENT.items()}},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        _, told = session.communicate(timeout=TUTORIAL_SECONDS)
+    finally:
+        # What it left in the background belongs to its process group.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(session.pid, signal.SIGKILL)
+    assert session.returncode == 0, told
+    for number, block in enumerate(blocks):
+        if block.printed is not None:
+            assert (directory / f"{number}.out").read_text() == block.printed, f"line {block.line}"
+
+
+def check_command(words: list[str]) -> None:
+    """Parse a command line as it would be parsed, and run nothing."""
+    with click.Context(fairlane, info_name="fairlane") as parent:
+        if words and not words[0].startswith("-"):
+            name, command, rest = fairlane.resolve_command(parent, words)
+            assert command is not None
+            with contextlib.suppress(click.exceptions.Exit), command.make_context(name, rest, parent=parent):
+                pass
+        else:
+            assert set(words) <= {"--help", "-h", "--version"}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != TUTORIAL], ids=name_of)
+def test_every_example_runs_and_prints_what_stands_below_it(page: Path, desk: Path) -> None:
     run(text_of(page), name_of(page))
 
 
+def test_the_tutorial_works_from_the_first_line_to_the_last(desk: Path) -> None:
+    play(text_of(TUTORIAL), desk)
+
+
 def test_the_pages_have_examples() -> None:
-    without = ["CONTRIBUTING.md", "docs/README.md", "docs/decisions.md", "docs/glossary.md", "docs/states.md"]
-    assert [name for page in PAGES if not examples_of(text_of(page)) and (name := name_of(page)) not in without] == []
+    assert {name_of(page) for page in PAGES if not examples_of(text_of(page))} == WITHOUT_EXAMPLES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_on_a_page_exists_and_takes_these_options(
+    page: Path, desk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (desk / "jobs.jsonl").touch()
+    for words in commands_of(text_of(page)):
+        try:
+            check_command(words)
+        except click.ClickException as exc:
+            pytest.fail(f"fairlane {' '.join(words)}: {exc.format_message()}")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -142,34 +157,14 @@ def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: Path) -> None
 def test_every_page_is_in_the_index() -> None:
     index = DOCS / "README.md"
     linked = {(DOCS / target).resolve() for target in LINK.findall(text_of(index))}
-    assert [name_of(page) for page in sorted(DOCS.glob("*.md")) if page not in {*linked, index}] == []
+    assert [name_of(page) for page in sorted(DOCS.rglob("*.md")) if page not in {*linked, index}] == []
 
 
-def test_the_reference_of_the_store_has_each_verb_as_it_is_and_no_other() -> None:
-    page = {verb: answer for verb, answer, does in tables_under(text_of(DOCS / "store.md"), "## The verbs") if does}
-    assert page == verbs()
-
-
-def test_the_reference_of_the_store_explains_every_verdict() -> None:
-    page = [row[0] for row in tables_under(text_of(DOCS / "store.md"), "## Verdicts")]
-    assert page == [f"`{acceptance.value}`" for acceptance in Acceptance]
-
-
-def test_the_reference_of_the_store_explains_every_error() -> None:
-    page = [row[0].strip("`") for row in tables_under(text_of(DOCS / "store.md"), "## Errors")]
-    tree = {name for name, value in vars(errors).items() if inspect.isclass(value)}
-    assert sorted(page) == sorted(tree - {"FairlaneError"})
-
-
-def test_the_page_of_the_sqlite_store_explains_every_table_of_the_file() -> None:
-    schema = "".join(text_of(path) for path in sorted(MIGRATIONS.glob("*.sql")))
-    page = [
-        name
-        for row in tables_under(text_of(DOCS / "sqlite.md"), "## The file")
-        for name in re.findall(r"fairlane_\w+", row[0])
-    ]
-    made = re.findall(r"^CREATE (?:TABLE|VIEW) (\w+)", schema, re.MULTILINE)
-    assert sorted(page) == sorted({*made, "fairlane_schema"})
+def test_every_make_target_on_a_page_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", text_of(ROOT / "Makefile"), re.MULTILINE))
+    named = {name for page in PAGES for name in re.findall(r"(?:^    |`)make ([a-z]+)", text_of(page), re.MULTILINE)}
+    assert named - targets == set()
+    assert {"run", "test", "check"} <= named
 
 
 def test_a_wrong_example_is_found() -> None:
@@ -180,6 +175,36 @@ def test_a_wrong_example_is_found() -> None:
         run("```python\n1 / 0\n```\n", "page")
     with pytest.raises(AssertionError, match="every example runs"):
         run("```python no-run\n1 / 0\n```\n", "page")
+
+
+def test_an_example_that_is_a_file_can_be_imported(desk: Path) -> None:
+    run("```python\n# tea.py\nC = 2\n```\n\n```python\nimport tea\nprint(tea.C)\n```\n\n```text\n2\n```\n", "page")
+
+
+def test_an_example_that_is_a_file_of_tests_is_run(desk: Path) -> None:
+    page = "```python\n# test_tea.py\nasync def test_tea(): assert {}\n```\n"
+    run(page.format(1), "page")
+    del sys.modules["test_tea"]
+    with pytest.raises(AssertionError, match="1 failed"):
+        run(page.format(0), "page")
+
+
+def test_a_wrong_session_is_found(desk: Path) -> None:
+    said = "```python\n# hi.py\nprint(1)\n```\n\n```sh\npython hi.py\n```\n\n```text\n{}\n```\n"
+    play(said.format(1), desk)
+    with pytest.raises(AssertionError, match="line 6"):
+        play(said.format(2), desk)
+    with pytest.raises(AssertionError, match="not-a-command"):
+        play("```sh\nnot-a-command\n```\n", desk)
+
+
+def test_a_wrong_command_is_found() -> None:
+    page = "```sh\nFAIRLANE_GRACE=1 fairlane worker -A shop --sloths 3 2>log & # twice\nls\n```\n`fairlane jam -q x`\n"
+    assert commands_of(page) == [["worker", "-A", "shop", "--sloths", "3"], ["jam", "-q", "x"]]
+    for words in commands_of(page):
+        with pytest.raises(click.UsageError):
+            check_command(words)
+    check_command(["worker", "-A", "shop", "--slots", "3"])
 
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ Messages say what to do next. No message contains a payload, a password or a tok
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 
 class FairlaneError(Exception):
     """The base of every error of this package."""
@@ -158,17 +160,19 @@ class Control(FairlaneError):
 class Retry(Control):
     """Run this job again: the attempt is charged. `delay` in seconds replaces the back-off."""
 
-    def __init__(self, message: str = "the body asked for another run", *, delay: float | None = None) -> None:
+    def __init__(
+        self, message: str = "the body asked for another run", *, delay: float | timedelta | None = None
+    ) -> None:
         super().__init__(message)
-        self.delay = delay
+        self.delay = delay.total_seconds() if isinstance(delay, timedelta) else delay
 
 
 class Snooze(Control):
     """Run this job again after `delay` seconds; the attempt is not charged."""
 
-    def __init__(self, delay: float) -> None:
-        super().__init__(f"again in {delay} s")
-        self.delay = delay
+    def __init__(self, delay: float | timedelta) -> None:
+        self.delay = delay.total_seconds() if isinstance(delay, timedelta) else delay
+        super().__init__(f"again in {self.delay} s")
 
 
 class Fail(Control):

@@ -333,7 +333,8 @@ def module_name(function: Callable[..., Any]) -> str:
     if spec is not None:
         return str(spec.name).removesuffix(".__main__")
     file = getattr(main, "__file__", None)
-    return Path(file).stem if file else module
+    # A program read from standard input calls its file "<stdin>".
+    return Path(file).stem if file and not file.startswith("<") else module
 
 
 def default_name(function: Callable[..., Any]) -> str:

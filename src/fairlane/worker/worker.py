@@ -399,4 +399,8 @@ class Worker:
                 "no contact with the store: ending %d jobs of limited lanes before the lease ends", len(limited)
             )
         for run in limited:
-            self._executor.stop(run, Stop.HAND_BACK)
+            if run.in_thread and run.running is not None:
+                # It cannot be stopped. Handing it back now would only let the next one begin sooner beside it.
+                run.running.request_cancel()
+            else:
+                self._executor.stop(run, Stop.HAND_BACK)
