@@ -104,6 +104,8 @@ class Fairlane:
     def _register(self, function: Callable[..., Any], settings: TaskSettings) -> Task[..., Any]:
         if not inspect.isroutine(function):
             raise InvalidInput("task", f"decorates a function, not a {type(function).__name__}")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise InvalidInput("task", f"{function.__name__} is a generator; a job has one result, so return it")
         kind = AsyncTask if inspect.iscoroutinefunction(function) else PlainTask
         task: Task[..., Any] = kind(self, function, settings)
         self.registry.add(task)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from inspect import Parameter
 from typing import Any
@@ -38,7 +38,9 @@ class Arguments:
         if not args and not kwargs:
             return NO_ARGUMENTS
         payload = codec.encode_call(args, kwargs)
-        self.read(payload)
+        read_args, read_kwargs = self.read(payload)
+        _refuse_text_for_bytes(enumerate(args, start=1), read_args)
+        _refuse_text_for_bytes(kwargs.items(), read_kwargs.values())
         return payload
 
     def read(self, payload: bytes) -> tuple[list[Any], dict[str, Any]]:
@@ -70,7 +72,7 @@ class Arguments:
     def _hints(self) -> dict[str, Any]:
         try:
             return typing.get_type_hints(self._function, include_extras=True)
-        except NameError as exc:
+        except (NameError, AttributeError, TypeError, SyntaxError) as exc:
             raise InvalidInput(
                 "task",
                 f"an annotation of {self._function.__qualname__} cannot be looked up ({exc}); "
@@ -78,7 +80,11 @@ class Arguments:
             ) from None
 
     def _reader(self, parameter: Parameter) -> codec.Reader[Any]:
-        return codec.Reader(f"argument {parameter.name!r}", self._hints.get(parameter.name, Any))
+        field = f"argument {parameter.name!r}"
+        try:
+            return codec.Reader(field, self._hints.get(parameter.name, Any))
+        except TypeError as exc:
+            raise InvalidInput(field, f"its annotation is none that JSON can be read into: {exc}") from None
 
     @cached_property
     def _positional(self) -> tuple[list[codec.Reader[Any]], codec.Reader[Any] | None]:
@@ -108,6 +114,13 @@ class Arguments:
         kinds = {p.kind for p in self._signature.parameters.values()}
         plain = kinds <= {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}
         return len(self._signature.parameters) if plain else -1
+
+
+def _refuse_text_for_bytes(given: Iterable[tuple[object, Any]], read: Iterable[Any]) -> None:
+    """JSON has no bytes; they travel as text, which only a parameter annotated as bytes turns back."""
+    for (name, value), again in zip(given, read, strict=True):
+        if isinstance(value, bytes | bytearray | memoryview) and isinstance(again, str):
+            raise InvalidInput(f"argument {name!r}", "is bytes and would arrive as text; annotate it as bytes")
 
 
 def _refuse(position: int) -> codec.Reader[Any]:

@@ -7,6 +7,7 @@ on the way (NaN becoming null) would be a wrong answer much later, on another ma
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -86,6 +87,10 @@ def decode_call(payload: bytes) -> tuple[list[msgspec.Raw], dict[str, msgspec.Ra
 _call_decoder = msgspec.json.Decoder(tuple[list[msgspec.Raw], dict[str, msgspec.Raw]])
 
 
+_VALUE = re.compile(r"Invalid enum value .*?(?= - at |$)", re.DOTALL)
+"""The one message that repeats what was sent. Nothing that was sent is ever shown."""
+
+
 class Reader(Generic[T]):
     """Reads values of one type, again and again: looking the type up is most of the work, and is done once."""
 
@@ -100,7 +105,10 @@ class Reader(Generic[T]):
         try:
             return self._decoder.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-            raise InvalidInput(self._field, str(exc)) from None
+            raise InvalidInput(self._field, _VALUE.sub("Invalid enum value", str(exc))) from None
+        except Exception as exc:
+            # What a class does in its own constructor can raise anything; its words may repeat the value.
+            raise InvalidInput(self._field, f"{type(exc).__name__} while it was read") from None
 
 
 def decode(field: str, raw: bytes | msgspec.Raw, type_: type[T]) -> T:

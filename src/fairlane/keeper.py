@@ -23,17 +23,20 @@ from .intervals import Intervals
 from .job import Held
 from .session import Renewal
 from .store import Store
-from .wakeups import session_topic
+from .wakeups import Subscription, session_topic
 
 logger = logging.getLogger("fairlane.keeper")
 Companion = Callable[[Store], Awaitable[None]]
 CLOSEST_RENEWALS = 0.05
 """Seconds between two renewals however often somebody asks for one."""
+SECONDS_TO_STOP = 5.0
+"""A store that does not answer must not hold up a process that wants to end; the thread ends with the process."""
 
 
 class Holdings(NamedTuple):
-    """What a session believes it holds."""
+    """What a process believes: its session, and the claims of it."""
 
+    session: str
     held: list[Held]
     claim: int
     """The number of the last claim whose reply it has: all of that claim's jobs are in `held`, or have ended."""
@@ -44,38 +47,38 @@ class Holder(Protocol):
     """Whose session is kept. Everything here is called from the keeper's thread."""
 
     def holdings(self) -> Holdings:
-        """What to name in the next renewal."""
+        """What to name in the next renewal. After a loss, another session is what is to be kept from then on."""
 
     def renewed(self, renewal: Renewal) -> None:
         """The store answered."""
 
-    def session_lost(self) -> None:
-        """The session has ended or was declared dead: drop the bodies, register anew and call `adopt`."""
+    def session_lost(self, session: str) -> None:
+        """The session has ended or was declared dead: drop its bodies and register anew. Told once for each."""
 
     def contact_lost(self) -> None:
         """The lease is about to end without contact. Called once until there is contact again."""
 
 
 class Keeper:
-    """Renews one session until it is stopped."""
+    """Renews a session until it is stopped, or until the event loop of its `owner` is closed."""
 
     def __init__(
         self,
         open_store: OpenStore,
-        session: str,
         intervals: Intervals,
         holder: Holder,
         *,
         companions: Sequence[Companion] = (),
+        owner: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._open_store = open_store
-        self._session = session
         self._intervals = intervals
         self._holder = holder
         self._companions = companions
+        self._owner = owner
         self._loop: asyncio.AbstractEventLoop | None = None
         self._due = asyncio.Event()
-        self._lost = False
+        self._contact: asyncio.TimerHandle | None = None
         self._stopping = False
         self._started: Future[None] = Future()
         self._ended: Future[None] = Future()
@@ -95,17 +98,15 @@ class Keeper:
             with contextlib.suppress(RuntimeError):  # the keeper has stopped
                 loop.call_soon_threadsafe(self._due.set)
 
-    def adopt(self, session: str) -> None:
-        """Keep another session from now on, after the last one was lost."""
-        self._session = session
-        self._lost = False
-        self.nudge()
-
     async def stop(self) -> None:
         """End the companions and the renewals, and close the store. The session is not ended."""
         self._stopping = True
         self.nudge()
-        await asyncio.wrap_future(self._ended)
+        try:
+            async with asyncio.timeout(SECONDS_TO_STOP):
+                await asyncio.wrap_future(self._ended)
+        except TimeoutError:
+            logger.warning("the keeper is left behind: the store does not answer")
 
     # -- in the thread ---------------------------------------------------------------------------------------------
 
@@ -113,8 +114,9 @@ class Keeper:
         try:
             asyncio.run(self._keep())
         except BaseException as exc:
-            logger.exception("the keeper's thread has ended; the session will expire")
-            if not self._started.done():
+            if self._started.done():
+                logger.exception("the keeper's thread has ended; the session will expire")
+            else:
                 self._started.set_exception(exc)
         finally:
             self._ended.set_result(None)
@@ -124,45 +126,46 @@ class Keeper:
         self._loop = asyncio.get_running_loop()
         self._started.set_result(None)
         try:
-            companions = [asyncio.ensure_future(companion(store)) for companion in self._companions]
-            for companion in companions:
+            ear = store.wakeups.subscribe(())
+            beside = [asyncio.ensure_future(companion(store)) for companion in self._companions]
+            for companion in beside:
                 companion.add_done_callback(_log_end)
-            listener = asyncio.ensure_future(self._listen(store))
+            beside.append(asyncio.ensure_future(self._listen(ear)))
             try:
-                await self._renewals(store)
+                await self._renewals(store, ear)
             finally:
-                for task in (*companions, listener):
+                for task in beside:
                     task.cancel()
-                await asyncio.gather(*companions, listener, return_exceptions=True)
+                await asyncio.gather(*beside, return_exceptions=True)
+                ear.close()
         finally:
             await store.close()
 
-    async def _listen(self, store: Store) -> None:
-        heard_for, ear = self._session, store.wakeups.subscribe([session_topic(self._session)])
+    async def _listen(self, ear: Subscription) -> None:
         while True:
-            if heard_for != self._session:
-                heard_for = self._session
-                ear.listen([session_topic(heard_for)])
             if await ear.wait(self._intervals.heartbeat):
                 self._due.set()
 
-    async def _renewals(self, store: Store) -> None:
-        loop = asyncio.get_running_loop()
-        contact: asyncio.TimerHandle | None = None
+    async def _renewals(self, store: Store, ear: Subscription) -> None:
+        listening = lost = ""
         failing = False
         while not self._stopping:
+            if self._owner is not None and self._owner.is_closed():
+                logger.error("the event loop that this session was kept for is closed; the session will expire")
+                break
             self._due.clear()
-            asked = time.monotonic()
             wait = self._intervals.heartbeat
-            if not self._lost:
-                if contact is None:
-                    contact = loop.call_later(self._patience(), self._holder.contact_lost)
+            holdings = self._holder.holdings()
+            if holdings.session != listening:
+                listening = holdings.session
+                ear.listen([session_topic(listening)])
+            if holdings.session != lost:
                 try:
-                    held, claim, stopping = self._holder.holdings()
-                    renewal = await store.renew(self._session, held, claim=claim, stopping=stopping)
+                    await self._renew(store, holdings)
                 except SessionLost:
-                    self._lost = True
-                    self._holder.session_lost()
+                    lost = holdings.session
+                    self._expect_contact(None)
+                    self._holder.session_lost(lost)
                 except Exception as exc:
                     if not failing:
                         logger.warning("the session could not be renewed (%s); trying again", exc)
@@ -172,22 +175,33 @@ class Keeper:
                     if failing:
                         logger.warning("the session is renewed again")
                     failing = False
-                    # Counted from before the call: the store may have renewed it at any moment since.
-                    contact.cancel()
-                    contact = loop.call_at(asked + self._patience(), self._holder.contact_lost)
-                    self._holder.renewed(renewal)
             await self._sleep(wait)
-        if contact is not None:
-            contact.cancel()
+        self._expect_contact(None)
 
-    def _patience(self) -> float:
-        return self._intervals.lease - self._intervals.trust_margin
+    async def _renew(self, store: Store, holdings: Holdings) -> None:
+        asked = time.monotonic()
+        if self._contact is None:
+            self._expect_contact(asked)
+        renewal = await store.renew(holdings.session, holdings.held, claim=holdings.claim, stopping=holdings.stopping)
+        # Counted from before the call: the store may have renewed it at any moment since.
+        self._expect_contact(asked)
+        self._holder.renewed(renewal)
+
+    def _expect_contact(self, since: float | None) -> None:
+        """Tell the holder if there is no contact for a lease less its margin; None: there is no lease to lose."""
+        if self._contact is not None:
+            self._contact.cancel()
+            self._contact = None
+        if since is not None:
+            patience = self._intervals.lease - self._intervals.trust_margin
+            self._contact = asyncio.get_running_loop().call_at(since + patience, self._holder.contact_lost)
 
     async def _sleep(self, wait: float) -> None:
         if not self._stopping:
             await asyncio.sleep(CLOSEST_RENEWALS)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._due.wait(), max(0.0, wait - CLOSEST_RENEWALS))
+            async with asyncio.timeout(max(0.0, wait - CLOSEST_RENEWALS)):
+                await self._due.wait()
 
 
 def _log_end(companion: asyncio.Future[None]) -> None:

@@ -7,7 +7,7 @@ words of a user.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from string import Formatter
 from typing import Any
 
@@ -53,6 +53,8 @@ class Template:
                 value, _ = _formatter.get_field(place, (), arguments)
             except (AttributeError, LookupError, TypeError) as exc:
                 raise InvalidInput(self._field, f"argument {place!r} cannot be read ({exc!r})") from None
+            if isinstance(value, Collection) and not isinstance(value, str):
+                raise InvalidInput(self._field, f"argument {place!r} is a {type(value).__name__}; name one part of it")
             if value is None or value == "":
                 raise InvalidInput(
                     self._field, f"argument {place!r} is {value!r}; a key needs something to be named by"

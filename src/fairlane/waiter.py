@@ -116,7 +116,7 @@ class Vigil:
         self._work: Callable[[], object] | None = None
         self._intervals = intervals
         self._retention = retention
-        self._keeper = Keeper(open_store, self.session, intervals, self, companions=[self._manage, self._end_turns])
+        self._keeper = Keeper(open_store, intervals, self, companions=[self._manage, self._end_turns])
 
     async def begin(self, store: Store) -> None:
         """Register the session and start its keeper."""
@@ -167,7 +167,7 @@ class Vigil:
     def holdings(self) -> Holdings:
         """What the next renewal names."""
         with self._lock:
-            return Holdings(list(self._held), 0, False)
+            return Holdings(self.session, list(self._held), 0, False)
 
     def renewed(self, renewal: Renewal) -> None:
         """Stop the bodies whose turns are lost, or were asked to stop."""
@@ -179,7 +179,7 @@ class Vigil:
         for held in cancelled:
             self._lose(held, JobCancelled(held.id, Reason.BY_USER.value))
 
-    def session_lost(self) -> None:
+    def session_lost(self, session: str) -> None:
         """Stop all bodies: the places they held belong to others."""
         self.over = True
         self._lose_all("its session was declared dead, and its place belongs to another")

@@ -180,3 +180,50 @@ def test_defaults_are_filled_in_for_templates() -> None:
     assert Arguments(positional).bind((1,), {}) == {"a": 1, "b": "b", "c": 1.0}
     with pytest.raises(TypeError, match="missing"):
         Arguments(positional).bind((), {})
+
+
+def colourful(colour: Colour, choice: Literal["a", "b"] = "a") -> None: ...
+def wrapped(data: str, raw: bytes = b"") -> None: ...
+def impossible(value: Point | Order) -> None: ...
+
+
+class Picky(msgspec.Struct):
+    secret: str
+
+    def __post_init__(self) -> None:
+        assert self.secret != "sk-live", self.secret
+
+
+def picky(key: Picky) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "payload"),
+    [
+        (colourful, b'[["sk-live"],{}]'),
+        (colourful, b'[["red","sk-live"],{}]'),
+        (picky, b'[[{"secret":"sk-live"}],{}]'),
+        (positional, b'[["sk-live"],{}]'),
+        (typed, b'[["sk-live"],{}]'),
+    ],
+)
+def test_no_error_repeats_what_was_sent(function: Callable[..., Any], payload: bytes) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        Arguments(function).read(payload)
+    assert refused.value.field.startswith("argument")
+    assert "sk-live" not in str(refused.value)
+
+
+def test_bytes_for_a_parameter_of_another_type_are_refused() -> None:
+    arguments = Arguments(wrapped)
+    assert arguments.read(arguments.write(("x", b"y"), {})) == (["x", b"y"], {})
+    for args, kwargs in (((b"x",), {}), ((), {"data": b"x"})):
+        with pytest.raises(InvalidInput, match="annotate it as bytes"):
+            arguments.write(args, kwargs)
+    with pytest.raises(InvalidInput, match="annotate it as bytes"):
+        Arguments(loose).write((b"x",), {})
+
+
+def test_an_annotation_that_json_cannot_be_read_into_is_told() -> None:
+    with pytest.raises(InvalidInput, match="argument 'value': its annotation"):
+        Arguments(impossible).write((Point(1),), {})

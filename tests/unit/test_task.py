@@ -151,3 +151,15 @@ def test_a_task_of_the_main_program_is_named_as_others_import_it(tmp_path: Path,
         [sys.executable, *command], cwd=tmp_path, input=source, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == ("__main__.hello" if how == "stdin" else "shop.hello")
+
+
+def test_a_generator_is_no_task() -> None:
+    def numbers() -> Any:
+        yield 1
+
+    async def later() -> Any:
+        yield 1
+
+    for function in (numbers, later):
+        with pytest.raises(InvalidInput, match="a job has one result"):
+            app.task(function)

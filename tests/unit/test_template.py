@@ -63,6 +63,8 @@ def test_a_misspelt_parameter_is_told_with_those_there_are() -> None:
     [
         ("{user}", {"user": None}, "argument 'user' is None"),
         ("{user}", {"user": ""}, "argument 'user' is ''"),
+        ("{order}", {"order": {"password": "x"}}, "argument 'order' is a dict; name one part of it"),
+        ("{order}", {"order": [1]}, "argument 'order' is a list"),
         ("{order.id}", {"order": None}, "argument 'order.id' cannot be read"),
         ("{order[id]}", {"order": {}}, "argument 'order\\[id\\]' cannot be read"),
         ("{user}", {"user": "two\nlines"}, "not printable"),

@@ -48,8 +48,7 @@ class Runner:
         self.reports: list[tuple[Held, bytes]] = []
 
     async def ending(self, task: Task[..., Any], *args: Any, **fields: Any) -> body.Ending | Crashed:
-        deadline = fields.pop("deadline", None)
-        return await self.isolation.run(task, claimed(*args, **fields), deadline=deadline, report=self._report)
+        return await self.isolation.run(task, claimed(*args, **fields), report=self._report)
 
     def _report(self, held: Held, value: bytes) -> None:
         self.reports.append((held, value))

@@ -326,3 +326,18 @@ def test_a_local_plain_function_cannot_have_a_timeout(tmp_path: object) -> None:
     yard = Yard(None, "")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match=r"timeout: .*child process"):
         yard.task(local, timeout=5)
+
+
+async def test_a_coroutine_that_a_decorator_hides_is_told(yard: Yard) -> None:
+    async def inner() -> str:
+        return "never"
+
+    def hidden() -> object:
+        return inner()
+
+    yard.task(hidden)
+    async with yard.worker():
+        job = await yard.until(await yard.enqueue("hidden"))
+    assert (job.state, job.attempt) == (JobState.FAILED, 1)
+    assert job.error is not None
+    assert "must be an `async def` itself" in job.error

@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,7 @@ async def test_a_child_sees_the_modules_and_the_folder_of_its_worker(runner: Run
 
 
 async def test_a_body_knows_its_job(runner: Runner) -> None:
-    about = await runner.result(bodies.about_the_job, lane="ann", deadline=time.monotonic() + 100)
+    about = await runner.result(bodies.about_the_job, lane="ann", timeout=100.0)
     assert about == ["job-1", 3, 2, "ann", True]
 
 
@@ -190,7 +189,7 @@ async def main():
     assert importable(work)
     isolation = Isolation(most=1)
     for n in range(2):
-        ending = await isolation.run(work, claimed(n), deadline=None, report=lambda *_: None)
+        ending = await isolation.run(work, claimed(n), report=lambda *_: None)
         print(getattr(ending, "result", ending))
     await isolation.close()
 

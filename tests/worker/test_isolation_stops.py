@@ -145,7 +145,7 @@ async def test_a_report_that_raises_ends_the_child(tmp_path: Path) -> None:
 
     isolation = Isolation(most=1)
     with pytest.raises(RuntimeError, match="nobody listens"):
-        await isolation.run(bodies.report_and_wait, claimed(str(tmp_path / "never")), deadline=None, report=refuse)
+        await isolation.run(bodies.report_and_wait, claimed(str(tmp_path / "never")), report=refuse)
     assert await Runner(isolation).result(bodies.add, 1, 1) == 2
     await isolation.close()
 
@@ -249,7 +249,7 @@ async def test_an_interpreter_that_does_not_start_is_a_crash_and_not_a_hang(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert await runner.ending(bodies.add, 1, 1) == Crashed(
-        "the child process exited with code 1 before the body began"
+        "the child process exited with code 1 before the body began", begun=False
     )
 
 

@@ -7,56 +7,18 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from random import Random
-from typing import Any
 
 import pytest
 
-from fairlane.errors import StoreUnavailable
 from fairlane.job import JobState, Priority, Reason
 from fairlane.session import SessionState
 from fairlane.settings import LaneRule
 from fairlane.slots import Reserved
-from fairlane.store import Store
 
+from .faulty import Faulty, wait_for
 from .yard import PATIENCE, QUICK, Yard
-
-
-class Faulty:
-    """A store that fails when told to: before the call, or after it, when its answer is lost."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.fail: Callable[[str], str | None] = lambda verb: None
-        self.calls: Counter[str] = Counter()
-
-    def __getattr__(self, verb: str) -> Any:
-        real = getattr(self.store, verb)
-        if not asyncio.iscoroutinefunction(real):
-            return real
-
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            self.calls[verb] += 1
-            how = self.fail(verb)
-            if how == "before":
-                raise StoreUnavailable("the store is away")
-            answer = await real(*args, **kwargs)
-            if how == "after":
-                raise StoreUnavailable("the answer was lost")
-            return answer
-
-        return call
-
-
-async def wait_for(condition: Callable[[], Awaitable[bool]] | Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            met = condition()
-            if met if isinstance(met, bool) else await met:
-                return
-            await asyncio.sleep(0.01)
 
 
 async def test_never_more_bodies_than_slots_and_reserved_ones_stay_free(yard: Yard) -> None:

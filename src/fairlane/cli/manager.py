@@ -67,9 +67,7 @@ class Standing:
     async def begin(self) -> None:
         """Register, and stand for leadership."""
         await self._register()
-        self._keeper = Keeper(
-            self._open_store, self._session, self._settings.intervals, self, companions=[self._manage]
-        )
+        self._keeper = Keeper(self._open_store, self._settings.intervals, self, companions=[self._manage])
         await self._keeper.start()
         logger.info("the manager is ready")
 
@@ -110,7 +108,7 @@ class Standing:
                 logger.warning("could not register anew (%s); trying again", exc)
                 await asyncio.sleep(self._settings.intervals.poll)
             else:
-                self._keeper.adopt(self._session)
+                self._keeper.nudge()
                 return
 
     def _lose_session(self) -> None:
@@ -121,12 +119,12 @@ class Standing:
 
     def holdings(self) -> Holdings:
         """It never holds a job."""
-        return Holdings([], 0, self._stopping)
+        return Holdings(self._session, [], 0, self._stopping)
 
     def renewed(self, renewal: Renewal) -> None:
         """There is nothing to compare."""
 
-    def session_lost(self) -> None:
+    def session_lost(self, session: str) -> None:
         """Leadership does not hang on the session, so nothing has to end; only the name was lost."""
         self._loop.call_soon_threadsafe(self._lose_session)
 

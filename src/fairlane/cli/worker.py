@@ -62,7 +62,7 @@ class Attempt:
 @click.option("--queues", "-Q", metavar="NAME[=WEIGHT],…", help="Queues to serve; else all the application names.")
 @click.option("--slots", "-c", type=int, help="Jobs to run at once. [10, or FAIRLANE_MAX_CONCURRENT_TASKS]")
 @click.option("--reserved", metavar="high=N,normal=N", help="Slots kept for a class and those above it. [high=1]")
-@click.option("--processes", type=int, default=1, show_default=True, help="Worker processes, each with these slots.")
+@click.option("--processes", type=int, metavar="N", help="N processes under a supervisor, each with these slots.")
 @click.option("--pool", help="The pool whose sticky keys and broadcasts it takes. [default]")
 @click.option("--index", metavar="N|host|auto", help="Its place in the pool. auto: the host name's number, if free.")
 @click.option("--grace", type=float, metavar="SECONDS", help="How long bodies may go on at a stop. [30]")
@@ -75,7 +75,7 @@ class Attempt:
 def worker_command(
     app_name: str | None,
     url: str | None,
-    processes: int,
+    processes: int | None,
     log_level: str,
     log_format: str,
     metrics_port: int | None,
@@ -90,7 +90,7 @@ def worker_command(
     configure(log_level, log_format)
     # A process under a supervisor was started by the same command line, and is one of those it asks for.
     leash = supervised(os.environ)
-    if processes > 1 and leash is None:
+    if processes is not None and leash is None:
         run(_supervise(target, settings, processes))
     else:
         run(_serve(target, settings, options["index"], metrics_port, leash))
@@ -102,7 +102,7 @@ def read_settings(
     queues: str | None,
     slots: int | None,
     reserved: str | None,
-    processes: int,
+    processes: int | None,
     pool: str | None,
     index: str | None,
     grace: float | None,
@@ -124,7 +124,8 @@ def read_settings(
             "--grace", lambda: base.grace if grace is None else check_seconds("--grace", grace), base.grace
         ),
     }
-    attempt("--processes", lambda: check_count("--processes", processes, least=1, most=MOST_PROCESSES), 1)
+    if processes is not None:
+        attempt("--processes", lambda: check_count("--processes", processes, least=1, most=MOST_PROCESSES), 1)
     attempt.finish()
     return WorkerSettings(
         **found, manager=not no_manager, burst=burst, intervals=base.intervals, retention=base.retention
@@ -188,7 +189,7 @@ async def _supervise(target: Target, settings: WorkerSettings, processes: int) -
         until_done=settings.burst,
     )
     if sys.stderr.isatty():
-        _greet(target, settings, f"{processes} worker processes")
+        _greet(target, settings, f"{processes} worker process{'es' if processes > 1 else ''}")
     await supervisor.run()
 
 
@@ -261,7 +262,9 @@ class Signals:
         self._first_at = self._first_at or time.monotonic()
         words = "handing back what runs" if self.asked else "finishing what runs; once more, and it is handed back"
         logger.info("%s: %s", signal.Signals(number).name, words)
-        if self._worker is not None and self._worker.ready.is_set():
+        # One that registers just now goes through with it and leaves again: a session that nobody serves would be
+        # given keys and broadcasts until its lease ends.
+        if self._worker is not None and (self._worker.ready.is_set() or not self.asked):
             self._worker.stop(now=self.asked)
         elif self._task is not None:
             self._task.cancel()

@@ -46,6 +46,8 @@ class Process:
         """End it at once, with all it has started; whatever it left behind when it ended is ended too."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+        # It may have left its group.
+        self.signal(signal.SIGKILL)
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         code = self._popen.wait()

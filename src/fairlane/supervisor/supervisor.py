@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..connection import Connection, OpenStore
-from ..errors import FairlaneError, NotFound, StoreError
+from ..errors import FairlaneError, NotFound, StoreError, StoreUnavailable
 from ..intervals import Intervals
 from ..job import Held
 from .marks import Marks
@@ -36,6 +36,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 """Between two tries to leave a session while the store does not answer."""
 LEAVE_FIRST = 1.0
 """How long a restart waits for that; it takes milliseconds, unless the store is not there."""
+PATIENCE = 3.0
+"""How long one call to the store may take."""
 LAST_TRIES = 5.0
 """How long a supervisor that stops goes on trying; after that the rescuer finds the session's lease ended."""
 
@@ -177,11 +179,14 @@ class Supervisor:
 
     async def _leave(self, session: str, begun: Sequence[Held]) -> StoreError | None:
         try:
-            store = await self._connection.store()
-            await store.leave(session, begun=begun)
+            async with asyncio.timeout(PATIENCE):
+                store = await self._connection.store()
+                await store.leave(session, begun=begun)
         except NotFound:
             # It died before it was registered.
             return None
+        except TimeoutError:
+            return StoreUnavailable(f"the store did not answer within {PATIENCE:g} s")
         except StoreError as exc:
             return exc
         return None
@@ -198,10 +203,11 @@ class Supervisor:
 
     async def _renew(self, child: Child, session: str) -> None:
         try:
-            store = await self._connection.store()
-            # Names no job and no claim, so nothing is taken back: what it holds is for the child to say.
-            await store.renew(session, [], claim=0)
-        except StoreError:
+            async with asyncio.timeout(PATIENCE):
+                store = await self._connection.store()
+                # Names no job and no claim, so nothing is taken back: what it holds is for the child to say.
+                await store.renew(session, [], claim=0)
+        except (StoreError, TimeoutError):
             # Nobody reaches the store just now, which others say loudly enough; the next look tries again.
             return
         except FairlaneError as exc:

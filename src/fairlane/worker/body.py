@@ -5,6 +5,7 @@ An ending is a value that can travel as JSON, so that a child process can send i
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -70,7 +71,17 @@ def returned(value: Any) -> Ending:
     try:
         return Returned(codec.encode("result", value, RESULT_BYTES))
     except InvalidInput as exc:
-        return Raised(reason=Reason.ERROR, error=str(exc), group="result", final=True)
+        error = str(exc)
+    except Exception as exc:
+        # A model's own method may raise anything.
+        error = f"result: {_text(exc)}"
+    if inspect.iscoroutine(value):
+        value.close()
+        error = (
+            "result: the function returned a coroutine that nobody awaits; a decorator that hides an `async def` "
+            "must be an `async def` itself"
+        )
+    return Raised(reason=Reason.ERROR, error=error, group="result", final=True)
 
 
 _NOTHING = Returned(b"null")
@@ -127,11 +138,13 @@ def transition_of(ending: Ending, job: Claimed, draw: Callable[[], float] = rand
 
 def _controlled(exc: Control) -> Ending:
     if isinstance(exc, Snooze):
-        states.snooze(_NOBODY, exc.delay)
-        return Snoozed(exc.delay)
+        delay = getattr(exc, "delay", 0.0)
+        states.snooze(_NOBODY, delay)
+        return Snoozed(delay)
     if isinstance(exc, Cancel):
         return Withdrawn()
-    delay = exc.delay if isinstance(exc, Retry) else None
+    # A subclass may not have called its parent.
+    delay = getattr(exc, "delay", None) if isinstance(exc, Retry) else None
     if delay is not None:
         states.snooze(_NOBODY, delay)
     return Raised(reason=Reason.ERROR, error=_text(exc), group=_group(exc), delay=delay, final=isinstance(exc, Fail))
@@ -141,8 +154,11 @@ _NOBODY = Held("nobody", 0)
 
 
 def _text(exc: BaseException) -> str:
-    """The traceback from the user's first frame on."""
-    return "".join(traceback.format_exception(type(exc), exc, _users_frames(exc.__traceback__)))
+    """The traceback from the user's first frame on. An exception that cannot even be shown is told by its name."""
+    try:
+        return "".join(traceback.format_exception(type(exc), exc, _users_frames(exc.__traceback__)))
+    except Exception:
+        return f"{type(exc).__name__} (it cannot be shown)"
 
 
 def _users_frames(frames: TracebackType | None) -> TracebackType | None:

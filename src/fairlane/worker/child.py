@@ -9,6 +9,7 @@ here too.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import socket
@@ -29,6 +30,7 @@ from ..running import RunningJob
 from ..task import Task
 from . import body, wire
 
+PR_SET_PDEATHSIG = 1
 SECONDS_TO_END = 5.0
 """For what bodies left behind, threads and exit handlers, when the worker has no more to do or is gone."""
 
@@ -76,10 +78,13 @@ class Child:
     # -- the body ----------------------------------------------------------------------------------------------------
 
     def _run(self, run: wire.Run) -> body.Ending:
-        RunningJob(run.job, self._report, run.deadline).enter()
+        job = run.job
         try:
-            task = run.where.find(run.job.task)
-            arguments = body.read_arguments(task, run.job)
+            task = run.where.find(job.task)
+            self._send(wire.Started())
+            deadline = None if job.timeout is None else time.monotonic() + job.timeout
+            RunningJob(job, self._report, deadline).enter()
+            arguments = body.read_arguments(task, job)
             if isinstance(arguments, body.Raised):
                 return arguments
             args, kwargs = arguments
@@ -204,6 +209,12 @@ def _let_forks_be_ended() -> None:
     )
 
 
+def _die_with_the_worker() -> None:
+    """Also when a body holds the interpreter, so that no thread here could notice. Where the system can do that."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _vital(work: Callable[[], None]) -> None:
     """Without this thread the worker would wait for ever: the process ends with it."""
     try:
@@ -223,6 +234,7 @@ def _end_all() -> NoReturn:
 def main(fd: int) -> None:
     """Serve the worker at the other end of a socket."""
     os.set_inheritable(fd, False)
+    _die_with_the_worker()
     Child(socket.socket(fileno=fd)).serve()
 
 

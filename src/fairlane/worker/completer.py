@@ -12,10 +12,10 @@ import logging
 from collections.abc import Callable
 from random import random
 
-from ..errors import SessionLost, Stale, StoreError
-from ..job import Held
+from ..errors import InvalidInput, SessionLost, Stale, StoreError
+from ..job import Held, Reason
 from ..session import Claim, Finished
-from ..states import Transition
+from ..states import Move, Transition, fail
 from ..store import Store
 
 logger = logging.getLogger("fairlane.worker")
@@ -51,6 +51,8 @@ class Completer:
                     return Finished(())
             except SessionLost:
                 raise
+            except InvalidInput as exc:
+                return await self._exchange_apart(session, transitions, claim, exc)
             except Stale:
                 # The claim is older than one the store has seen: an answer overtaken by a repetition. Ask anew.
                 claim = None
@@ -59,7 +61,9 @@ class Completer:
                     logger.error("the store does not answer (%s); leaving the rest to the rescuer", exc)
                     return None
                 if not failing:
-                    logger.warning("the store does not answer (%s); trying again", exc)
+                    # Anything but a failing store is a fault of ours, or of the store's code: say where.
+                    ours = None if isinstance(exc, StoreError) else exc
+                    logger.warning("the store does not answer (%s); trying again", exc, exc_info=ours)
                 failing = True
                 await asyncio.sleep(wait * random())
                 wait = min(LONGEST_WAIT, wait * 2)
@@ -67,6 +71,20 @@ class Completer:
                 if failing:
                     logger.warning("the store answers again")
                 return finished
+
+    async def _exchange_apart(
+        self, session: str, transitions: list[Transition], claim: Claim | None, exc: InvalidInput
+    ) -> Finished | None:
+        """One of them is refused for good: it must not hold up the others, nor its job for ever."""
+        if len(transitions) > 1:
+            middle = len(transitions) // 2
+            first = await self.exchange(session, transitions[:middle], None)
+            second = await self.exchange(session, transitions[middle:], claim)
+            return first and second and Finished((*first.verdicts, *second.verdicts), second.claimed)
+        logger.error("the store refuses how a job ended (%s); it is written as failed", exc)
+        if not transitions or transitions[0].move is Move.FAIL:
+            return Finished(())
+        return await self.exchange(session, [fail(transitions[0].held, Reason.ERROR, str(exc))], claim)
 
     async def _write_last(self, session: str, transitions: list[Transition]) -> None:
         """What a body reported just before it ended is written first: once it has ended, nothing is taken any more."""

@@ -27,6 +27,11 @@ from .threads import Threads
 
 logger = logging.getLogger("fairlane.worker")
 Ended = Callable[[Run, Transition | None], None]
+START_UP_SECONDS = 60.0
+"""What a child process may take to import an application."""
+CLEAN_UP_SECONDS, CLEAN_UP_WITHOUT_CONTACT = 2.0, 0.3
+AGAIN_SECONDS = 5.0
+"""After this a job is tried again that no child process could be started for: uncharged, for it never began."""
 
 
 class Marks(Protocol):
@@ -78,16 +83,18 @@ class Executor:
         """End a body. The first reason counts, except that a lost claim leaves nothing else to say."""
         if run.ended:
             return
-        if run.stop is None or why is Stop.LOST:
+        first = run.stop is None
+        if first or why is Stop.LOST:
             run.stop = why
-        if why is not Stop.HAND_BACK and run.running is not None:
+        if why not in (Stop.HAND_BACK, Stop.CONTACT) and run.running is not None:
             run.running.request_cancel()
         if run.in_thread:
             # It cannot be stopped, so it keeps its slot until it ends; only a stop of the worker leaves it behind.
             if why is Stop.HAND_BACK:
                 self.abandon(run)
             return
-        if run.body is not None:
+        if first and run.body is not None:
+            # Once only: a body that cleans up must not be interrupted in that too.
             run.body.cancel()
         if not run.begun:
             # A task that is cancelled before its first step never gets to say how it ended.
@@ -96,7 +103,8 @@ class Executor:
     def abandon(self, run: Run) -> None:
         """Let go of a body that does not end; whatever it does later is not written."""
         if not run.ended:
-            self._end(run, None if run.stop is Stop.LOST else states.hand_back(run.claimed.held))
+            run.stop = run.stop or Stop.HAND_BACK
+            self._end(run, self._stopped(run))
             if run.body is not None:
                 run.body.cancel()
 
@@ -110,15 +118,34 @@ class Executor:
 
     async def _run(self, run: Run) -> None:
         run.begun = True
+        transition: Transition | None = None
+        try:
+            transition = await self._traced(run)
+        except Exception as exc:
+            # Nothing a body or a tracer does may leave a job without an ending.
+            logger.exception("the run of job %s ended unusually", run.claimed.id)
+            failed = body.Raised(reason=Reason.ERROR, error=f"{type(exc).__name__} in the worker", group="worker")
+            transition = body.transition_of(failed, run.claimed)
+        finally:
+            if not run.ended:
+                self._end(run, transition)
+
+    async def _traced(self, run: Run) -> Transition | None:
         if self._tracer is None:
-            transition = await self._transition(run)
-        else:
-            with self._tracer.run(run.claimed) as decided:
+            return await self._transition(run)
+        transition: Transition | None = None
+        decided = False
+        try:
+            with self._tracer.run(run.claimed) as tell:
                 transition = await self._transition(run)
+                decided = True
                 if transition is not None:
-                    decided(transition)
-        if not run.ended:
-            self._end(run, transition)
+                    tell(transition)
+        except Exception:
+            logger.exception("the tracer failed around job %s", run.claimed.id)
+            if not decided:
+                return await self._transition(run)
+        return transition
 
     async def _transition(self, run: Run) -> Transition | None:
         job = run.claimed
@@ -127,6 +154,9 @@ class Executor:
         except asyncio.CancelledError as exc:
             # A body may cancel itself; that is an error like any other.
             return self._stopped(run) if run.stop is not None else body.transition_of(body.raised(exc), job)
+        except GeneratorExit:
+            # The event loop is gone, and nobody is left to be told anything.
+            raise
         except BaseException as exc:
             # Also SystemExit: a body does not end the worker.
             return body.transition_of(body.raised(exc), job)
@@ -143,16 +173,13 @@ class Executor:
                 error=f"this worker's application has no task {job.task!r}; deploy it, or rename it back",
                 group="unknown_task",
             )
-        if job.timeout is not None:
-            run.deadline = time.monotonic() + job.timeout
-            self._watch(run, run.deadline)
-        if self._marks is not None:
-            run.mark = self._marks.begin(job.held)
         if job.suspect or task.isolate or (not task.is_async and job.timeout is not None):
             return await self._apart(run, task, job)
         return await self._here(run, task, job)
 
     async def _here(self, run: Run, task: Task[..., Any], job: Claimed) -> body.Ending:
+        self._mark(run)
+        self._time(run)
         run.running = RunningJob(job, self._report, run.deadline)
         run.running.enter()
         if not task.is_async:
@@ -169,11 +196,22 @@ class Executor:
         return body.returned(value)
 
     async def _apart(self, run: Run, task: Task[..., Any], job: Claimed) -> body.Ending | Crashed:
-        if importable(task):
-            return await self._isolation.run(task, job, deadline=run.deadline, report=self._report)
-        # A child process cannot find it. One at a time, so that a job that kills its process is alone among suspects.
-        async with self._suspects:
-            return await self._here(run, task, job)
+        if not importable(task):
+            # A child process cannot find it. One at a time: of several suspects, the others have then not begun when
+            # one kills its process.
+            async with self._suspects:
+                return await self._here(run, task, job)
+        self._mark(run)
+        if job.timeout is not None:
+            # The time of a body begins when the child has imported it; that itself must end some day too.
+            self._watch(run, time.monotonic() + job.timeout + START_UP_SECONDS)
+        return await self._isolation.run(
+            task, job, report=self._report, started=lambda: self._time(run), patience=lambda: _patience(run)
+        )
+
+    def _mark(self, run: Run) -> None:
+        if self._marks is not None:
+            run.mark = self._marks.begin(run.claimed.held)
 
     def _stopped(self, run: Run) -> Transition | None:
         job = run.claimed
@@ -195,8 +233,14 @@ class Executor:
 
     # -- timeouts ----------------------------------------------------------------------------------------------------
 
+    def _time(self, run: Run) -> None:
+        """The body begins now, and with it its time."""
+        if run.claimed.timeout is not None:
+            self._watch(run, time.monotonic() + run.claimed.timeout)
+
     def _watch(self, run: Run, deadline: float) -> None:
         """One timer for all: a timeout per job would cost more than a job that does nothing."""
+        run.deadline = deadline
         self._timed.add(run)
         loop = asyncio.get_running_loop()
         if self._sweep is None or self._sweep.when() > deadline:
@@ -217,7 +261,15 @@ class Executor:
 
 def _crashed(job: Claimed, crash: Crashed) -> Transition:
     """The child process of a body died: charged, tried again at once the first time, later with back-off."""
+    if not crash.begun:
+        logger.error("job %s could not begin in a child process: %s", job.id, crash.error)
+        return states.snooze(job.held, AGAIN_SECONDS)
     if not may_retry(job.attempt, job.retries):
         return states.fail(job.held, Reason.CRASHED, crash.error, group="crashed")
     delay = job.backoff.delay(job.attempt, random()) if job.suspect else 0.0
     return states.retry(job.held, delay, Reason.CRASHED, crash.error, group="crashed")
+
+
+def _patience(run: Run) -> float:
+    """How long a child may take to clean up. Without contact there is less time: the lease is about to end."""
+    return CLEAN_UP_WITHOUT_CONTACT if run.stop is Stop.CONTACT else CLEAN_UP_SECONDS

@@ -10,10 +10,10 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -28,6 +28,7 @@ from .whereabouts import Where, importable
 
 __all__ = ["Crashed", "Isolation", "importable"]
 
+KILL_AFTER = 2.0
 TRIES = 3
 """Children that may die before they begin; one may have died while idle, but a machine that starts none is at fault."""
 SECONDS_TO_DRAIN = 0.5
@@ -38,13 +39,15 @@ class Crashed(msgspec.Struct, frozen=True):
     """The child process died, and the body with it."""
 
     error: str
+    begun: bool = True
+    """False: no body was there yet to have caused it."""
 
 
 class Isolation:
     """Runs bodies in child processes, at most `most` at once. Belongs to one event loop."""
 
     def __init__(
-        self, *, most: int, jobs_per_child: int = 100, idle_seconds: float = 60.0, kill_after: float = 2.0
+        self, *, most: int, jobs_per_child: int = 100, idle_seconds: float = 60.0, kill_after: float = KILL_AFTER
     ) -> None:
         self._room = asyncio.Semaphore(most)
         self._jobs_per_child = jobs_per_child
@@ -56,10 +59,17 @@ class Isolation:
         self._closed = False
 
     async def run(
-        self, task: Task[..., Any], job: Claimed, *, deadline: float | None, report: running.Report
+        self,
+        task: Task[..., Any],
+        job: Claimed,
+        *,
+        report: running.Report,
+        started: Callable[[], None] = lambda: None,
+        patience: Callable[[], float] | None = None,
     ) -> Ending | Crashed:
-        """Run the body of a job. Cancelling this stops it: first by an exception in it, then by SIGKILL.
+        """Run the body of a job. Cancelling this stops it: first by an exception in it, after `patience` by SIGKILL.
 
+        `started` is called when the child has imported the task, and the body itself begins.
         Either way it returns or raises only when the body has ended. A body that came to its end by itself although
         it was to be stopped has an ending all the same, and that is returned.
         """
@@ -68,17 +78,17 @@ class Isolation:
             raise FairlaneError(
                 f"task {task.name} cannot run in a child process: it is not found by importing its module"
             )
-        ask = wire.Run(where=where, job=job, deadline=deadline)
+        talk = Talk(wire.Run(where=where, job=job), report, started, patience or (lambda: self._kill_after))
         async with self._room:
             for _ in range(TRIES):
                 child = self._take()
                 try:
-                    ending = await child.run(ask, report, self._kill_after)
+                    ending = await child.run(talk)
                 finally:
                     self._put_back(child)
                 if ending is not None:
                     return ending
-            return Crashed(f"{child.words()} before the body began")
+            return Crashed(f"{child.words()} before the body began", begun=False)
 
     async def close(self) -> None:
         """End all children, and what runs in them."""
@@ -128,6 +138,15 @@ class Isolation:
         task.add_done_callback(self._ending.discard)
 
 
+class Talk(NamedTuple):
+    """What a child is to run, and whom to tell."""
+
+    ask: wire.Run
+    report: running.Report
+    started: Callable[[], None]
+    patience: Callable[[], float]
+
+
 class _Child:
     """One child process, as its worker sees it."""
 
@@ -168,35 +187,37 @@ class _Child:
             self._rest.cancel()
         self._rest = timer
 
-    async def run(self, ask: wire.Run, report: running.Report, kill_after: float) -> Ending | Crashed | None:
+    async def run(self, talk: Talk) -> Ending | Crashed | None:
         """Run one body; None: it died before that began."""
         self.jobs += 1
         # A task of its own, which is not cancelled with the caller: somebody has to see the body end.
-        talk = asyncio.get_running_loop().create_task(self._talk(ask, report))
+        talking = asyncio.get_running_loop().create_task(self._talk(talk))
         cancelled: asyncio.CancelledError | None = None
-        while not talk.done():
+        while not talking.done():
             try:
-                await asyncio.wait([talk])
+                await asyncio.wait([talking])
             except asyncio.CancelledError as exc:
                 cancelled = cancelled or exc
-                self.stop(kill_after)
-        ending = talk.result()
+                self.stop(talk.patience())
+        ending = talking.result()
         if cancelled is not None and (ending is None or isinstance(ending, Crashed)):
             raise cancelled
         return ending
 
-    async def _talk(self, ask: wire.Run, report: running.Report) -> Ending | Crashed | None:
+    async def _talk(self, talk: Talk) -> Ending | Crashed | None:
         begun = False
         try:
             reader, writer = self._streams or await self._connect()
-            writer.write(wire.frame(ask))
+            writer.write(wire.frame(talk.ask))
             while (message := await wire.read(reader)) is not None:
                 if isinstance(message, wire.Ended):
                     return message.ending
                 if isinstance(message, wire.Begun):
                     begun = True
-                elif message.held == ask.job.held:
-                    report(message.held, message.value)
+                elif isinstance(message, wire.Started):
+                    talk.started()
+                elif message.held == talk.ask.job.held:
+                    talk.report(message.held, message.value)
         except BaseException:
             self.worn = True
             self._process.kill()

@@ -15,7 +15,8 @@ class Stop(Enum):
     TIMEOUT = "its time was over"
     CANCEL = "somebody cancelled it"
     LOST = "the claim was lost"
-    HAND_BACK = "the worker stops, or has lost contact with the store"
+    HAND_BACK = "the worker stops"
+    CONTACT = "the store cannot be reached, and its limited lane may be given to another"
 
 
 class Run:

@@ -32,8 +32,6 @@ class Run(msgspec.Struct, frozen=True, tag="run", kw_only=True):
 
     where: Where
     job: Claimed
-    deadline: float | None
-    """By the monotonic clock, which all processes of a machine share."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
@@ -42,6 +40,10 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 class Begun(msgspec.Struct, frozen=True, tag="begun"):
     """The body may have begun; a child that dies before it said so has run nothing."""
+
+
+class Started(msgspec.Struct, frozen=True, tag="started"):
+    """The application is imported: the time of the body begins."""
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -58,7 +60,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 
 ToChild = Hello | Run | Stop
-FromChild = Begun | Progress | Ended
+FromChild = Begun | Started | Progress | Ended
 
 _encoder = msgspec.json.Encoder()
 _to_child: msgspec.json.Decoder[ToChild] = msgspec.json.Decoder(ToChild)

@@ -12,20 +12,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Awaitable, Callable
 from random import uniform
 
 from ..connection import OpenStore
-from ..errors import IndexTaken, SessionLost
+from ..errors import SessionLost
 from ..events import Tracer
-from ..ids import new_id
 from ..job import Held
 from ..keeper import Companion, Holdings, Keeper
 from ..manager.manager import Manager
-from ..session import Claim, NewSession, Renewal, Session, SessionKind, SessionState
+from ..session import Claim, Renewal, Session
 from ..states import Transition
 from ..store import Store
 from ..task import Registry
@@ -33,7 +31,9 @@ from ..wakeups import queue_topic, worker_topic
 from .completer import Completer
 from .executor import Executor, Marks
 from .fetcher import Fetcher
+from .guard import guard_tasks
 from .loopwatch import LoopWatch
+from .membership import Membership
 from .run import Run, Stop
 from .settings import WorkerSettings
 
@@ -42,6 +42,8 @@ REDECLARE_SECONDS = 3_600.0
 """Schedules that nobody declares for a day stop, so a living worker repeats itself."""
 UNWIND_SECONDS = 3.0
 """How long bodies that were told to end at a stop may take to do so, before they are left behind."""
+LAST_TRIES = 5.0
+"""How long a worker that stops goes on telling a store that fails how its bodies ended."""
 
 
 class Worker:
@@ -73,11 +75,11 @@ class Worker:
         self._news = asyncio.Event()
         self._hinted = True
         self._next_poll = 0.0
-        self._stopping = False
-        self._told_to_stop = asyncio.Event()
-        self._hand_back_at: float | None = None
+        self._stopping = asyncio.Event()
+        self._grace_ends = self._hand_back_at = 0.0
+        self._unwinding = False
         self._session_lost = False
-        self._session: Session | None = None
+        self._out_of_contact = False
         self.ready = asyncio.Event()
         """Set once it is registered and claims."""
         self.manager: Manager | None = None
@@ -87,24 +89,21 @@ class Worker:
     @property
     def session(self) -> Session:
         """How the store knows this worker."""
-        assert self._session is not None, "the worker has not started"
-        return self._session
+        session = self._membership.session
+        assert session is not None, "the worker has not started"
+        return session
 
     def stop(self, *, now: bool = False) -> None:
         """Claim nothing more and end: after the bodies have, or their grace is over, or at once."""
-        if not self._stopping:
-            self._stopping = True
-            self._told_to_stop.set()
-            self._hand_back_at = time.monotonic() + self._settings.grace
-            keeper = getattr(self, "_keeper", None)
-            if keeper is not None:
-                keeper.nudge()
-        if now:
-            self._hand_back_at = time.monotonic()
+        if now or not self._stopping.is_set():
+            self._grace_ends = self._hand_back_at = time.monotonic() + (0 if now else self._settings.grace)
+        self._stopping.set()
         self._news.set()
+        if self.ready.is_set():
+            self._keeper.nudge()
 
     async def run(self) -> None:
-        """Serve until stopped."""
+        """Serve until stopped. Cancelling it stops at once."""
         self._loop = asyncio.get_running_loop()
         self._store = await self._get_store()
         self._completer = Completer(self._store, self._patient)
@@ -116,23 +115,32 @@ class Worker:
             marks=self._marks,
             tracer=self._tracer,
         )
+        self._membership = Membership(
+            self._store, self._settings, self._stopping, marks=self._marks, registered=self._registered
+        )
+        self._keeper = Keeper(
+            self._open_store, self._settings.intervals, self, companions=self._companions(), owner=self._loop
+        )
+        guard_tasks(self._loop)
         if self._declare is not None:
             await self._declare(self._store)
-        if not await self._register():
+        if not await self._membership.join():
             return
         beside: list[asyncio.Future[None]] = []
         # From here on the store counts on this session, so whatever ends the worker also ends it.
         try:
-            self._keeper = Keeper(
-                self._open_store, self.session.id, self._settings.intervals, self, companions=self._companions()
-            )
             await self._keeper.start()
+            serving = asyncio.ensure_future(self._serve())
             beside = [
+                serving,
                 asyncio.ensure_future(self._listen()),
                 asyncio.ensure_future(self._completer.write_progress(lambda: self.session.id)),
                 asyncio.ensure_future(self._redeclare()),
+                asyncio.ensure_future(self._give_up(serving)),
             ]
-            await self._serve()
+            await asyncio.wait([serving])
+            if not serving.cancelled():
+                serving.result()
         finally:
             for task in beside:
                 task.cancel()
@@ -152,9 +160,10 @@ class Worker:
             if endings or claim is not None:
                 if not await self._exchange(endings, claim):
                     return
-                if self._settings.burst and not self._runs and not self._endings and claim is not None:
+                nothing_left = not self._runs and not self._endings and not self._session_lost
+                if self._settings.burst and nothing_left and claim is not None:
                     return
-            elif self._stopping and not self._runs:
+            elif self._stopping.is_set() and not self._runs:
                 return
             else:
                 await self._wait()
@@ -162,7 +171,9 @@ class Worker:
     def _claim(self, endings: list[tuple[Run, Transition | None]]) -> Claim | None:
         """Claim with every write, and else when there was a hint or it is time to look."""
         now = time.monotonic()
-        if self._stopping or not (endings or self._hinted or now >= self._next_poll):
+        if self._stopping.is_set() or self._out_of_contact:
+            return None
+        if not (endings or self._hinted or now >= self._next_poll):
             return None
         claim = self._fetcher.claim([run.claimed.priority for run, _ in endings])
         if claim is not None:
@@ -211,13 +222,13 @@ class Worker:
         """Until something ended, was hinted or is due."""
         now = time.monotonic()
         until = self._next_poll
-        if self._stopping and self._hand_back_at is not None:
+        if self._stopping.is_set():
             until = self._hand_back_at
             if now >= until:
                 self._hand_back(now)
                 until = self._hand_back_at
-        elif len(self._runs) >= self._settings.slots.total:
-            # Only an ending can make room; it brings the next claim along.
+        elif self._out_of_contact or len(self._runs) >= self._settings.slots.total:
+            # Only an ending can make room, or a renewal; it brings the next claim along.
             until = now + self._settings.intervals.poll
         timer = self._loop.call_later(max(0.0, until - now), self._news.set)
         try:
@@ -231,70 +242,35 @@ class Worker:
         if left:
             logger.warning("the grace is over: handing back %d jobs that still run", len(left))
         for run in left:
-            if run.stop is Stop.HAND_BACK:
+            if self._unwinding:
                 self._executor.abandon(run)
             else:
                 self._executor.stop(run, Stop.HAND_BACK)
+        self._unwinding = True
         self._hand_back_at = now + UNWIND_SECONDS
 
     async def _listen(self) -> None:
         topics = [queue_topic(queue) for queue in self._settings.queues]
         heard_for: str | None = None
         ear = self._store.wakeups.subscribe(topics)
-        while True:
-            worker = self.session.worker
-            if worker is not None and worker != heard_for:
-                heard_for = worker
-                ear.listen([*topics, worker_topic(worker)])
-            if await ear.wait(self._settings.intervals.heartbeat):
-                self._hinted = True
-                self._news.set()
+        try:
+            while True:
+                worker = self.session.worker
+                if worker is not None and worker != heard_for:
+                    heard_for = worker
+                    ear.listen([*topics, worker_topic(worker)])
+                if await ear.wait(self._settings.intervals.heartbeat):
+                    self._hinted = True
+                    self._news.set()
+        finally:
+            ear.close()
 
     # -- the session -----------------------------------------------------------------------------------------------
-
-    async def _register(self) -> bool:
-        """Become known to the store; False when told to stop before that."""
-        settings = self._settings
-        while True:
-            new = NewSession(
-                id=new_id(),
-                kind=SessionKind.WORKER,
-                lease=settings.intervals.lease,
-                host=settings.host,
-                pid=os.getpid(),
-                pool=settings.pool,
-                index=settings.index,
-                queues=tuple(settings.queues),
-                slots=settings.slots,
-            )
-            if self._marks is not None:
-                self._marks.session(new.id)
-            try:
-                self._session = await self._store.register(new)
-                break
-            except IndexTaken as exc:
-                logger.warning("%s; waiting", exc)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(exc.retry_after, settings.intervals.lease) + 0.1):
-                        await self._told_to_stop.wait()
-                if self._stopping:
-                    return False
-        if self._registered is not None:
-            self._registered(self._session)
-        logger.info(
-            "worker %s is ready: %d slots, queues %s",
-            self._session.worker,
-            settings.slots.total,
-            ", ".join(settings.queues),
-        )
-        return True
 
     async def _begin_anew(self) -> None:
         """The session was declared dead: what it held belongs to others."""
         runs = list(self._runs.values())
-        logger.warning(
-            "session %s was declared dead; dropping %d jobs and registering anew", self.session.id, len(runs)
-        )
+        logger.warning("session %s was declared dead; dropping %d jobs", self.session.id, len(runs))
         # What has ended by now is told all the same: it is refused, and the refusal goes into the job's history.
         await self._completer.exchange(self.session.id, [t for _, t in self._endings if t is not None], None)
         for run in runs:
@@ -307,32 +283,40 @@ class Worker:
         self._endings = [(run, None) for run, _ in self._endings]
         self._fetcher.begin_anew()
         self._session_lost = False
-        if await self._replaced():
-            logger.error("another worker was started as %s: this one ends", self.session.worker)
-            self.stop(now=True)
-        elif await self._register():
-            self._keeper.adopt(self.session.id)
+        if await self._membership.join_anew():
             self._hinted = True
-
-    async def _replaced(self) -> bool:
-        """Whether its named index was taken over. Taking it back would go on for ever."""
-        if self._settings.index is None:
-            return False
-        mine = self.session
-        return any(
-            other.index == mine.index and other.pool == mine.pool and other.state is SessionState.LIVE
-            for other in await self._store.sessions()
-            if other.id != mine.id
-        )
+            self._keeper.nudge()
+        else:
+            self.stop(now=True)
 
     async def _leave(self) -> None:
+        """End what is left of the bodies, then the session: nobody may be given a job whose body still runs here."""
+        left = [run for run in self._runs.values() if not run.ended]
+        for run in left:
+            self._executor.stop(run, Stop.HAND_BACK)
+        bodies = [run.body for run in left if run.body is not None and not run.ended]
+        if bodies:
+            await asyncio.wait(bodies, timeout=UNWIND_SECONDS)
+        for run in left:
+            self._executor.abandon(run)
+        transitions = [transition for _, transition in self._endings if transition is not None]
+        if transitions:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(LAST_TRIES):
+                    await self._store.finish(self.session.id, transitions)
         await self._executor.close()
         await self._keeper.stop()
-        try:
-            await asyncio.wait_for(self._store.leave(self.session.id, begun=[]), self._settings.intervals.lease)
-        except Exception as exc:
-            logger.warning("could not say goodbye to the store (%s); the session will expire", exc)
+        await self._membership.leave()
         logger.info("worker %s has stopped after %d jobs", self.session.worker, self.done)
+
+    async def _give_up(self, serving: asyncio.Future[None]) -> None:
+        """A store that hangs does not keep a worker from ending."""
+        await self._stopping.wait()
+        # Looked at again and again: a second signal ends the grace sooner.
+        while (left := self._grace_ends + UNWIND_SECONDS + LAST_TRIES + 1.0 - time.monotonic()) > 0:  # noqa: ASYNC110
+            await asyncio.sleep(min(left, 0.5))
+        logger.error("the store does not answer; leaving the rest to the rescuer")
+        serving.cancel()
 
     async def _redeclare(self) -> None:
         while self._declare is not None:
@@ -357,28 +341,37 @@ class Worker:
         await self.manager.run()
 
     def _patient(self) -> bool:
-        return not (self._stopping and self._hand_back_at is not None and time.monotonic() > self._hand_back_at)
+        """Whether it is worth waiting for a store that fails: also at a stop a little, for what has ended."""
+        return not self._stopping.is_set() or time.monotonic() < self._grace_ends + LAST_TRIES
 
     # -- called by the keeper, from its thread ------------------------------------------------------------------------
 
     def holdings(self) -> Holdings:
-        # The number first: jobs are in the books before their number is, so a later look names them all.
-        answered = self._fetcher.answered
-        return Holdings(list(self._runs), answered, self._stopping)
+        # In this order: jobs are in the books before their number is, and numbers start anew before the session does.
+        session, answered = self.session.id, self._fetcher.answered
+        return Holdings(session, list(self._runs), answered, self._stopping.is_set())
 
     def renewed(self, renewal: Renewal) -> None:
         if self._marks is not None:
             self._marks.beat()
-        if renewal.lost or renewal.cancel:
-            self._loop.call_soon_threadsafe(self._told, renewal)
+        if renewal.lost or renewal.cancel or self._out_of_contact:
+            self._on_the_loop(self._told, renewal)
 
-    def session_lost(self) -> None:
-        self._loop.call_soon_threadsafe(self._lose_session)
+    def session_lost(self, session: str) -> None:
+        self._on_the_loop(self._lose_session, session)
 
     def contact_lost(self) -> None:
-        self._loop.call_soon_threadsafe(self._lose_contact)
+        self._on_the_loop(self._lose_contact)
+
+    def _on_the_loop(self, call: Callable[..., None], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and with it all bodies have ended
+            self._loop.call_soon_threadsafe(call, *args)
 
     def _told(self, renewal: Renewal) -> None:
+        if self._out_of_contact:
+            self._out_of_contact = False
+            self._hinted = True
+            self._news.set()
         for held in renewal.lost:
             if (run := self._runs.get(held)) is not None:
                 self._executor.stop(run, Stop.LOST)
@@ -387,12 +380,15 @@ class Worker:
             if run.claimed.id in wanted and run.stop is None:
                 self._executor.stop(run, Stop.CANCEL)
 
-    def _lose_session(self) -> None:
-        self._session_lost = True
-        self._news.set()
+    def _lose_session(self, session: str) -> None:
+        # The loop may have heard of it first, and begun anew.
+        if session == self.session.id:
+            self._session_lost = True
+            self._news.set()
 
     def _lose_contact(self) -> None:
-        """Somebody else may be given the lane soon, so its bodies end here first. Others go on."""
+        """Somebody else may be given the lane soon, so its bodies end here first, and no others begin."""
+        self._out_of_contact = True
         limited = [run for run in self._runs.values() if run.claimed.limited and not run.ended]
         if limited:
             logger.warning(
@@ -403,4 +399,4 @@ class Worker:
                 # It cannot be stopped. Handing it back now would only let the next one begin sooner beside it.
                 run.running.request_cancel()
             else:
-                self._executor.stop(run, Stop.HAND_BACK)
+                self._executor.stop(run, Stop.CONTACT)

@@ -1,0 +1,34 @@
+"""Keeps what bodies start from ending the worker.
+
+``sys.exit()`` in a body is an error of that body. In a task that a body has started it would leave through the event
+loop instead, end the process and give everything back uncharged, to be run and to end the next process too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from ..running import current_job_or_none
+
+
+def guard_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Make every task that is started inside a body one that cannot end the process."""
+    usual = loop.get_task_factory()
+
+    def make(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Future[Any]:
+        if current_job_or_none() is not None:
+            coroutine = _guarded(coroutine)
+        if usual is not None:
+            return usual(loop, coroutine, **options)
+        return asyncio.Task(coroutine, loop=loop, **options)
+
+    loop.set_task_factory(make)
+
+
+async def _guarded(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        return await coroutine
+    except SystemExit as exc:
+        raise RuntimeError(f"sys.exit({exc.code!r}) in a task that a body started") from exc

@@ -1,0 +1,176 @@
+"""Real processes of a deployment: started, signalled, killed and paused by their ids, and gone when the test ends.
+
+A process is ready when the store knows its session, never after some time. What processes print goes to files, which
+are shown when a test fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from fairlane.intervals import Intervals
+
+ROOT = Path(__file__).parent.parent.parent
+LEAST_SHOWN = 4_000
+QUICK = Intervals(
+    heartbeat=0.5,
+    lease=2.5,
+    poll=0.5,
+    rescue=0.3,
+    promote=0.3,
+    admit=0.3,
+    schedule=0.5,
+    prune=1.0,
+    leader_lease=2.0,
+    leader_renew=0.5,
+    stand=0.3,
+    caution=1.0,
+    clock_slack=2.0,
+    trust_margin=0.3,
+)
+"""The usual proportions, shrunk so far that a busy machine does not make anybody look dead."""
+
+
+class Process:
+    """One started process and its descendants."""
+
+    def __init__(self, name: str, command: list[str], environment: dict[str, str], output: Path) -> None:
+        self.name = name
+        self.output = output
+        with output.open("ab") as file:
+            self._popen = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.pid = self._popen.pid
+
+    @property
+    def ended(self) -> int | None:
+        """Its exit code, None while it runs; negative when a signal ended it."""
+        return self._popen.poll()
+
+    def family(self) -> list[int]:
+        """Its descendants. They stay in its session when it dies, and so are found even then."""
+        everybody = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+        return [pid for pid in everybody if pid != self.pid and self.pid in (_session(pid), *_ancestors(pid))]
+
+    def stop(self) -> None:
+        """Ask it to stop, as an operator does."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it at once. Its descendants are left to find out."""
+        self._send(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """Let it stand still."""
+        self._send(signal.SIGSTOP)
+
+    def proceed(self) -> None:
+        """Let a paused one go on."""
+        self._send(signal.SIGCONT)
+
+    def end_family(self) -> None:
+        """Leave nothing behind."""
+        family = self.family()
+        self.kill()
+        for pid in family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._popen.wait()
+
+    def cpu_seconds(self) -> float:
+        """Processor time used so far, by all its threads."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._popen.poll() is None:
+            self._popen.send_signal(number)
+
+
+class Fleet:
+    """All processes of one deployment."""
+
+    def __init__(self, directory: Path, url: str, ledger: Path, intervals: Intervals) -> None:
+        self._directory = directory
+        self._processes: list[Process] = []
+        self._environment = {k: v for k, v in os.environ.items() if not k.startswith(("FAIRLANE", "PYTHONDONTWRITE"))}
+        self._environment |= {"FAIRLANE_URL": url, "LEDGER": str(ledger)}
+        self._environment |= {f"FAIRLANE_{f.upper()}": str(getattr(intervals, f)) for f in intervals.__struct_fields__}
+
+    def worker(self, *options: str, name: str | None = None, env: Mapping[str, str] | None = None) -> Process:
+        """Start ``fairlane worker`` with the application under test."""
+        return self._start(name, ["fairlane", "worker", "-A", "tests.e2e.tasks:app", *options], env)
+
+    def manager(self, *, name: str | None = None, env: Mapping[str, str] | None = None) -> Process:
+        """Start ``fairlane manager``."""
+        return self._start(name, ["fairlane", "manager"], env)
+
+    def program(self, module: str, *arguments: str, name: str | None = None) -> Process:
+        """Start a program of the tests."""
+        return self._start(name, [module, *arguments], None)
+
+    def close(self) -> None:
+        """End every process that is left."""
+        for process in self._processes:
+            process.end_family()
+
+    def reports(self) -> Iterator[str]:
+        """The last words of every process."""
+        for process in self._processes:
+            text = process.output.read_text(errors="replace")[-LEAST_SHOWN:]
+            yield f"--- {process.name}, pid {process.pid}, ended {process.ended}\n{text}"
+
+    def _start(self, name: str | None, module: list[str], env: Mapping[str, str] | None) -> Process:
+        name = name or f"p{len(self._processes)}"
+        environment = self._environment | {"E2E_PROCESS": name} | dict(env or {})
+        output = self._directory / f"{len(self._processes)}-{name}.log"
+        process = Process(name, [sys.executable, "-m", *module], environment, output)
+        self._processes.append(process)
+        return process
+
+
+def is_within(pid: int, process: Process) -> bool:
+    """Whether a process id is the process or a descendant of it."""
+    return process.pid in (pid, *_ancestors(pid))
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _ancestors(pid: int) -> Iterator[int]:
+    above = _parent(pid)
+    while above:
+        yield above
+        above = _parent(above)
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0  # it has just ended
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0  # it has just ended

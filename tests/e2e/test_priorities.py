@@ -1,0 +1,172 @@
+"""Priorities, slots and reservations of real workers."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any
+
+import pytest
+
+from fairlane import InvalidInput
+from fairlane.job import Priority
+
+from . import figures, tasks
+from .ledger import BEGIN, Entry, now
+from .world import Stage, World
+
+THREE = ("-c", "3", "--reserved", "high=1")
+FLOOR = 10
+"""Every class keeps one start in this many."""
+
+
+def sleeping(seconds: float, priority: str) -> Any:
+    """A call of some length and priority."""
+    return tasks.sleep.options(priority=priority).call(seconds)  # type: ignore[arg-type]
+
+
+async def send(world: World, count: int, seconds: float, priority: str) -> list[str]:
+    """Send jobs of one priority."""
+    handles = await world.client.enqueue_many([sleeping(seconds, priority) for _ in range(count)])
+    return [handle.id for handle in handles]
+
+
+def below_high(entry: Entry) -> bool:
+    """Whether the reserved slots are closed to it."""
+    return entry.priority != "high"
+
+
+async def test_an_urgent_job_starts_next_whatever_waits(stage: Stage) -> None:
+    async def scenario(world: World) -> None:
+        await send(world, 5_000, 0.2, "low")
+        full = world.fleet.worker("-c", "2", "--reserved", "high=0", name="full")
+        await world.ready(full)
+        await began_some(world)
+        urgent = (await send(world, 1, 0.0, "high"))[0]
+        sent = now()
+        await world.began(urgent)
+        between = [e for e in world.ledger.begins() if e.at > sent][: [e.job for e in later(world, sent)].index(urgent)]
+        # What was claimed when it arrived may still begin; after that it is the first.
+        assert len(between) <= 2, f"{len(between)} jobs started before an urgent one"
+        full.kill()
+
+        await world.gone(full)
+        room = world.fleet.worker("-c", "2", "--reserved", "high=1", name="room")
+        await world.ready(room)
+        await began_some(world, "room")
+        before = now()
+        urgent = (await send(world, 1, 0.0, "high"))[0]
+        await world.began(urgent)
+        took = (world.ledger.of(urgent)[0].at - before) / 1e9
+        figures.record("an urgent job with a free slot", milliseconds=round(took * 1_000, 1))
+        assert took < 0.2, "it waited for the end of another"
+
+    await stage.play(scenario, at_once=1)
+
+
+async def test_a_job_without_a_priority_is_normal_and_an_unknown_one_is_refused(stage: Stage) -> None:
+    async with stage.world() as world:
+        plain = await world.send(tasks.noop.call())
+        assert (await plain.job()).priority is Priority.NORMAL
+        with pytest.raises(InvalidInput, match="priority"):
+            tasks.noop.options(priority="urgent")  # type: ignore[arg-type]
+        low, high = (await send(world, 1, 0.0, "low"))[0], (await send(world, 1, 0.0, "high"))[0]
+        await world.ready(world.fleet.worker("-c", "1"))
+        await world.final(plain.id, low, high)
+        assert [entry.job for entry in world.ledger.begins()] == [high, plain.id, low]
+
+
+async def test_low_work_keeps_its_share_under_an_endless_stream_of_high_work(stage: Stage) -> None:
+    async def scenario(world: World) -> None:
+        low = set(await send(world, 30, 0.01, "low"))
+        await send(world, 200, 0.01, "high")
+        await world.ready(world.fleet.worker("-c", "2", "--reserved", "high=0"))
+
+        async def enough() -> bool:
+            return len(world.ledger.begins()) >= 150
+
+        await world.until(enough, "150 jobs have started")
+        first = world.ledger.begins()[:150]
+        share = sum(entry.job in low for entry in first)
+        figures.record("starts of low work among 150 under high load", starts=share)
+        assert share >= 150 // FLOOR - 1
+        # Neither do they take more than that: high work is in front.
+        assert share <= 2 * 150 // FLOOR
+
+    await stage.play(scenario, at_once=2)
+
+
+async def test_one_worker_keeps_to_its_slots_and_reservation(stage: Stage) -> None:
+    async def scenario(world: World) -> None:
+        await world.ready(world.fleet.worker(*THREE))
+        low = await send(world, 5, 0.4, "low")
+        await world.began(low[1])
+        urgent = (await send(world, 1, 0.1, "high"))[0]
+        await world.began(urgent)
+        running = [e for e in world.ledger.entries() if e.at <= world.ledger.of(urgent)[0].at]
+        assert sum(1 if e.event == BEGIN else -1 for e in running) <= 3
+        await world.final(*low, urgent)
+        assert world.ledger.most_at_once(lambda e: e.priority == "low") == 2
+        assert world.ledger.most_at_once() == 3
+        start = world.ledger.of(urgent)[0].at
+        first_end = min(e.at for e in world.ledger.entries() if e.event != BEGIN)
+        assert start < first_end, "the urgent job waited although its slot was free"
+
+        # Long enough without work that every poll, renewal and sweep has come by several times.
+        await asyncio.sleep(3.0)
+        high = await send(world, 3, 0.4, "high")
+        await world.final(*high)
+        starts = [entry.at for entry in world.ledger.begins(high)]
+        assert (max(starts) - min(starts)) / 1e9 < 0.3
+        assert world.ledger.most_at_once(lambda e: e.job in high) == 3
+
+    await stage.play(scenario, at_once=3)
+
+
+async def test_three_workers_keep_to_their_slots_and_reservations_together(stage: Stage) -> None:
+    async def scenario(world: World) -> None:
+        await world.workers("w0", "w1", "w2", options=THREE)
+        low = await send(world, 30, 0.3, "low")
+        await world.began(*low[:6])
+        high = await send(world, 15, 0.3, "high")
+        await world.final(*low, *high)
+        assert world.ledger.most_at_once(lambda e: e.priority == "low") == 6
+        assert world.ledger.most_at_once() == 9
+        for worker in ("w0", "w1", "w2"):
+            assert world.ledger.most_at_once(lambda e, w=worker: e.worker == w) == 3  # type: ignore[misc]
+            assert world.ledger.most_at_once(lambda e, w=worker: e.worker == w and below_high(e)) == 2  # type: ignore[misc]
+        assert set(world.ledger.starts().values()) == {1}
+
+    await stage.play(scenario, at_once=2)
+
+
+async def test_never_more_bodies_than_slots_with_random_work(stage: Stage) -> None:
+    async with stage.world() as world:
+        draw = Random(20)
+        await world.ready(world.fleet.worker("-c", "5", "--reserved", "high=2"))
+        calls = [
+            sleeping(draw.choice((0.0, 0.01, 0.05, 0.1)), draw.choice(("high", "normal", "low"))) for _ in range(400)
+        ]
+        handles = []
+        while calls:
+            part, calls = calls[:40], calls[40:]
+            handles += await world.client.enqueue_many(part)
+            await asyncio.sleep(draw.random() * 0.2)
+        await world.final(*(handle.id for handle in handles))
+        assert world.ledger.most_at_once() == 5
+        assert world.ledger.most_at_once(below_high) == 3
+        assert set(world.ledger.starts().values()) == {1}
+
+
+def later(world: World, than: int) -> list[Entry]:
+    """Starts after an instant."""
+    return [entry for entry in world.ledger.begins() if entry.at > than]
+
+
+async def began_some(world: World, worker: str | None = None) -> None:
+    """Wait until bodies run."""
+
+    async def some() -> bool:
+        return sum(worker in (None, entry.worker) for entry in world.ledger.begins()) >= 4
+
+    await world.until(some, "bodies run")

@@ -1,0 +1,419 @@
+"""Bodies that misbehave, stores that fail at the worst moment, and stops in the middle of everything."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from fairlane import keeper
+from fairlane.errors import InvalidInput, SessionLost
+from fairlane.job import Claimed, Held, JobState, Priority, Reason
+from fairlane.retry import Backoff
+from fairlane.session import Claim, NewSession, SessionKind, SessionState
+from fairlane.settings import LaneRule
+from fairlane.slots import Ask, Slots
+from fairlane.states import Transition
+from fairlane.worker import worker as worker_module
+
+from .faulty import Faulty, wait_for
+from .yard import PATIENCE, Yard
+
+AT_ONCE = Backoff(base=0, most=0)
+
+
+# -- bodies ----------------------------------------------------------------------------------------------------------
+
+
+async def test_exit_in_a_task_that_a_body_started_does_not_end_the_worker(yard: Yard) -> None:
+    async def poison() -> None:
+        async def step() -> None:
+            sys.exit("bad option")
+
+        await asyncio.gather(step(), asyncio.sleep(5))
+
+    async def fine() -> None:
+        await asyncio.sleep(0.1)
+
+    yard.task(poison, retries=1, backoff=AT_ONCE)
+    yard.task(fine)
+    async with yard.worker():
+        innocent = await yard.enqueue("fine")
+        job = await yard.until(await yard.enqueue("poison"))
+        assert (await yard.until(innocent)).attempt == 1
+    assert (job.state, job.attempt) == (JobState.FAILED, 2)
+    assert job.error is not None
+    assert "sys.exit('bad option')" in job.error
+
+
+class Unshowable(Exception):
+    __cause__ = 5  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [SyntaxError("bad", ("f.py", 1, "x", "text")), Unshowable("boom")],  # type: ignore[arg-type]
+    ids=["syntax error", "odd cause"],
+)
+async def test_an_exception_that_cannot_be_shown_is_an_error_all_the_same(yard: Yard, error: Exception) -> None:
+    async def body() -> None:
+        raise error
+
+    yard.task(body, retries=0)
+    async with yard.worker():
+        job = await yard.until(await yard.enqueue("body"))
+    assert (job.state, job.reason) == (JobState.FAILED, Reason.ERROR)
+    assert job.error is not None
+    assert type(error).__name__ in job.error
+
+
+@pytest.mark.parametrize("when", ["enter", "tell", "exit"])
+async def test_a_tracer_that_fails_costs_no_run(yard: Yard, when: str) -> None:
+    class Spoiled:
+        def headers(self, task: str, queue: str) -> Any:
+            raise NotImplementedError
+
+        @contextmanager
+        def run(self, claimed: Claimed) -> Iterator[Callable[[Transition], None]]:
+            if when == "enter":
+                raise RuntimeError("no span")
+            yield self.tell
+            if when == "exit":
+                raise RuntimeError("no end")
+
+        def tell(self, transition: Transition) -> None:
+            if when == "tell":
+                raise RuntimeError("nobody listens")
+
+    runs: list[int] = []
+
+    async def body() -> str:
+        runs.append(1)
+        return "done"
+
+    yard.task(body)
+    worker = yard.make(burst=True)
+    worker._tracer = Spoiled()
+    id = await yard.enqueue("body")
+    await asyncio.wait_for(worker.run(), PATIENCE)
+    assert (await yard.job(id)).result == b'"done"'
+    assert runs == [1]
+
+
+async def test_a_body_that_cleans_up_is_not_interrupted_a_second_time(yard: Yard) -> None:
+    begun = asyncio.Event()
+    tidied = asyncio.Event()
+
+    async def body() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.6)
+            tidied.set()
+            raise
+
+    yard.task(body, timeout=0.4)
+    async with yard.worker():
+        id = await yard.enqueue("body")
+        await begun.wait()
+        await yard.store.cancel([id])
+        job = await yard.until(id)
+    assert tidied.is_set()
+    assert job.state is JobState.CANCELLED
+
+
+async def test_suspects_that_no_child_process_finds_begin_one_at_a_time(yard: Yard) -> None:
+    """Whoever waits for his turn has not begun: neither is he charged if another kills the process, nor timed."""
+
+    class Notes:
+        def __init__(self) -> None:
+            self.now: set[int] = set()
+            self.most = 0
+
+        def session(self, id: str) -> None: ...
+        def beat(self) -> None: ...
+
+        def begin(self, held: Held) -> int:
+            self.now.add(number := len(self.now) + 1)
+            self.most = max(self.most, len(self.now))
+            return number
+
+        def end(self, slot: int) -> None:
+            self.now.discard(slot)
+
+    async def slow() -> None:
+        await asyncio.sleep(0.3)
+
+    yard.task(slow, timeout=0.9, retries=1)
+    ids = [await yard.enqueue("slow") for _ in range(5)]
+    former = NewSession(id="former", kind=SessionKind.WORKER, slots=Slots(total=5), queues=("default",))
+    await yard.store.register(former)
+    asks = (Ask("default", Priority.NORMAL, 5),)
+    assert len(await yard.store.claim("former", Claim(number=1, asks=asks, total=5))) == 5
+    await yard.store.leave("former")
+    notes = Notes()
+    worker = yard.make(slots=5, burst=True)
+    worker._marks = notes
+    await asyncio.wait_for(worker.run(), PATIENCE)
+    assert {(await yard.job(id)).state for id in ids} == {JobState.COMPLETED}
+    # One that runs, and perhaps one whose end the store has not confirmed yet.
+    assert notes.most <= 2
+
+
+# -- stops -----------------------------------------------------------------------------------------------------------
+
+
+async def test_cancelling_the_worker_ends_its_bodies_before_their_jobs_are_free(yard: Yard) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def body() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.2)
+            assert (await yard.job("job")).state is JobState.RUNNING
+            ended.set()
+
+    yard.task(body)
+    running = asyncio.ensure_future(yard.make().run())
+    id = await yard.enqueue("body", id="job")
+    await begun.wait()
+    running.cancel()
+    await asyncio.wait([running], timeout=PATIENCE)
+    assert ended.is_set()
+    job = await yard.job(id)
+    assert (job.state, job.attempt) == (JobState.PENDING, 0)
+
+
+@pytest.mark.parametrize("before", ["nothing", "timeout", "cancel"])
+async def test_a_body_that_ignores_everything_does_not_hold_up_a_stop(yard: Yard, before: str) -> None:
+    begun, release, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    asked = 0
+
+    async def deaf() -> None:
+        nonlocal asked
+        begun.set()
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                asked += 1
+        ended.set()
+
+    yard.task(deaf, timeout=0.2 if before == "timeout" else None)
+    worker = yard.make()
+    running = asyncio.ensure_future(worker.run())
+    id = await yard.enqueue("deaf")
+    await begun.wait()
+    if before == "cancel":
+        await yard.store.cancel([id])
+    if before != "nothing":
+        await wait_for(lambda: asked == 1)
+    worker.stop(now=True)
+    try:
+        await asyncio.wait_for(running, 10)
+        assert (await yard.job(id)).state is not JobState.RUNNING
+    finally:
+        release.set()
+        await ended.wait()
+
+
+async def test_one_failed_write_at_a_stop_does_not_run_a_completed_body_again(yard: Yard) -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def body() -> None:
+        begun.set()
+        await go.wait()
+
+    yard.task(body)
+    faulty = Faulty(yard.store)
+    async with yard.worker(store=faulty) as worker:
+        id = await yard.enqueue("body")
+        await begun.wait()
+        failures = iter(["before", "before"])
+        faulty.fail = lambda verb: next(failures, None) if verb == "finish" else None
+        go.set()
+        await asyncio.sleep(0)
+        worker.stop(now=True)
+    assert (await yard.job(id)).state is JobState.COMPLETED
+
+
+@pytest.mark.parametrize("verb", ["finish", "claim", "leave"])
+async def test_a_store_that_hangs_does_not_keep_a_worker_from_ending(
+    yard: Yard, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "UNWIND_SECONDS", 0.3)
+    monkeypatch.setattr(worker_module, "LAST_TRIES", 0.3)
+    monkeypatch.setattr(keeper, "SECONDS_TO_STOP", 0.5)
+
+    async def body() -> None:
+        return None
+
+    yard.task(body)
+    faulty = Faulty(yard.store)
+    worker = yard.make(store=faulty, grace=0.1)
+    running = asyncio.ensure_future(worker.run())
+    await worker.ready.wait()
+    faulty.fail = lambda called: "hang" if called == verb else None
+    await yard.enqueue("body")
+    await wait_for(lambda: faulty.calls[verb] > 0 or verb == "leave")
+    worker.stop()
+    await asyncio.wait_for(running, 15)
+
+
+# -- the store ---------------------------------------------------------------------------------------------------------
+
+
+async def test_an_outage_while_it_registers_anew_is_waited_out(yard: Yard) -> None:
+    async def body() -> None:
+        return None
+
+    yard.task(body)
+    faulty = Faulty(yard.store)
+    async with yard.worker(store=faulty) as worker:
+        failures = iter(["before", "after", "before"])
+        faulty.fail = lambda verb: next(failures, None) if verb == "register" else None
+        await yard.store.leave(worker.session.id)
+        await yard.until(await yard.enqueue("body"))
+        live = [s for s in await yard.store.sessions() if s.state is SessionState.LIVE]
+        # The registration whose answer was lost is the one that was repeated: there is no second session.
+        assert [s.id for s in live] == [worker.session.id]
+
+
+async def test_a_loss_that_is_heard_of_twice_makes_one_new_session(yard: Yard) -> None:
+    async def body() -> None:
+        return None
+
+    yard.task(body)
+    async with yard.worker() as worker:
+        first = worker.session.id
+        await yard.store.leave(first)
+        await wait_for(lambda: worker.session.id != first)
+        second = worker.session.id
+        worker.session_lost(first)
+        await asyncio.sleep(0.2)
+        await yard.until(await yard.enqueue("body"))
+        assert worker.session.id == second
+
+
+async def test_burst_goes_on_after_it_has_lost_its_session(yard: Yard) -> None:
+    async def body() -> None:
+        return None
+
+    yard.task(body)
+    ids = [await yard.enqueue("body") for _ in range(3)]
+    faulty = Faulty(yard.store)
+    worker = yard.make(store=faulty, burst=True)
+    once = iter([True])
+
+    def refuse(verb: str, args: tuple[Any, ...]) -> None:
+        if verb == "claim" and next(once, False):
+            raise SessionLost("gone")
+
+    faulty.refuse = refuse
+    await asyncio.wait_for(worker.run(), PATIENCE)
+    assert {(await yard.job(id)).state for id in ids} == {JobState.COMPLETED}
+
+
+async def test_an_ending_that_the_store_refuses_for_good_holds_up_nobody(yard: Yard) -> None:
+    async def body(name: str) -> str:
+        return name
+
+    yard.task(body)
+    ids = {name: await yard.enqueue("body", name) for name in ("a", "b", "odd", "c", "d")}
+
+    def refuse(verb: str, args: tuple[Any, ...]) -> None:
+        if verb == "finish" and any(t.held.id == ids["odd"] and t.result for t in args[1]):
+            raise InvalidInput("result", "is not to my taste")
+
+    faulty = Faulty(yard.store)
+    faulty.refuse = refuse
+    async with yard.worker(store=faulty, slots=5):
+        jobs = {name: await yard.until(id) for name, id in ids.items()}
+    assert {name: job.state for name, job in jobs.items() if name != "odd"} == dict.fromkeys("abcd", JobState.COMPLETED)
+    assert jobs["odd"].state is JobState.FAILED
+    assert jobs["odd"].error == "result: is not to my taste"
+
+
+async def test_without_contact_nothing_new_is_claimed(yard: Yard) -> None:
+    runs = Counter[str]()
+
+    async def body(lane: str) -> None:
+        runs[lane] += 1
+        await asyncio.sleep(30 if runs[lane] == 1 else 0)
+
+    yard.task(body, lane="{lane}")
+    await yard.lanes(LaneRule(pattern="one", limit=1))
+    async with yard.worker(slots=1) as worker:
+        id = await yard.enqueue("body", "one")
+        await wait_for(lambda: runs["one"] == 1)
+        original = worker.renewed
+        worker.renewed = lambda renewal: None  # type: ignore[method-assign]
+        worker.contact_lost()
+        await yard.until(id, JobState.PENDING)
+        await asyncio.sleep(0.5)
+        assert runs["one"] == 1
+        worker.renewed = original  # type: ignore[method-assign]
+        assert (await yard.until(id)).state is JobState.COMPLETED
+    assert runs["one"] == 2
+
+
+async def test_a_fault_of_ours_is_told_with_its_place(yard: Yard, caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        return None
+
+    yard.task(body)
+    faulty = Faulty(yard.store)
+    broken = iter([True])
+
+    def refuse(verb: str, args: tuple[Any, ...]) -> None:
+        if verb == "finish" and next(broken, False):
+            raise NameError("a typing mistake")
+
+    faulty.refuse = refuse
+    with caplog.at_level(logging.WARNING, logger="fairlane.worker"):
+        async with yard.worker(store=faulty):
+            await yard.until(await yard.enqueue("body"))
+    [record] = [r for r in caplog.records if "a typing mistake" in r.getMessage()]
+    assert record.exc_info is not None
+
+
+async def test_a_worker_leaves_no_ear_behind(yard: Yard) -> None:
+    for _ in range(3):
+        async with yard.worker():
+            pass
+    assert len(yard.store.wakeups._ears) == 0  # type: ignore[attr-defined]
+
+
+async def test_the_keeper_of_a_loop_that_is_gone_lets_the_session_expire(yard: Yard) -> None:
+    class Gone:
+        def is_closed(self) -> bool:
+            return True
+
+    async with yard.worker() as worker:
+        worker._keeper._owner = Gone()  # type: ignore[assignment]
+
+        async def expired() -> bool:
+            return any(s.id == worker.session.id and s.remaining < 0 for s in await yard.store.sessions())
+
+        await wait_for(expired)
+
+
+async def test_importing_an_application_does_not_count_as_time_of_the_body(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from . import slow_to_import
+
+    monkeypatch.setenv("FAIRLANE_TEST_SLOW", "yes")
+    yard.registry.add(slow_to_import.quick)
+    async with yard.worker():
+        job = await yard.until(await yard.enqueue("quick"))
+    assert (job.state, job.result) == (JobState.COMPLETED, b'"in time"')
