@@ -9,7 +9,6 @@ here too.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import socket
@@ -30,7 +29,6 @@ from ..running import RunningJob
 from ..task import Task
 from . import body, wire
 
-PR_SET_PDEATHSIG = 1
 SECONDS_TO_END = 5.0
 """For what bodies left behind, threads and exit handlers, when the worker has no more to do or is gone."""
 
@@ -209,12 +207,6 @@ def _let_forks_be_ended() -> None:
     )
 
 
-def _die_with_the_worker() -> None:
-    """Also when a body holds the interpreter, so that no thread here could notice. Where the system can do that."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def _vital(work: Callable[[], None]) -> None:
     """Without this thread the worker would wait for ever: the process ends with it."""
     try:
@@ -234,7 +226,6 @@ def _end_all() -> NoReturn:
 def main(fd: int) -> None:
     """Serve the worker at the other end of a socket."""
     os.set_inheritable(fd, False)
-    _die_with_the_worker()
     Child(socket.socket(fileno=fd)).serve()
 
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from random import random
 
-from ..errors import IndexTaken, StoreError
+from ..errors import IndexTaken, SessionLost, StoreError
 from ..ids import new_id
 from ..session import NewSession, Session, SessionKind, SessionState
 from ..store import Store
@@ -38,14 +38,20 @@ class Membership:
         self._marks = marks
         self._registered = registered
         self.session: Session | None = None
+        self._joining: NewSession | None = None
 
     async def join(self) -> bool:
         """Become known to the store; False when told to stop before that. Waits for an index that another host has."""
-        new = self._new()
+        # The same one until the store has answered: a lost answer must not leave a second session behind.
+        new = self._joining = self._joining or self._new()
         while True:
             try:
                 self.session = await self._store.register(new)
+                self._joining = None
                 break
+            except SessionLost:
+                # It was registered, the answer was lost, and the outage outlasted its lease.
+                new = self._joining = self._new()
             except IndexTaken as exc:
                 logger.warning("%s; waiting", exc)
                 if await self._pause(min(exc.retry_after, self._settings.intervals.lease) + 0.1):
