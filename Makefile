@@ -24,8 +24,8 @@ help: ## List the targets
 run: $(STAMP) ## See it work: a live demo with real workers (ARGS="--once" plays it once)
 	$(BIN)/fairlane demo $(ARGS)
 
-test: $(STAMP) ## Run the tests (ARGS="-k lane" is passed to pytest)
-	$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## Run the tests (ARGS="-k lane" is passed to pytest; ARGS=-n0 runs them in one process)
+	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 check: $(STAMP) ## Check format, lint and types, then run the tests
 	$(BIN)/ruff format --check .
