@@ -231,12 +231,13 @@ class _Claimer:
     ) -> None:
         step, number, now, seq = self.step, self.call.number, self.step.now, self.who.seq
         starts: dict[int, list[int]] = {}
+        line = place_topic(queue.name, "")
         for row, paid in taken:
             starts.setdefault(paid, []).append(row[0])
             self.claimed.append(_claimed(row, row[4] + 1, queue.name, priority))
             step.topics.add("job:" + row[8])
             if row[18]:
-                step.topics.add(place_topic(queue.name, row[10]))
+                step.topics.add(line + row[10])
         for paid, seqs in starts.items():
             step.run("live_start", seq, number, now, paid, msgspec.json.encode(seqs).decode())
         step.catalog.remember_seqs([(row[8], row[0]) for row, _ in taken])
