@@ -14,6 +14,7 @@ import pytest
 from fairlane import Fairlane, JobState, Reason, SessionLost, Settings
 from fairlane.session import SessionState
 
+from ..frozen import freeze
 from .conftest import QUICK, eventually
 
 HOLDER = Path(__file__).with_name("turn_holder.py")
@@ -48,17 +49,11 @@ async def models(url: str) -> AsyncIterator[Fairlane]:
 
 
 async def _freeze(process: asyncio.subprocess.Process, app: Fairlane) -> None:
-    """Stop a process at a moment when it does not hold the file: nobody could write while it is stopped."""
-    store = await app.connection.store()
-    for _ in range(50):
-        process.send_signal(signal.SIGSTOP)
-        try:
-            async with asyncio.timeout(0.5):
-                await store.promote()
-                return
-        except TimeoutError:
-            process.send_signal(signal.SIGCONT)
-    pytest.fail("it always holds the file")
+    await freeze(
+        lambda: process.send_signal(signal.SIGSTOP),
+        lambda: process.send_signal(signal.SIGCONT),
+        await app.connection.store(),
+    )
 
 
 async def test_the_next_in_line_starts_when_the_holder_was_killed(models: Fairlane, url: str) -> None:

@@ -13,6 +13,7 @@ from fairlane.intervals import Intervals
 from fairlane.job import JobState, Reason
 from fairlane.session import SessionState
 
+from ..frozen import freeze
 from . import figures, tasks
 from .fleet import QUICK
 from .ledger import BEGIN, END, Entry, now
@@ -120,7 +121,7 @@ async def test_a_worker_that_stood_still_past_its_lease_is_refused(stage: Stage)
         # It holds the loop, so that nothing can stop it before it has ended.
         late = await world.send(tasks.compute.call(1.0))
         await world.began(late.id)
-        first.pause()
+        await freeze(first.pause, first.proceed, await world.app.connection.store())
         await world.ready(world.fleet.worker("--index", "1", name="second"))
         await world.began(held.id, late.id, times=2)
         first.proceed()

@@ -15,6 +15,7 @@ from fairlane.reading import Filter
 from fairlane.schedule import Schedule, Timetable, template_of
 from fairlane.store import Store
 
+from ..frozen import freeze
 from .waiting import until_awaited
 
 SCRIPT = Path(__file__).with_name("manager_process.py")
@@ -105,7 +106,7 @@ async def test_a_leader_that_stood_still_finds_itself_replaced_and_steps_down(
         first = await start("first")
         await hears(first, "leads")
         second = await start("second")
-        first.send_signal(signal.SIGSTOP)
+        await freeze(lambda: first.send_signal(signal.SIGSTOP), lambda: first.send_signal(signal.SIGCONT), live_store)
         try:
             await hears(second, "leads")
         finally:
