@@ -193,6 +193,27 @@ async def test_cancelling_the_worker_ends_its_bodies_before_their_jobs_are_free(
     assert (job.state, job.attempt) == (JobState.PENDING, 0)
 
 
+async def test_cancelling_the_worker_in_the_middle_of_a_write_keeps_what_had_ended(yard: Yard) -> None:
+    runs: list[int] = []
+
+    async def body() -> None:
+        runs.append(1)
+
+    yard.task(body)
+    faulty = Faulty(yard.store)
+    worker = yard.make(store=faulty)
+    running = asyncio.ensure_future(worker.run())
+    await worker.ready.wait()
+    hanging = iter(["hang"])
+    faulty.fail = lambda verb: next(hanging, None) if verb == "finish" else None
+    id = await yard.enqueue("body")
+    await wait_for(lambda: faulty.calls["finish"] == 1)
+    running.cancel()
+    await asyncio.wait([running], timeout=PATIENCE)
+    assert (await yard.job(id)).state is JobState.COMPLETED
+    assert runs == [1]
+
+
 @pytest.mark.parametrize("before", ["nothing", "timeout", "cancel"])
 async def test_a_body_that_ignores_everything_does_not_hold_up_a_stop(yard: Yard, before: str) -> None:
     begun, release, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()

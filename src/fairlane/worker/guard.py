@@ -12,10 +12,14 @@ from typing import Any
 
 from ..running import current_job_or_none
 
+MARK = "guards_bodies"
+
 
 def guard_tasks(loop: asyncio.AbstractEventLoop) -> None:
     """Make every task that is started inside a body one that cannot end the process."""
     usual = loop.get_task_factory()
+    if getattr(usual, MARK, False):
+        return  # another worker has been here
 
     def make(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Future[Any]:
         if current_job_or_none() is not None:
@@ -24,6 +28,7 @@ def guard_tasks(loop: asyncio.AbstractEventLoop) -> None:
             return usual(loop, coroutine, **options)
         return asyncio.Task(coroutine, loop=loop, **options)
 
+    setattr(make, MARK, True)
     loop.set_task_factory(make)
 
 

@@ -190,7 +190,12 @@ class Worker:
             self._session_lost = True
             self._endings += endings
             return True
+        except asyncio.CancelledError:
+            # Whether the store has heard of them or not: they are told once more before the session is left.
+            self._endings += endings
+            raise
         if finished is None:
+            self._endings += endings
             return False
         for job in finished.claimed:
             # In the books before the number is: a renewal that names the number must name its jobs too.
