@@ -13,7 +13,7 @@ import msgspec
 from . import codec, lanes
 from .binding import Binding, Release
 from .connection import Connection
-from .errors import NotFound
+from .errors import InvalidInput, NotFound
 from .events import Tracer
 from .handle import BroadcastHandle, Cancellation, Handle, cancellation, children, find_job
 from .job import MOST_JOBS_PER_CALL, Enqueued, Job, JobKind, JobState, NewJob
@@ -40,7 +40,7 @@ class Client:
 
     async def enqueue(self, call: Call[R]) -> Handle[R]:
         """Store the job of a call. Sending the same call again makes no second job."""
-        [answer] = await self.send([call.job])
+        [answer] = await self.send([_job_of(call)])
         return self._handle_of(call, answer)
 
     async def send(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
@@ -57,7 +57,7 @@ class Client:
         handles: list[Handle[R]] = []
         for start in range(0, len(calls), MOST_JOBS_PER_CALL):
             part = calls[start : start + MOST_JOBS_PER_CALL]
-            answers = await self.send([call.job for call in part])
+            answers = await self.send([_job_of(call) for call in part])
             handles += map(self._handle_of, part, answers)
             if progress is not None:
                 progress(len(handles), len(calls))
@@ -65,7 +65,7 @@ class Client:
 
     async def broadcast(self, call: Call[R], *, pool: str = "default", ttl: Seconds = 0.0) -> BroadcastHandle[R]:
         """Run a call once on every live worker of a pool, and on those that join it within `ttl`."""
-        job = _changed(call.job, kind=JobKind.BROADCAST, pool=pool, ttl=seconds("ttl", ttl))
+        job = _changed(_job_of(call), kind=JobKind.BROADCAST, pool=pool, ttl=seconds("ttl", ttl))
         [answer] = await self.send([job])
         return BroadcastHandle(self._connection, answer.id, call.task.read_result, answer.created)
 
@@ -74,7 +74,7 @@ class Client:
         store = await self._connection.store()
         if cleanup is None:
             return await store.release(pool, key)
-        with self._tracing([_changed(cleanup.job, kind=JobKind.CLEANUP, pool=pool)]) as [job]:
+        with self._tracing([_changed(_job_of(cleanup), kind=JobKind.CLEANUP, pool=pool)]) as [job]:
             return await store.release(pool, key, job)
 
     @contextmanager
@@ -190,7 +190,7 @@ class Client:
         reading, override = await self._override(queue)
         if lane is None:
             # Taking a pause back leaves nothing behind that would hide what is declared.
-            undone = not paused and override.paused is True
+            undone = not paused and (override.paused is True or not reading.settings.paused)
             changed = msgspec.structs.replace(override, paused=msgspec.UNSET if undone else paused)
         else:
             rule = msgspec.structs.replace(_rule(reading.settings, lane), paused=paused)
@@ -224,6 +224,15 @@ class Client:
 
 
 S = TypeVar("S", QueueSettings, QueueOverride)
+
+
+def _job_of(call: object) -> NewJob:
+    if not isinstance(call, Call):
+        got = type(call).__name__
+        raise InvalidInput(
+            "call", f"give a call such as render.call('ann'), not a {got}; render('ann') would run it here"
+        )
+    return call.job
 
 
 def _rule(settings: QueueSettings, lane: str) -> LaneRule:

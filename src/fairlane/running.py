@@ -138,7 +138,10 @@ def current_job() -> RunningJob:
     """The job that is running here. Outside of a job this is an error."""
     job = _current.get()
     if job is None:
-        raise FairlaneError("current_job() is called outside of a job: only a body that a worker runs has one")
+        raise FairlaneError(
+            "current_job() is called outside of a job: only a body that a worker runs has one "
+            "(in tests, that the lab of fairlane.testing runs)"
+        )
     return job
 
 

@@ -142,7 +142,8 @@ class Sending(Coroutine[Any, Any, T]):
         if not self._begun:
             self._coroutine.close()
             logger.error(
-                "the enqueue of %s at %s was never awaited, so no job was stored; write `await` before it",
+                "the enqueue of %s at %s was never awaited, so no job was stored; write `await` before it, "
+                "or use .blocking.enqueue where there is no event loop",
                 self._task,
                 self._site,
             )
@@ -192,6 +193,10 @@ class Task(Generic[P, R]):
     def options(self, **options: Unpack[OneCall]) -> Self:
         """The same task with other options. Keys are taken as they stand, not as templates."""
         given: dict[str, Any] = dict(options)
+        for field in ("lane", "sticky", "unique"):
+            text = given.get(field)
+            if isinstance(text, str) and any(f"{{{name}}}" in text for name in self.arguments.names):
+                raise InvalidInput(field, f"{shown(text)} is taken as it stands here; templates belong to @app.task")
         other = self.__class__.__new__(self.__class__)
         other.__dict__.update(self.__dict__)
         fields = _fields({k: v for k, v in given.items() if k != "id"})
@@ -367,7 +372,8 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
         fields["run_at"] = moment.timestamp()
     unknown = fields.keys() - set(NewJob.__struct_fields__)
     if unknown:
-        raise InvalidInput(sorted(unknown)[0], f"is not an option; there are {', '.join(Options.__annotations__)}")
+        known = ", ".join(sorted({*TaskSettings.__annotations__, *OneCall.__annotations__}))
+        raise InvalidInput(sorted(unknown)[0], f"is not an option; there are {known}")
     return fields
 
 

@@ -101,8 +101,8 @@ def test_several_applications_are_listed(project: Project) -> None:
 def test_another_kind_of_object_is_told(project: Project) -> None:
     project.write("odd.py", "from fairlane import Fairlane\napp = 3\nreal = Fairlane()\n")
     told = project.refused("worker", "-A", "odd:app")
-    assert "is a int" in told
-    assert "it has real" in told
+    assert "that is a int and no Fairlane application" in told
+    assert "use -A odd:real" in told
 
 
 def test_an_error_in_the_module_is_shown_with_the_users_own_line(project: Project) -> None:

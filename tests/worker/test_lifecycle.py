@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -13,9 +15,10 @@ from random import Random
 import pytest
 
 from fairlane.job import JobState, Priority, Reason
-from fairlane.session import SessionState
+from fairlane.retry import Backoff
+from fairlane.session import NewSession, SessionKind, SessionState
 from fairlane.settings import LaneRule
-from fairlane.slots import Reserved
+from fairlane.slots import Reserved, Slots
 
 from .faulty import Faulty, wait_for
 from .yard import PATIENCE, QUICK, Yard
@@ -357,3 +360,67 @@ async def test_a_thread_that_outlives_its_session_keeps_its_slot(yard: Yard) -> 
         for id in [await yard.enqueue("work", False) for _ in range(5)]:
             await yard.until(id)
     assert most == 2
+
+
+async def test_a_named_index_is_waited_for_while_its_process_lives(
+    yard: Yard, caplog: pytest.LogCaptureFixture
+) -> None:
+    ran: list[str] = []
+
+    async def work() -> None:
+        ran.append("begun")
+        await asyncio.sleep(1.0)
+        ran.append("ended")
+
+    yard.task(work, retries=0)
+    other = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE)
+    try:
+        holder = NewSession(
+            id="holder",
+            kind=SessionKind.WORKER,
+            host=socket.gethostname(),
+            pid=other.pid,
+            index=0,
+            slots=Slots(total=1),
+            lease=60,
+        )
+        await yard.store.register(holder)
+        worker = yard.make(index=0)
+        running = asyncio.ensure_future(worker.run())
+        with caplog.at_level(logging.WARNING, logger="fairlane"):
+            await asyncio.sleep(0.6)
+        assert not worker.ready.is_set()
+        assert any(f"process {other.pid} of this host" in r.getMessage() for r in caplog.records)
+        other.kill()
+        await other.wait()
+        await asyncio.wait_for(worker.ready.wait(), PATIENCE)
+        assert worker.session.index == 0
+    finally:
+        if other.returncode is None:
+            other.kill()
+            await other.wait()
+        worker.stop(now=True)
+        await asyncio.wait_for(running, PATIENCE)
+
+
+async def test_the_log_tells_what_went_wrong_and_nothing_that_was_sent(
+    yard: Yard, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(secret: str) -> None:
+        raise ValueError("no such customer")
+
+    async def fine() -> None: ...
+
+    yard.task(work, retries=1, backoff=Backoff(base=0, most=0))
+    yard.task(fine)
+    with caplog.at_level(logging.INFO, logger="fairlane"):
+        async with yard.worker():
+            id = await yard.enqueue("work", "sk-live")
+            await yard.until(id)
+            await yard.until(await yard.enqueue("fine"))
+    told = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "fairlane.worker.jobs"]
+    assert told == [
+        ("WARNING", f"work {id}, attempt 1 of 2: runs again in 0.0 s: ValueError: no such customer"),
+        ("ERROR", f"work {id}, attempt 2 of 2: failed, no retry is left: ValueError: no such customer"),
+    ]
+    assert "sk-live" not in caplog.text

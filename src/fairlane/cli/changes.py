@@ -48,7 +48,7 @@ def cancel_command(ids: tuple[str, ...], app_name: str | None, url: str | None, 
 
 @click.command("retry", cls=Command)
 @click.argument("ids", metavar="[JOB]...", nargs=-1)
-@click.option("--failed", is_flag=True, help="All failed jobs that were not retried yet.")
+@click.option("--failed", is_flag=True, help="All failed jobs that this command has not retried yet.")
 @click.option("--queue", "-q", help="With --failed: only those of this queue.")
 @click.option("--yes", "-y", is_flag=True, help="With --failed: do not ask.")
 @store_options

@@ -53,7 +53,7 @@ That was Fairlane: real processes, one SQLite file, no server.
 @click.option("--once", is_flag=True, help="Play once and exit.")
 @click.option("--seconds", type=float, help="End after this many seconds.")
 def demo_command(once: bool, seconds: float | None) -> None:
-    """See in ten seconds what it is about: fair lanes, places in line, urgent work, and a worker that is killed."""
+    """See what it is about: fair lanes, places in line, urgent work, and a worker that is killed."""
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
         asyncio.run(_show(once, seconds))
     click.echo(FAREWELL)

@@ -105,9 +105,11 @@ def _in_module(module: ModuleType, attribute: str) -> Fairlane:
         value = getattr(value, part, None)
     if isinstance(value, Fairlane):
         return value
-    problem = "is nothing" if value is None else f"is a {type(value).__name__}, not a Fairlane application"
-    known = f"it has {', '.join(apps)}" if apps else _there(module)
-    raise InvalidInput("--app", f"{shown(attribute)} in {module.__name__} {problem}; {known}")
+    problem = f"has no {shown(attribute)}"
+    if value is not None:
+        problem = f"has {shown(attribute)}, but that is a {type(value).__name__} and no Fairlane application"
+    known = " or ".join(f"-A {module.__name__}:{app}" for app in apps)
+    raise InvalidInput("--app", f"{module.__name__} {problem}; {f'use {known}' if apps else _there(module)}")
 
 
 def _there(module: ModuleType) -> str:

@@ -54,7 +54,7 @@ class Commands(click.Group):
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="`fairlane demo` shows in ten seconds what it is about. Every command explains itself by --help.",
+    epilog="`fairlane demo` shows what it is about. Every command explains itself by --help.",
 )
 @click.version_option(package_name="fairlane", message="fairlane %(version)s")
 def fairlane() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -63,27 +63,29 @@ async def look(client: Client) -> Overview:
     )
 
 
+NARROW = 100
+"""Columns of a terminal below which only the most important columns of a table are shown."""
+
+
 def queue_table(queues: Sequence[QueueReading]) -> RenderableType:
     """Queues with their counts by state."""
     if not queues:
         return Text("no queue has had a job yet", style="dim")
-    return display.table(
-        ("queue", ">pending", ">running", ">scheduled", ">completed", ">failed", ">cancelled", ">workers", "settings"),
-        [
-            (
-                plain(queue.name, "bold"),
-                number(queue.counts.pending, "yellow"),
-                number(queue.counts.running, "bright_blue"),
-                number(queue.counts.scheduled, "cyan"),
-                number(queue.counts.completed, "green"),
-                number(queue.counts.failed, "bold red"),
-                number(queue.counts.cancelled, "magenta"),
-                number(queue.workers),
-                _settings(queue),
-            )
-            for queue in queues
-        ],
-    )
+    cells: dict[str, Callable[[QueueReading], RenderableType]] = {
+        "|queue": lambda queue: plain(queue.name, "bold"),
+        ">pending": lambda queue: number(queue.counts.pending, "yellow"),
+        ">running": lambda queue: number(queue.counts.running, "bright_blue"),
+        ">scheduled": lambda queue: number(queue.counts.scheduled, "cyan"),
+        ">completed": lambda queue: number(queue.counts.completed, "green"),
+        ">failed": lambda queue: number(queue.counts.failed, "bold red"),
+        ">cancelled": lambda queue: number(queue.counts.cancelled, "magenta"),
+        ">workers": lambda queue: number(queue.workers),
+        "settings": _settings,
+    }
+    if display.console().width < NARROW:
+        for column in (">scheduled", ">completed", ">cancelled"):
+            del cells[column]
+    return display.table(tuple(cells), [[cell(queue) for cell in cells.values()] for queue in queues])
 
 
 def _settings(queue: QueueReading) -> Text:

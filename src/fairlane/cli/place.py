@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InvalidInput
 from ..session import SessionKind, SessionState
+from ..worker.membership import runs
 from .target import Target
 
 if TYPE_CHECKING:
@@ -39,22 +40,9 @@ async def choose_index(target: Target, settings: WorkerSettings, wish: str, numb
     for session in await target.app.client.sessions():
         if session.kind is SessionKind.WORKER and (session.pool, session.index) == (settings.pool, index):
             there = session.state in (SessionState.LIVE, SessionState.STOPPING)
-            if there and (session.host != settings.host or _runs(session.pid)):
+            if there and (session.host != settings.host or runs(session.pid)):
                 return None
     return index if _take(f"{Path.cwd()} {target.url} {settings.pool} {index}") else None
-
-
-def _runs(pid: int) -> bool:
-    """Whether another process of this machine has this id. One's own is what a container's first process always has."""
-    if pid in (0, os.getpid()):
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _take(what: str) -> bool:

@@ -61,7 +61,7 @@ def lanes_command(queue: str, limit: int, app_name: str | None, url: str | None,
             for lane in lanes
         ]
         display.show(
-            display.table(("lane", ">pending", ">running", ">limit", ">weight", "note"), rows)
+            display.table(("|lane", ">pending", ">running", ">limit", ">weight", "note"), rows)
             if rows
             else Text("no lane has work", style="dim")
         )

@@ -88,6 +88,9 @@ def worker_command(
     target.demand_code()
     settings = read_settings(target, processes=processes, **options)
     configure(log_level, log_format)
+    unknown = sorted(settings.queues.keys() - target.app.queue_names() - {"default"})
+    if unknown:
+        logger.warning("no task or declaration of the application names the queue %s", ", ".join(unknown))
     # A process under a supervisor was started by the same command line, and is one of those it asks for.
     leash = supervised(os.environ)
     if processes is not None and leash is None:

@@ -20,6 +20,19 @@ logger = logging.getLogger("fairlane.worker")
 LONGEST_PAUSE = 5.0
 
 
+def runs(pid: int) -> bool:
+    """Whether another process of this machine has this id. One's own is what a container's first process always has."""
+    if pid in (0, os.getpid()):
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 class Membership:
     """Gives a worker its place in the fleet. `stopping` is set when it is not wanted any more."""
 
@@ -45,6 +58,8 @@ class Membership:
         # The same one until the store has answered: a lost answer must not leave a second session behind.
         new = self._joining = self._joining or self._new()
         while True:
+            if await self._still_here():
+                return False
             try:
                 self.session = await self._store.register(new)
                 self._joining = None
@@ -108,6 +123,31 @@ class Membership:
         if self._marks is not None:
             self._marks.session(new.id)
         return new
+
+    async def _still_here(self) -> bool:
+        """Wait for a process of this host that has the index by name and still runs; True when told to stop meanwhile.
+
+        Taking its place is meant for one that has died and whose session lives on, not for one that works.
+        """
+        told = False
+        while (holder := await self._holder()) is not None:
+            if not told:
+                logger.warning("worker %s is taken by process %d of this host; waiting", holder.worker, holder.pid)
+            told = True
+            if await self._pause(min(1.0, self._settings.intervals.heartbeat)):
+                return True
+        return False
+
+    async def _holder(self) -> Session | None:
+        settings = self._settings
+        if settings.index is None:
+            return None
+        for other in await self._store.sessions():
+            mine = (other.host, other.pool, other.index) == (settings.host, settings.pool, settings.index)
+            present = other.state in (SessionState.LIVE, SessionState.STOPPING) and other.remaining > 0
+            if mine and present and other.kind is SessionKind.WORKER and runs(other.pid):
+                return other
+        return None
 
     async def _replaced(self) -> bool:
         """Whether its named index was taken over. Taking it back would go on for ever."""

@@ -32,6 +32,7 @@ from .completer import Completer
 from .executor import Executor, Marks
 from .fetcher import Fetcher
 from .guard import guard_tasks
+from .journal import tell
 from .loopwatch import LoopWatch
 from .membership import Membership
 from .run import Run, Stop
@@ -203,8 +204,9 @@ class Worker:
         self._fetcher.started(finished.claimed)
         if claim is not None:
             self._fetcher.answered = claim.number
-        for run, _ in endings:
+        for run, transition in endings:
             self._forget(run)
+            tell(run, transition)
         stale = [verdict.id for verdict in finished.verdicts if not verdict.accepted]
         if stale:
             logger.warning("%d endings came too late, others have the jobs now: %s", len(stale), ", ".join(stale[:5]))
@@ -245,7 +247,7 @@ class Worker:
         """The grace is over: end what runs, and the second time leave it behind."""
         left = [run for run in self._runs.values() if not run.ended]
         if left:
-            logger.warning("the grace is over: handing back %d jobs that still run", len(left))
+            logger.warning("handing back what still runs: %d", len(left))
         for run in left:
             if self._unwinding:
                 self._executor.abandon(run)

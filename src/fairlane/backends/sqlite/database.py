@@ -54,7 +54,10 @@ class FileLock:
                 raise StoreReadOnly(
                     f"{path} cannot be written: {exc.strerror}. Check the permissions of its folder."
                 ) from exc
-            raise StoreUnavailable(f"{path} cannot be opened: {exc.strerror}. Does its folder exist?") from exc
+            if isinstance(exc, FileNotFoundError | NotADirectoryError):
+                # Not for good: a disk may be mounted there in a moment.
+                raise StoreUnavailable(f"the folder {path.parent} is not there; make it, or give another URL") from exc
+            raise StoreUnavailable(f"{path} cannot be opened: {exc.strerror}") from exc
 
     def __enter__(self) -> None:
         fcntl.flock(self._file, fcntl.LOCK_EX)
