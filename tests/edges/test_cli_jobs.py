@@ -205,3 +205,13 @@ def test_an_example_works_as_it_is_told(project: Project) -> None:
     out = project.good("enqueue", "-A", example, "answer", "flux", "why?", "--wait")
     assert "flux has thought about" in out
     project.stop(worker)
+
+
+def test_waiting_in_vain_says_what_is_missing(project: Project) -> None:
+    project.write(
+        "lonely.py", "from fairlane import Fairlane\napp = Fairlane()\n@app.task\nasync def hello() -> None: ...\n"
+    )
+    process = project.start("enqueue", "-A", "lonely", "hello", "--wait", "--wait-timeout", "4")
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "waiting: no live worker serves queue default" in error

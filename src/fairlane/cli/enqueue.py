@@ -6,6 +6,7 @@ With ``-A`` the task checks its arguments and fills its lane; without it the job
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import islice
 from typing import IO, Any
 
@@ -19,11 +20,14 @@ from ..errors import InvalidInput
 from ..handle import Handle
 from ..ids import new_id
 from ..job import MOST_JOBS_PER_CALL, NewJob, Priority
+from ..logs import escaped
 from . import display
 from .command import Command, json_option, run, store_options
 from .display import plain
 from .target import Target
 
+WHY_AFTER = 2.0
+"""Seconds of silence before a command that waits says what it waits for."""
 OPTIONS = (
     "queue",
     "lane",
@@ -164,18 +168,24 @@ async def _send_one(target: Target, line: Line, wait: bool, timeout: float | Non
 
 async def _result(handle: Handle[Any], timeout: float | None) -> Any:
     """The result; meanwhile a terminal shows where the job stands."""
-    error = display.error_console()
-    if not error.is_terminal:
-        return await _in_time(handle, timeout)
     import asyncio
 
-    with error.status("sent") as status:
-        told = asyncio.ensure_future(_tell(handle, status))
+    error = display.error_console()
+    with error.status("sent") if error.is_terminal else nullcontext() as status:
+        told = asyncio.ensure_future(_tell_why(handle) if status is None else _tell(handle, status))
         try:
             return await _in_time(handle, timeout)
         finally:
             told.cancel()
             await asyncio.gather(told, return_exceptions=True)
+
+
+async def _tell_why(handle: Handle[Any]) -> None:
+    """Where no live line can be shown: say once what a job waits for that does not come."""
+    import asyncio
+
+    await asyncio.sleep(WHY_AFTER)
+    click.echo(f"waiting: {escaped(await handle.why())}", err=True)
 
 
 async def _tell(handle: Handle[Any], status: Status) -> None:

@@ -54,7 +54,7 @@ def lanes_command(queue: str, limit: int, app_name: str | None, url: str | None,
                 plain(lane.lane) if lane.lane is not None else Text("(no lane)", style="dim"),
                 number(lane.pending, "yellow"),
                 number(lane.running, "bright_blue"),
-                plain(None if lane.terms.paused else lane.terms.limit),
+                plain("0 (paused)" if lane.terms.paused else lane.terms.limit),
                 plain(f"{lane.terms.weight:g}"),
                 _lane_note(lane.terms.ordered, lane.terms.paused),
             )
