@@ -6,6 +6,7 @@ be imported, forked and spawned freely. It owns no logic: tasks are in a registr
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -260,13 +261,18 @@ class Fairlane:
 
     async def close(self) -> None:
         """End what this process holds and close the store. The next call opens it again."""
-        await self._let_go()
-        self.blocking.stop()
+        try:
+            await self._let_go()
+        finally:
+            # In a thread: what still runs there may need this loop to end.
+            await asyncio.to_thread(self.blocking.stop)
 
     async def _let_go(self) -> None:
-        await self._waiter.close()
-        await self.connection.close()
-        self._sent = False
+        try:
+            await self._waiter.close()
+        finally:
+            await self.connection.close()
+            self._sent = False
 
     async def __aenter__(self) -> Fairlane:
         await self.connection.store()

@@ -8,6 +8,7 @@ it, and plain functions that a worker runs, may call.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -41,9 +42,11 @@ class LoopThread:
         self._forget()
 
     def _forget(self) -> None:
-        self._pid = os.getpid()
         self._door = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        # Last: whoever sees his own number here finds the rest made anew.
+        self._pid = os.getpid()
 
     def run(self, work: Callable[[], Awaitable[T]]) -> T:
         """Do `work` in the loop, and wait for it here. The caller's context variables are seen there."""
@@ -74,10 +77,13 @@ class LoopThread:
         if self._pid != os.getpid():
             self._forget()
         with self._door:
-            loop, self._loop = self._loop, None
-        if loop is not None:
-            loop.call_soon_threadsafe(loop.stop)
-            self._thread.join()
+            # Together: a caller may make another pair as soon as the door is open.
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is not None and thread is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended already
+                loop.call_soon_threadsafe(loop.stop)
+            thread.join()
 
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._pid != os.getpid():
@@ -210,8 +216,13 @@ class BlockingTurn:
         self._place = HeldPlace(turn.queue, turn.lane)
 
     def __enter__(self) -> Turn:
-        self._thread.run(lambda: self._turn.begin(body=None))
-        self._place.__enter__()
+        try:
+            self._thread.run(lambda: self._turn.begin(body=None))
+            self._place.__enter__()
+        except BaseException:
+            # An interrupt may come when the place is ours already, and then nobody would give it back.
+            self._thread.post(self._turn.abandon)
+            raise
         return self._turn
 
     def __exit__(

@@ -17,6 +17,10 @@ from .store import Store
 OpenStore = Callable[[], Awaitable[Store]]
 
 
+class GaveUp(Exception):
+    """Whoever was opening the store has been cancelled."""
+
+
 class Connection:
     """Gives the store to whoever asks."""
 
@@ -26,24 +30,33 @@ class Connection:
         self._forget()
 
     def _forget(self) -> None:
-        self._pid = os.getpid()
         self._door = threading.Lock()
         self._opening: Future[Store] | None = None
+        # Last: whoever sees his own number here finds the rest made anew.
+        self._pid = os.getpid()
 
     async def store(self) -> Store:
         """The open store. An error while opening is told to everybody who waited, and the next call tries again."""
         if self._pid != os.getpid():
             # The parent's store, its threads and even the lock as it was held stayed with the parent.
             self._forget()
-        with self._door:
-            opening = self._opening
-            mine = opening is None
-            if opening is None:
-                opening = self._opening = Future()
-                # Running: whoever waits for it and gives up must not cancel it for the others.
-                opening.set_running_or_notify_cancel()
-        if not mine:
-            return opening.result() if opening.done() else await asyncio.wrap_future(opening)
+        while True:
+            with self._door:
+                opening = self._opening
+                mine = opening is None
+                if opening is None:
+                    opening = self._opening = Future()
+                    # Running: whoever waits for it and gives up must not cancel it for the others.
+                    opening.set_running_or_notify_cancel()
+            if mine:
+                return await self._open(opening)
+            try:
+                return opening.result() if opening.done() else await asyncio.wrap_future(opening)
+            except GaveUp:
+                # Whoever opened it was cancelled; that is no reason for anybody else to fail.
+                continue
+
+    async def _open(self, opening: Future[Store]) -> Store:
         try:
             store = await self._open_store()
             if self._ready is not None:
@@ -55,8 +68,7 @@ class Connection:
         except BaseException as exc:
             with self._door:
                 self._opening = None
-            # Whoever waits must hear of it, and a future that nobody waits for must not complain.
-            opening.set_exception(exc if isinstance(exc, Exception) else ConnectionAbortedError("it was cancelled"))
+            opening.set_exception(exc if isinstance(exc, Exception) else GaveUp())
             raise
         opening.set_result(store)
         return store

@@ -16,7 +16,7 @@ import msgspec
 
 from . import codec
 from .connection import Connection
-from .errors import InvalidInput, JobCancelled, JobFailed, NotFound, WouldDeadlock
+from .errors import InvalidInput, JobCancelled, JobFailed, NotFound, StoreUnavailable, WouldDeadlock
 from .ids import new_id
 from .job import WAITING_STATES, Job, JobKind, JobState
 from .names import check_seconds
@@ -256,7 +256,10 @@ async def refuse_deadlock(connection: Connection, job: Job) -> None:
     held = places_held(job.queue, job.lane)
     if not held or job.state not in WAITING_STATES:
         return
-    [standing] = await (await connection.store()).standing([job.id])
+    try:
+        [standing] = await (await connection.store()).standing([job.id])
+    except StoreUnavailable:
+        return  # an outage is waited through; the next look asks again
     # A limit of 0 is a pause, which somebody else can end.
     if standing is not None and standing.lane_limit and held >= standing.lane_limit:
         raise WouldDeadlock(

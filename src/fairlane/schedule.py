@@ -120,7 +120,8 @@ class StoredSchedule(msgspec.Struct, frozen=True, kw_only=True):
         if now - self.declared_at > FORGOTTEN_SECONDS:
             return []
         since = self.stored_at if self.last_slot is None else max(self.last_slot, self.stored_at)
-        return self.schedule.timetable.due(since, now)
+        # A slot that fired by a clock that was ahead must not silence the schedule until then.
+        return self.schedule.timetable.due(min(since, now), now)
 
 
 def template_of(job: NewJob) -> bytes:

@@ -24,6 +24,7 @@ from .ids import new_id
 from .job import Held, JobKind, JobState, NewJob, Priority, Reason
 from .names import check_seconds
 from .running import HeldPlace
+from .session import Finished
 from .states import Transition
 from .task import PriorityWord, Seconds, seconds
 from .waiter import Vigil, Waiter
@@ -139,7 +140,14 @@ class Turn:
             raise
         self._held, self._body, self._loop = held, body, asyncio.get_running_loop()
         self._cancels = 0 if body is None else body.cancelling()
-        vigil.hold(held, self._lose_later)
+        vigil.hold(held, self._lose_later, self._loop)
+
+    async def abandon(self) -> None:
+        """Give back a place that was granted while its caller went away."""
+        if self._vigil is not None:
+            if self._held is not None:
+                self._vigil.drop(self._held)
+            self._vigil.end_turn(self.id)
 
     async def _ask(self, vigil: Vigil) -> None:
         store = await self._connection.store()
@@ -216,17 +224,22 @@ class Turn:
 
     async def _give_back(self, vigil: Vigil, transition: Transition) -> bool:
         """Whether the store took it. If it cannot be told now, the place was held to the end and is given up later."""
-        if vigil.over:
+        if vigil.over or vigil.elsewhere:
             return False
-        store = await self._connection.store()
-        telling = asyncio.ensure_future(store.finish(vigil.session, [transition]))
+        telling: asyncio.Future[Any] | None = None
         try:
-            finished = await asyncio.shield(telling)
+            store = await self._connection.store()
+            telling = asyncio.ensure_future(store.finish(vigil.session, [transition]))
+            finished: Finished = await asyncio.shield(telling)
         except StoreError:
             vigil.end_turn(self.id, transition)
             return True
-        except asyncio.CancelledError:
-            telling.add_done_callback(lambda told: self._tell_again(vigil, transition, told))
+        except BaseException as exc:
+            # Whatever it was, the place must not stay taken.
+            if telling is None or not isinstance(exc, asyncio.CancelledError):
+                vigil.end_turn(self.id, transition)
+            else:
+                telling.add_done_callback(lambda told: self._tell_again(vigil, transition, told))
             raise
         return finished.verdicts[0].accepted
 

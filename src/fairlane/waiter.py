@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -49,9 +50,10 @@ class Waiter:
         self._forget()
 
     def _forget(self) -> None:
-        self._pid = os.getpid()
         self._door = threading.Lock()
         self._beginning: Future[Vigil] | None = None
+        # Last: whoever sees his own number here finds the rest made anew.
+        self._pid = os.getpid()
 
     async def vigil(self) -> Vigil:
         """The session with its keeper; begun at the first call, and anew when the last one is over."""
@@ -106,10 +108,12 @@ class Vigil:
 
     def __init__(self, open_store: OpenStore, intervals: Intervals, retention: Retention) -> None:
         self.session = new_id()
+        self._pid = os.getpid()
         self.over = False
         """Whether the session was lost: no turn can wait by it any more."""
         self._lock = threading.Lock()
         self._held: dict[Held, Lose] = {}
+        self._loops: dict[Held, asyncio.AbstractEventLoop] = {}
         self._untrusted: str | None = None
         """Why no place that is held can be trusted; None while all is well."""
         self._unended: deque[Unended] = deque()
@@ -135,17 +139,27 @@ class Vigil:
         """Stop the keeper and end the session."""
         self.over = True
         self._lose_all("the application was closed")
+        # The places are given away only when nobody is inside any more, or the lease would have ended anyway.
+        ends = time.monotonic() + self._intervals.lease - self._intervals.trust_margin
+        while self._held and not self.elsewhere and time.monotonic() < ends:  # noqa: ASYNC110 - other loops and threads
+            await asyncio.sleep(0.01)
         await self._keeper.stop()
         with contextlib.suppress(NotFound, StoreError):
             # What cannot be told now is found out when the lease has ended.
             await store.leave(self.session, begun=())
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this is a copy in a fork: the turns belong to the parent, whatever unwinds here."""
+        return self._pid != os.getpid()
+
     # -- turns ---------------------------------------------------------------------------------------------------
 
-    def hold(self, held: Held, lose: Lose) -> None:
-        """A turn was granted; `lose` is called if it is lost."""
+    def hold(self, held: Held, lose: Lose, loop: asyncio.AbstractEventLoop) -> None:
+        """A turn was granted to code in `loop`; `lose` is called if it is lost."""
         with self._lock:
             self._held[held] = lose
+            self._loops[held] = loop
             why = self._untrusted
         if why is not None:
             self._lose_all(why)
@@ -154,9 +168,12 @@ class Vigil:
         """A turn has ended, or is being ended."""
         with self._lock:
             self._held.pop(held, None)
+            self._loops.pop(held, None)
 
     def end_turn(self, id: str, transition: Transition | None = None) -> None:
         """See to it that a turn ends, as soon as the store can be told. Never waits; from any thread."""
+        if self.elsewhere:
+            return
         self._unended.append(Unended(id, transition))
         if self._work is not None:
             with contextlib.suppress(RuntimeError):  # the keeper has stopped, and the session with all its turns ends
@@ -165,13 +182,19 @@ class Vigil:
     # -- called by the keeper, in its thread ---------------------------------------------------------------------
 
     def holdings(self) -> Holdings:
-        """What the next renewal names."""
+        """What the next renewal names. A turn whose loop was closed under it is ended: nobody is left to do that."""
+        for held in [held for held, loop in list(self._loops.items()) if loop.is_closed()]:
+            self.drop(held)
+            self.end_turn(held.id, states.cancel(held))
         with self._lock:
             return Holdings(self.session, list(self._held), 0, False)
 
     def renewed(self, renewal: Renewal) -> None:
         """Stop the bodies whose turns are lost, or were asked to stop."""
-        self._untrusted = None
+        with self._lock:
+            # A renewal that was on its way when the session was given up makes nothing trusted again.
+            if not self.over:
+                self._untrusted = None
         for held in renewal.lost:
             self._lose(held, SessionLost(f"turn {held.id} was lost: the store has given its place to another"))
         with self._lock:

@@ -57,7 +57,7 @@ class Scheduler:
     def _look(self, stored: StoredSchedule, now: float) -> tuple[list[NewJob], float | None]:
         """The jobs of the slots that are due, and the slot after them."""
         schedule = stored.schedule
-        since = max(stored.stored_at, stored.last_slot or 0.0, self._answered.get(schedule.name, 0.0))
+        since = min(now, max(stored.stored_at, stored.last_slot or 0.0, self._answered.get(schedule.name, 0.0)))
         following = _first_slot(schedule.timetable, since)
         if following is None or following > now:
             return [], following
