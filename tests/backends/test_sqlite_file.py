@@ -239,6 +239,7 @@ def test_a_damaged_file_is_refused(path: Path, url: str) -> None:
 
 def test_a_refused_file_holds_no_resources(path: Path, url: str) -> None:
     path.write_text("no database" * 100)
+    before = set(threading.enumerate())
     refusals = []
     for _ in range(3):
         # Kept: what a refusal holds on to is not let go of by chance.
@@ -247,7 +248,8 @@ def test_a_refused_file_holds_no_resources(path: Path, url: str) -> None:
         refusals.append(refusal)
     names = [str(number.readlink()) for number in Path("/proc/self/fd").iterdir() if number.is_symlink()]
     assert [name for name in names if str(path) in name] == []
-    assert [thread.name for thread in threading.enumerate() if path.name in thread.name] == []
+    left = set(threading.enumerate()) - before
+    assert [thread.name for thread in left if path.name in thread.name] == []
 
 
 # -- permissions -------------------------------------------------------------------------------------------------
