@@ -14,8 +14,6 @@ from pathlib import Path
 
 import msgspec
 
-from .stalls import Stalls
-
 BEGIN, END = "begin", "end"
 
 
@@ -75,12 +73,12 @@ class Ledger:
         """The largest number of bodies that ran at the same instant."""
         return most_at_once(entry for entry in self.entries() if which(entry))
 
-    def gaps(self, jobs: Iterable[str], stalls: Stalls) -> list[float]:
-        """Seconds from the end of each of these jobs to the begin of the one after it, while the machine ran."""
+    def gaps(self, jobs: Iterable[str]) -> list[float]:
+        """Seconds from the end of each of these jobs to the begin of the one after it."""
         wanted = set(jobs)
         mine = [e for e in self.entries() if e.job in wanted]
         return [
-            stalls.without(before.at, after.at)
+            (after.at - before.at) / 1e9
             for before, after in pairwise(mine)
             if before.event == END and after.event == BEGIN
         ]
