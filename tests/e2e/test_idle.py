@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-import pytest
-
 from fairlane.intervals import Intervals
 
 from . import figures, tasks
@@ -17,7 +15,6 @@ WATCHED = 10.0
 PRUNING = Intervals(prune=2.0)
 """The defaults, but for a pruner that comes more often, so that there is less to wait for."""
 MOST_MILLISECONDS = 5.0
-ROUNDS = 5
 
 
 async def test_an_idle_worker_uses_no_processor_and_writes_nothing(stage: Stage) -> None:
@@ -42,18 +39,14 @@ async def test_an_idle_worker_uses_no_processor_and_writes_nothing(stage: Stage)
 
 
 async def test_a_job_starts_within_milliseconds_on_an_idle_worker(stage: Stage) -> None:
-    """Whatever else the machine does only ever adds to a measurement, so the best of some rounds counts."""
     async with stage.world(intervals=Intervals()) as world:
         await world.ready(world.fleet.worker())
-        for _ in range(ROUNDS):
-            times = []
-            for _ in range(100):
-                before = now()
-                handle = await world.send(tasks.noop.call())
-                await handle.result(timeout=30)
-                times.append((world.ledger.of(handle.id, BEGIN)[0].at - before) / 1e6)
-            median, most = figures.median(times), figures.percentile(times, 0.99)
-            figures.record("enqueue to start on an idle worker", median_ms=round(median, 2), p99_ms=round(most, 2))
-            if median <= MOST_MILLISECONDS:
-                return
-        pytest.fail(f"half of the jobs took longer than {MOST_MILLISECONDS} ms to start in each of {ROUNDS} rounds")
+        times = []
+        for _ in range(100):
+            before = now()
+            handle = await world.send(tasks.noop.call())
+            await handle.result(timeout=30)
+            times.append((world.ledger.of(handle.id, BEGIN)[0].at - before) / 1e6)
+        median, most = figures.median(times), figures.percentile(times, 0.99)
+        figures.record("enqueue to start on an idle worker", median_ms=round(median, 2), p99_ms=round(most, 2))
+        assert median <= MOST_MILLISECONDS
