@@ -32,7 +32,7 @@ async def answer(model: str, question: str) -> str:
 @app.task(queue="mail", priority="low")
 def send_mail(to: str, subject: str) -> None:
     """A plain function runs in a thread."""
-    print(f"to {to}: {subject}")  # noqa: T201
+    print(f"to {to}: {subject}")
 
 
 async def main() -> None:
@@ -40,8 +40,8 @@ async def main() -> None:
     async with app:
         job = await render.enqueue("ann", "a cat")
         async for update in job.watch():
-            print(update.state, update.position, update.progress)  # noqa: T201
-        print(await job.result())  # noqa: T201
+            print(update.state, update.position, update.progress)
+        print(await job.result())
 
 
 if __name__ == "__main__":

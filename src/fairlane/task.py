@@ -235,7 +235,8 @@ class Task(Generic[P, R]):
 
     def read_result(self, raw: bytes | None) -> R:
         """A stored result as the type the function is annotated with."""
-        return self.arguments.result.read(raw if raw is not None else b"null")  # type: ignore[no-any-return]
+        result: R = self.arguments.result.read(raw if raw is not None else b"null")
+        return result
 
     def _check_apart(self, fields: dict[str, Any]) -> None:
         """What runs in a child process must be found there: a thread cannot be stopped when its time is over."""
@@ -278,7 +279,8 @@ class AsyncTask(Task[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Run the function here, as if it were not a task."""
-        return self.function(*args, **kwargs)  # type: ignore[no-any-return]
+        running: Coroutine[Any, Any, R] = self.function(*args, **kwargs)
+        return running
 
 
 class PlainTask(Task[P, R]):
@@ -286,7 +288,8 @@ class PlainTask(Task[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function here, as if it were not a task."""
-        return self.function(*args, **kwargs)  # type: ignore[no-any-return]
+        value: R = self.function(*args, **kwargs)
+        return value
 
 
 class Registry:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from typing import Unpack
 
 import pytest
 
@@ -22,16 +23,17 @@ from fairlane import (
 )
 from fairlane.handle import Handle
 from fairlane.running import HeldPlace
+from fairlane.task import OneCall
 
 from .conftest import kit_of
 
 
-async def _sent(app: Fairlane, lane: str | None = None, **options: object) -> Handle[int]:
+async def _sent(app: Fairlane, **options: Unpack[OneCall]) -> Handle[int]:
     @app.task(name="double")
     async def double(number: int) -> int:
         return 2 * number
 
-    return await double.options(lane=lane, **options).enqueue(21)  # type: ignore[arg-type]
+    return await double.options(**options).enqueue(21)
 
 
 async def test_a_result_is_given_as_the_type_the_function_is_annotated_with(app: Fairlane) -> None:
@@ -116,8 +118,8 @@ async def test_an_unknown_id_is_not_found_by_any_verb_but_has_no_position(app: F
 
 
 async def test_a_position_counts_those_ahead_in_the_lane(app: Fairlane) -> None:
-    handles = [await _sent(app, "user:ann") for _ in range(3)]
-    other = await _sent(app, "user:bob")
+    handles = [await _sent(app, lane="user:ann") for _ in range(3)]
+    other = await _sent(app, lane="user:bob")
     assert [p and (p.ahead, p.place, p.of, p.exact) for p in [await h.position() for h in handles]] == [
         (0, 1, 3, True),
         (1, 2, 3, True),
@@ -154,15 +156,15 @@ async def test_a_failed_job_answers_a_cancel_with_its_state(app: Fairlane) -> No
 
 
 async def test_why_names_the_gate_of_a_waiting_job(app: Fairlane) -> None:
-    await _sent(app, "user:ann")
-    handle = await _sent(app, "user:ann")
+    await _sent(app, lane="user:ann")
+    handle = await _sent(app, lane="user:ann")
     assert await handle.why() == "no live worker serves queue default"
     await (await kit_of(app)).worker(slots=1)
     assert await handle.why() == "1 ahead in lane user:ann"
 
 
 async def test_a_watch_tells_every_change_once_and_ends_with_the_final_state(app: Fairlane) -> None:
-    first, handle = await _sent(app, "user:ann"), await _sent(app, "user:ann")
+    first, handle = await _sent(app, lane="user:ann"), await _sent(app, lane="user:ann")
     kit = await kit_of(app)
     worker = await kit.worker()
     told: list[Update] = []
@@ -216,7 +218,7 @@ async def test_a_watch_of_a_finished_job_tells_its_end_and_nothing_else(app: Fai
 
 
 async def test_retry_makes_a_new_job_that_names_the_old_one(app: Fairlane) -> None:
-    handle = await _sent(app, "user:ann")
+    handle = await _sent(app, lane="user:ann")
     with pytest.raises(InvalidInput, match="pending"):
         await handle.retry()
     await handle.cancel()
@@ -232,7 +234,7 @@ async def test_retry_makes_a_new_job_that_names_the_old_one(app: Fairlane) -> No
 
 async def test_waiting_for_a_job_behind_ones_own_lane_is_refused(app: Fairlane) -> None:
     app.queue("default").lane("flux", limit=1).lane("wide", limit=2)
-    handle, wide = await _sent(app, "flux"), await _sent(app, "wide")
+    handle, wide = await _sent(app, lane="flux"), await _sent(app, lane="wide")
     with HeldPlace("default", "flux"):
         with pytest.raises(WouldDeadlock, match="flux"):
             await handle.result(timeout=30)
@@ -244,7 +246,7 @@ async def test_waiting_for_a_job_behind_ones_own_lane_is_refused(app: Fairlane) 
 
 async def test_a_pause_is_no_deadlock_for_it_can_be_lifted(app: Fairlane) -> None:
     app.queue("default").lane("flux", limit=2)
-    handle = await _sent(app, "flux")
+    handle = await _sent(app, lane="flux")
     await app.client.pause("default", "flux")
     with HeldPlace("default", "flux"), pytest.raises(TimeoutError):
         await handle.result(timeout=0.05)

@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from fairlane import Fairlane, InvalidInput
-from fairlane.task import Task
+from fairlane.task import AsyncTask, Task
 
 
 @pytest.fixture
@@ -63,11 +63,11 @@ async def test_bad_arguments_are_refused_where_they_are_written(app: Fairlane, g
     assert (await app.client.find()).jobs == ()
 
 
-async def test_a_task_that_is_called_runs_here_and_stores_nothing(app: Fairlane, greet: Task[[str], str]) -> None:
+async def test_a_task_that_is_called_runs_here_and_stores_nothing(app: Fairlane, greet: AsyncTask[[str], str]) -> None:
     @app.task
     def shout(text: str) -> str:
         return text.upper()
 
     assert shout("a") == "A"
-    assert await greet("ann") == "hello ann"  # type: ignore[operator]
+    assert await greet("ann") == "hello ann"
     assert (await app.client.find()).jobs == ()

@@ -9,6 +9,7 @@ from fairlane.binding import Binding, BindingState, Release
 from fairlane.events import Released
 from fairlane.job import JobKind, JobState
 from fairlane.session import SessionState
+from fairlane.task import PriorityWord
 
 from . import tasks
 from .ledger import Entry
@@ -164,8 +165,8 @@ async def test_affinity_load_and_slots_are_one_decision(stage: Stage) -> None:
         await world.workers("w0", "w1", options=options)
         go = str(world.file("go"))
 
-        async def held(plan: str, priority: str) -> str:
-            task = tasks.hold.options(pool="org", sticky=plan, priority=priority)  # type: ignore[arg-type]
+        async def held(plan: str, priority: PriorityWord) -> str:
+            task = tasks.hold.options(pool="org", sticky=plan, priority=priority)
             return (await world.send(task.call(go))).id
 
         # A first plan takes worker 0, so that P is bound to worker 1; then worker 0 is idle again.

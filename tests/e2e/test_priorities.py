@@ -10,6 +10,7 @@ import pytest
 
 from fairlane import InvalidInput
 from fairlane.job import Priority
+from fairlane.task import PriorityWord
 
 from . import figures, tasks
 from .ledger import BEGIN, Entry, now
@@ -20,12 +21,12 @@ FLOOR = 10
 """Every class keeps one start in this many."""
 
 
-def sleeping(seconds: float, priority: str) -> Any:
+def sleeping(seconds: float, priority: PriorityWord) -> Any:
     """A call of some length and priority."""
-    return tasks.sleep.options(priority=priority).call(seconds)  # type: ignore[arg-type]
+    return tasks.sleep.options(priority=priority).call(seconds)
 
 
-async def send(world: World, count: int, seconds: float, priority: str) -> list[str]:
+async def send(world: World, count: int, seconds: float, priority: PriorityWord) -> list[str]:
     """Send jobs of one priority."""
     handles = await world.client.enqueue_many([sleeping(seconds, priority) for _ in range(count)])
     return [handle.id for handle in handles]

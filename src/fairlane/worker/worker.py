@@ -319,8 +319,8 @@ class Worker:
     async def _give_up(self, serving: asyncio.Future[None]) -> None:
         """A store that hangs does not keep a worker from ending."""
         await self._stopping.wait()
-        # Looked at again and again: a second signal ends the grace sooner.
-        while (left := self._grace_ends + UNWIND_SECONDS + LAST_TRIES + 1.0 - time.monotonic()) > 0:  # noqa: ASYNC110
+        while (left := self._grace_ends + UNWIND_SECONDS + LAST_TRIES + 1.0 - time.monotonic()) > 0:  # noqa: ASYNC110 - see below
+            # Looked at again and again: a second signal ends the grace sooner.
             await asyncio.sleep(min(left, 0.5))
         logger.error("the store does not answer; leaving the rest to the rescuer")
         serving.cancel()
