@@ -123,6 +123,7 @@ class Turn:
         if self._vigil is not None:
             raise FairlaneError("a turn is used once; ask for another with app.turn(…)")
         self._vigil = vigil = await self._waiter.vigil()
+        vigil.expect(self.id)
         try:
             async with asyncio.timeout(self._timeout) as limit:
                 await self._ask(vigil)
@@ -140,7 +141,7 @@ class Turn:
             raise
         self._held, self._body, self._loop = held, body, asyncio.get_running_loop()
         self._cancels = 0 if body is None else body.cancelling()
-        vigil.hold(held, self._lose_later, self._loop)
+        vigil.hold(held, self._lose_later)
 
     async def abandon(self) -> None:
         """Give back a place that was granted while its caller went away."""

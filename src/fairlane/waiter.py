@@ -113,7 +113,8 @@ class Vigil:
         """Whether the session was lost: no turn can wait by it any more."""
         self._lock = threading.Lock()
         self._held: dict[Held, Lose] = {}
-        self._loops: dict[Held, asyncio.AbstractEventLoop] = {}
+        self._loops: dict[str, asyncio.AbstractEventLoop] = {}
+        """Where the code behind each turn runs, from its request to its end."""
         self._untrusted: str | None = None
         """Why no place that is held can be trusted; None while all is well."""
         self._unended: deque[Unended] = deque()
@@ -155,11 +156,15 @@ class Vigil:
 
     # -- turns ---------------------------------------------------------------------------------------------------
 
-    def hold(self, held: Held, lose: Lose, loop: asyncio.AbstractEventLoop) -> None:
-        """A turn was granted to code in `loop`; `lose` is called if it is lost."""
+    def expect(self, id: str) -> None:
+        """A turn is about to be asked for by code in the running loop."""
+        with self._lock:
+            self._loops[id] = asyncio.get_running_loop()
+
+    def hold(self, held: Held, lose: Lose) -> None:
+        """A turn was granted; `lose` is called if it is lost."""
         with self._lock:
             self._held[held] = lose
-            self._loops[held] = loop
             why = self._untrusted
         if why is not None:
             self._lose_all(why)
@@ -168,12 +173,14 @@ class Vigil:
         """A turn has ended, or is being ended."""
         with self._lock:
             self._held.pop(held, None)
-            self._loops.pop(held, None)
+            self._loops.pop(held.id, None)
 
     def end_turn(self, id: str, transition: Transition | None = None) -> None:
         """See to it that a turn ends, as soon as the store can be told. Never waits; from any thread."""
         if self.elsewhere:
             return
+        with self._lock:
+            self._loops.pop(id, None)
         self._unended.append(Unended(id, transition))
         if self._work is not None:
             with contextlib.suppress(RuntimeError):  # the keeper has stopped, and the session with all its turns ends
@@ -183,9 +190,12 @@ class Vigil:
 
     def holdings(self) -> Holdings:
         """What the next renewal names. A turn whose loop was closed under it is ended: nobody is left to do that."""
-        for held in [held for held, loop in list(self._loops.items()) if loop.is_closed()]:
-            self.drop(held)
-            self.end_turn(held.id, states.cancel(held))
+        with self._lock:
+            alone = {id for id, loop in self._loops.items() if loop.is_closed()}
+            for held in [held for held in self._held if held.id in alone]:
+                del self._held[held]
+        for id in alone:
+            self.end_turn(id)
         with self._lock:
             return Holdings(self.session, list(self._held), 0, False)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from contextvars import Context
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,27 @@ async def test_a_turn_whose_loop_was_closed_under_it_does_not_keep_its_lane(mode
         loop.close()
 
     await asyncio.to_thread(hold_and_vanish)
+    async with asyncio.timeout(PATIENCE), models.turn("flux", queue="models"):
+        pass
+
+
+async def test_a_turn_that_waits_in_a_loop_that_was_closed_does_not_keep_the_lane_once_granted(
+    models: Fairlane,
+) -> None:
+    left: list[object] = []
+
+    def wait_and_vanish() -> None:
+        loop = asyncio.new_event_loop()
+        waiting = loop.create_task(models.turn("flux", queue="models").__aenter__())
+        loop.run_until_complete(asyncio.wait([waiting], timeout=0.3))
+        assert not waiting.done()
+        # Kept, so that nothing of it is unwound: it is as if the thread had stopped for ever.
+        left.append(waiting)
+        loop.close()
+
+    async with models.turn("flux", queue="models"):
+        # In a context of its own: it does not wait for a place that it holds itself.
+        await asyncio.to_thread(Context().run, wait_and_vanish)
     async with asyncio.timeout(PATIENCE), models.turn("flux", queue="models"):
         pass
 

@@ -275,7 +275,9 @@ class DatagramSubscription:
     def _fall_silent(self) -> None:
         self._vanish()
         self._drop_socket()
-        self._news.set()
+        if not self._loop.is_closed():
+            # In a loop that is gone nobody waits any more.
+            self._news.set()
 
     def _vanish(self) -> None:
         path, self._path = self._path, None
