@@ -40,7 +40,7 @@ class Layer:
     """What one module of a pure layer may import all the same, because that is its job."""
 
 
-BACKENDS = ("sqlite", "postgres", "redis")
+BACKENDS = ("sqlite", "postgresql", "redis")
 BELOW_THE_EDGES = ("core", "ports", "backends", "sql", *BACKENDS, "application")
 
 LAYERS: dict[str, Layer] = {
@@ -65,10 +65,13 @@ LAYERS: dict[str, Layer] = {
         may_import=("core", "ports", "sql", *BACKENDS),
     ),
     # What the SQL backends have in common.
-    "sql": Layer(modules=("backends.sql.*",), may_import=("core", "ports", "backends")),
+    "sql": Layer(
+        modules=("backends.codes", "backends.figures", "backends.rows", "backends.sql.*"),
+        may_import=("core", "ports", "backends"),
+    ),
     # One layer for each backend, so that none can import another.
     "sqlite": Layer(modules=("backends.sqlite.*",), may_import=("core", "ports", "backends", "sql")),
-    "postgres": Layer(modules=("backends.postgres.*",), may_import=("core", "ports", "backends", "sql")),
+    "postgresql": Layer(modules=("backends.postgresql.*",), may_import=("core", "ports", "backends", "sql")),
     "redis": Layer(modules=("backends.redis.*",), may_import=("core", "ports", "backends", "sql")),
     "application": Layer(
         modules=(
@@ -81,6 +84,7 @@ LAYERS: dict[str, Layer] = {
                 "supervisor.*",
                 "task",
                 "template",
+                "transactions",
                 "turn",
                 "waiter",
                 "watching",

@@ -44,6 +44,22 @@ async def test_an_unordered_place_held_for_two_seconds_by_a_job_whose_worker_is_
     assert await full.claim_ids(1) == [bound]
 
 
+async def test_a_place_does_not_move_to_a_job_that_waits_for_a_worker_to_be_bound_to(kit: Kit) -> None:
+    await kit.settings("default", LaneRule(pattern="lane", limit=1, ordered=False))
+    full = await kit.worker("other", "default", slots=1, lease=1_000)
+    await kit.enqueue(queue="other", sticky="plan")
+    await full.claim()
+    await kit.enqueue(lane="lane", sticky="plan")
+    await kit.enqueue(lane="lane", sticky="plan", pool="nobody-yet")
+    free = await kit.worker(lease=1_000)
+    loose = await kit.enqueue(lane="lane")
+
+    kit.clock.advance(3)
+
+    assert (await kit.store.admit()).moved == 1
+    assert await free.claim_ids(10) == [loose]
+
+
 async def test_an_ordered_place_stays_with_the_head_whatever_its_worker_does(kit: Kit) -> None:
     full, free, filler, bound, _ = await _bound_behind_a_full_worker(kit, ordered=True)
     kit.clock.advance(10)

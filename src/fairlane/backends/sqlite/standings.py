@@ -1,4 +1,4 @@
-"""Where a waiting job stands in line, what holds it, and the figures for an estimate.
+"""What is counted of a waiting job, for `figures` to tell where it stands.
 
 Places are counted only as far as they are exact, so the longest lane costs no more than a thousand index entries.
 """
@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...job import JobKind, JobState, Priority
-from ...lanes import LaneTerms, terms
-from ...reading import EXACT_PLACES, Gate, Standing, starts_before
+from ...job import JobKind
+from ...lanes import terms
+from ...reading import EXACT_PLACES, Standing
 from ...settings import QueueSettings
-from .rivals import rivals
+from ..codes import RUNNING, SCHEDULED
+from ..figures import JobFigures, QueueFigures, standing_of
+from .rivals import line
 from .steps import service
 from .steps.catalog import json_texts
-from .steps.codes import ARRIVING, RUNNING, SCHEDULED
-from .steps.entry import CLEANUP, UNBOUND, Entry, entry_of
+from .steps.entry import Entry, entry_of
 from .views import View
 
 FAR = 2**62
@@ -25,62 +26,88 @@ def standings(view: View, ids: Sequence[str]) -> list[Standing | None]:
     """Where jobs stand; None for whatever does not wait."""
     settings = view.settings()
     entries = {e.id: e for e in map(entry_of, view.all("entries_by_ids", json_texts(ids)))}
+    queues: dict[int, QueueFigures] = {}
     answers: list[Standing | None] = []
     for id in ids:
         e = entries.get(id)
         if e is None or e.state == RUNNING:
             answers.append(None)
-        else:
+            continue
+        queue = queues.get(e.queue)
+        if queue is None:
             name, _, queue_settings, _ = settings[e.queue]
-            answers.append(_Stander(view, e, name, queue_settings).standing())
+            queue = queues[e.queue] = _queue_figures(view, e.queue, name, queue_settings)
+        answers.append(standing_of(_Count(view, e, queue).figures(), queue, view.now))
     return answers
 
 
-class _Stander:
+def _queue_figures(view: View, number: int, name: str, settings: QueueSettings) -> QueueFigures:
+    pending, busy = [0, 0, 0], [0, 0, 0]
+    for class_, waits, runs in view.all("queue_jobs", number):
+        pending[class_], busy[class_] = waits, runs
+    return QueueFigures(
+        name=name,
+        settings=settings,
+        pending=(pending[0], pending[1], pending[2]),
+        busy=(busy[0], busy[1], busy[2]),
+        workers=service.workers(view, name),
+        seconds=service.seconds(view, number),
+    )
+
+
+class _Count:
     """The look at one job."""
 
-    def __init__(self, view: View, e: Entry, queue: str, settings: QueueSettings) -> None:
+    def __init__(self, view: View, e: Entry, queue: QueueFigures) -> None:
         self.view = view
         self.e = e
         self.queue = queue
-        self.settings = settings
-        self.terms: LaneTerms = terms(settings, e.lane_key)
-        self.ordered = self.terms.ordered and e.lane is not None
-        self.workers = service.workers(view, queue, e.inbox)
+        self.ordered = e.lane is not None and terms(queue.settings, e.lane_key).ordered
 
-    def standing(self) -> Standing:
-        e = self.e
+    def figures(self) -> JobFigures:
+        e, view = self.e, self.view
         # In an ordered lane a job that waits for its retry keeps its place; elsewhere what is scheduled has none yet.
         in_line = e.arrival is not None and (e.state != SCHEDULED or e.lane is not None)
-        place, of = self._places() if in_line else (None, 0)
-        exact = place is None or place <= EXACT_PLACES
-        free, servers = self._servers()
-        gate, until = self._gate(place, free)
-        return Standing(
+        place, of, own = self._places() if in_line else (None, 0, 0)
+        named = bool(e.inbox) and not e.inbox.endswith("/")
+        workers = service.workers(view, self.queue.name, e.inbox) if named else None
+        flows_before, retry_until = 0, None
+        if e.lane is not None and not e.granted:
+            [retry_until] = view.one("lane_retrying", e.lane)
+        elif place == 1 and e.flow is not None:
+            slots = sum(worker[0] for worker in (self.queue.workers if workers is None else workers))
+            [flows_before] = view.one("flows_before", e.flow, slots)
+        return JobFigures(
             id=e.id,
-            now=self.view.now,
-            state=JobState.SCHEDULED if e.state == SCHEDULED else JobState.PENDING,
-            gate=gate,
-            until=until,
-            worker=e.inbox if e.inbox and not e.inbox.endswith("/") else None,
+            queue=e.queue,
+            kind=e.kind,
+            priority=e.class_,
+            state=e.state,
+            gate=e.gate,
+            inbox=e.inbox,
             lane=e.lane_key,
-            queue=self.queue,
+            cost=e.cost,
+            limited=e.lane is not None,
+            ordered=self.ordered,
+            granted=bool(e.granted),
+            due=e.due,
             place=place,
             of=of,
-            exact=exact,
-            queue_ahead=self._queue_ahead(place, servers),
-            servers=servers,
-            lane_limit=self.terms.limit,
-            service_seconds=service.seconds(self.view, e.queue),
+            own=own,
+            flows_before=flows_before,
+            retry_until=retry_until,
+            workers=workers,
+            line=None if place is None or e.kind == JobKind.TURN else line(view, e, own),
         )
 
-    # -- places --------------------------------------------------------------------------------------------------
-
-    def _places(self) -> tuple[int, int]:
-        """This job's place among the waiting jobs of its lane, and how many those are."""
+    def _places(self) -> tuple[int, int, int]:
+        """Its place among the waiting jobs of its lane, how many those are, and how many of its class go before it."""
         before = self._count(self._before())
         everyone = self._count(dict.fromkeys(range(3), FAR))
-        return before + 1, min(everyone, EXACT_PLACES)
+        own = before
+        if not self.ordered and self.e.class_ > 0:
+            own -= self._count(dict.fromkeys(range(self.e.class_), FAR))
+        return before + 1, min(everyone, EXACT_PLACES), own
 
     def _before(self) -> dict[int, int]:
         """Up to which arrival the jobs of each class go before this one in its lane."""
@@ -111,79 +138,3 @@ class _Stander:
             else:
                 total += view.one("place_gated", e.queue, e.lane_key, class_, bound, left)[0]
         return int(min(total, EXACT_PLACES))
-
-    def _queue_ahead(self, place: int | None, servers: int) -> int:
-        """An estimate of what starts before it, out of the lanes it shares the queue with."""
-        e = self.e
-        if place is None:
-            return 0
-        if e.kind == JobKind.TURN:
-            return place - 1
-        own = place - 1
-        if not self.ordered and e.class_ > 0:
-            own -= self._count(dict.fromkeys(range(e.class_), FAR))
-        [higher] = self.view.one("pending_up_to", e.queue, e.class_ - 1)
-        [waiting] = self.view.one("pending_up_to", e.queue, e.class_)
-        ahead = starts_before(own, rivals(self.view, e, self.settings, own), servers, higher=higher)
-        return max(own, min(int(waiting) - 1, ahead))
-
-    # -- gates ---------------------------------------------------------------------------------------------------
-
-    def _servers(self) -> tuple[int, int]:
-        """Free slots and all slots that could run it. A turn needs none: the places of its lane serve it."""
-        e = self.e
-        if e.kind == JobKind.TURN:
-            places = self.terms.limit or 0
-            return places, places
-        free = sum(service.room_of(row, e.class_) for row in self.workers)
-        return free, service.servers(self.workers, self.settings, e.class_)
-
-    def _gate(self, place: int | None, free: int) -> tuple[Gate, float | None]:
-        e = self.e
-        if e.state == SCHEDULED:
-            return Gate.DUE, e.due
-        if e.state == ARRIVING:
-            return Gate.ARRIVING, None
-        if self.settings.paused:
-            return Gate.QUEUE_PAUSED, None
-        if e.lane is not None and not e.granted:
-            return self._lane_gate()
-        if e.gate == UNBOUND:
-            return Gate.UNBOUND, None
-        if e.gate == CLEANUP:
-            return Gate.CLEANUP, None
-        if not self.workers:
-            return (Gate.WORKER_GONE if e.inbox else Gate.NO_WORKER), None
-        if self._queue_is_full():
-            return Gate.QUEUE_LIMIT, None
-        if place is not None and place > 1:
-            return Gate.AHEAD, None
-        if free == 0:
-            return Gate.SLOTS, None
-        if self._others_first(free):
-            return Gate.AHEAD, None
-        return Gate.NONE, None
-
-    def _others_first(self, free: int) -> bool:
-        """Whether the heads of other lanes, or higher classes, take all the slots that are free."""
-        e = self.e
-        [higher] = self.view.one("pending_up_to", e.queue, e.class_ - 1)
-        [lanes] = self.view.one("flows_before", e.flow, free)
-        return bool(higher + lanes >= free)
-
-    def _lane_gate(self) -> tuple[Gate, float | None]:
-        if self.terms.paused:
-            return Gate.LANE_PAUSED, None
-        [until] = self.view.one("lane_retrying", self.e.lane)
-        if self.terms.ordered and until is not None:
-            return Gate.LANE_RETRY, until
-        return Gate.LANE, None
-
-    def _queue_is_full(self) -> bool:
-        slots = self.settings.slots
-        if slots is None:
-            return False
-        load = [0, 0, 0]
-        for class_, count in self.view.all("queue_running", self.e.queue):
-            load[class_] = count
-        return slots.room(load, Priority(self.e.class_)) == 0

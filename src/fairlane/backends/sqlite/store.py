@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from ...binding import Binding, Release
 from ...clock import Clock, SystemClock
-from ...errors import InvalidInput, StoreError
+from ...errors import StoreError
 from ...job import Claimed, Enqueued, Held, Job, JobState, NewJob, Verdict
 from ...names import check_count, check_key, check_name
 from ...reading import Filter, LaneReading, Page, QueueReading, Standing
@@ -25,6 +25,7 @@ from ...upkeep import Admitted, Promoted, Pruned, Recount, Rescued, Retention
 from . import database, standings, views
 from .steps import admission, dispatch, presence, pruning, report, settings
 from .steps.step import Step
+from .transactions import SqliteTransactions
 from .wakeups import DatagramWakeups
 from .writer import Writer
 
@@ -44,6 +45,7 @@ class SqliteStore:
         except BaseException:
             self._wakeups.close()
             raise
+        self.transactions = SqliteTransactions(path, clock, self._wakeups.publish)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix=f"fairlane-reader-{path.name}")
         self._reading = threading.local()
         self._connections: list[sqlite3.Connection] = []
@@ -197,11 +199,9 @@ class SqliteStore:
         """Store jobs on a connection of the user's to the same file, in the transaction open there.
 
         Commit, and they exist; roll back, and they never did. Until `admit` has admitted them they are pending,
-        with the gate `arriving`. An id that exists raises `sqlite3.IntegrityError`, as any other row of yours would.
+        with the gate `arriving`.
         """
-        if not connection.in_transaction:
-            raise InvalidInput("connection", "has no open transaction; begin one, or use enqueue")
-        return admission.insert_arriving(connection, jobs, self._clock.now())
+        return self.transactions.enqueue_here(connection, jobs)
 
     async def recount(self) -> Recount:
         return await self._write(pruning.recount)

@@ -10,25 +10,20 @@ from typing import Any
 
 import msgspec
 
-from ...binding import Binding, BindingState
+from ...binding import Binding
 from ...clock import Clock
-from ...errors import InvalidInput, NotFound
-from ...job import KEPT_ATTEMPTS, Attempt, Job, JobKind, Priority, Reason
+from ...errors import NotFound
+from ...job import Job
 from ...lanes import terms
 from ...reading import Counts, Filter, LaneReading, Page, QueueReading, check_page
-from ...retry import DEFAULT_BACKOFF, Backoff
-from ...schedule import Schedule, StoredSchedule, Timetable
-from ...session import Session, SessionKind, SessionState, Term, worker_name
+from ...schedule import StoredSchedule
+from ...session import Session, SessionKind, SessionState, Term
 from ...settings import QueueOverride, QueueSettings
 from ...slots import Reserved, Slots
+from ..rows import binding_of, job_of, position_of, schedules_of, settings_of
 from .steps.catalog import SQL, json_texts
-from .steps.codes import MOVES, STATES
-from .steps.entry import decode_attempts
 from .steps.leases import lease_left
 from .steps.presence import Presence
-
-_backoff = msgspec.json.Decoder(Backoff)
-NEWEST = 2**62
 
 
 class View:
@@ -51,80 +46,10 @@ class View:
     def settings(self) -> dict[int, tuple[str, int, QueueSettings, QueueOverride | None]]:
         """Every queue: its name, its version, what counts, and its override."""
         found = {}
-        for number, name, version, declared_json, override_json in self.all("queues_read"):
-            declared = msgspec.json.decode(declared_json, type=QueueSettings)
-            override = None if override_json is None else msgspec.json.decode(override_json, type=QueueOverride)
-            found[number] = (name, version, override.over(declared) if override else declared, override)
+        for number, name, version, declared, override_json in self.all("queues_read"):
+            settings, override = settings_of(declared, override_json)
+            found[number] = (name, version, settings, override)
         return found
-
-
-def job_of(row: tuple[Any, ...]) -> Job:
-    """A job out of a row of `job_columns`."""
-    (
-        _seq, id, task, queue, kind, class_, lane, cost, payload, headers, retries, backoff, timeout, uniq, pool,
-        sticky, direct, retry_of, parent, enqueued_at, expires_at, progress, attempts, final, reason, result, error,
-        error_group, move, finished_at, live, inbox, due, cancel, suspect, arrival, attempt, fence, started_at,
-        refused, session, session_pool, session_index, session_host,
-    ) = row  # fmt: skip
-    history = decode_attempts(attempts)
-    state = STATES[live if final is None else final]
-    worker = None
-    if session is not None or move is not None:
-        worker = session_host if session_index is None else worker_name(session_pool, session_index)
-        # The last claim is not in the column: it runs, or its end is the job's.
-        history.append(
-            Attempt(
-                fence=fence, attempt=attempt, session=session or "unknown", worker=worker or "unknown",
-                started_at=started_at, ended_at=finished_at, outcome=None if move is None else MOVES[move].value,
-                state=None if final is None else state, reason=None if reason is None else Reason(reason),
-                error=error, refused=refused,
-            )
-        )  # fmt: skip
-    elif inbox and not inbox.endswith("/"):
-        worker = inbox
-    elif direct is not None:
-        worker = worker_name(pool, direct)
-    elif history:
-        worker = history[-1].worker
-    return Job(
-        id=id,
-        task=task,
-        queue=queue,
-        kind=JobKind(kind),
-        state=state,
-        reason=None if reason is None else Reason(reason),
-        lane=lane,
-        priority=Priority(class_),
-        cost=cost,
-        payload=payload,
-        headers=headers,
-        retries=retries,
-        backoff=DEFAULT_BACKOFF if backoff is None else _backoff.decode(backoff),
-        timeout=timeout,
-        unique=uniq,
-        pool=pool,
-        sticky=sticky,
-        direct=direct,
-        worker=worker,
-        session=session or (history[-1].session if final is not None and history else None),
-        attempt=attempt,
-        fence=fence,
-        arrival=arrival,
-        retry_of=retry_of,
-        parent=parent,
-        enqueued_at=enqueued_at,
-        due_at=due,
-        expires_at=expires_at,
-        started_at=started_at,
-        finished_at=finished_at,
-        cancel_requested=bool(cancel),
-        suspect=bool(suspect),
-        progress=progress,
-        result=result,
-        error=error,
-        error_group=error_group,
-        attempts=tuple(history[-KEPT_ATTEMPTS:]),
-    )
 
 
 def get(view: View, ids: Sequence[str]) -> list[Job | None]:
@@ -137,7 +62,7 @@ def get(view: View, ids: Sequence[str]) -> list[Job | None]:
 def find(view: View, where: Filter, limit: int, cursor: str | None) -> Page:
     """A page, newest first: the narrowest filter picks the index, the others are checked job by job."""
     check_page(limit)
-    before = _position(cursor)
+    before = position_of(cursor)
     queue = None
     if where.queue is not None:
         row = view.one("queue_by_name", where.queue)
@@ -160,14 +85,6 @@ def find(view: View, where: Filter, limit: int, cursor: str | None) -> Page:
                     last = row[0]
     more = len(jobs) > limit
     return Page(tuple(jobs[:limit]), str(last) if more else None)
-
-
-def _position(cursor: str | None) -> int:
-    if cursor is None:
-        return NEWEST
-    if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 18:
-        raise InvalidInput("cursor", "is not one that a page gave")
-    return int(cursor)
 
 
 def _candidates(view: View, where: Filter, queue: int | None, before: int) -> Iterator[int]:
@@ -303,13 +220,7 @@ def bindings(view: View, pool: str | None, key: str | None, limit: int) -> list[
         rows = view.all("bindings_open", pool, limit)
         if len(rows) < limit:
             rows += view.all("bindings_closed", pool, limit - len(rows))
-    return [
-        Binding(
-            pool=row[0], key=row[1], index=row[2], state=BindingState(row[3]), opened_at=row[4], used_at=row[5],
-            closed_at=row[6], cleanup=row[7], cleanup_failed=bool(row[8]),
-        )
-        for row in rows
-    ]  # fmt: skip
+    return [binding_of(row) for row in rows]
 
 
 def leader(view: View) -> Term | None:
@@ -322,16 +233,5 @@ def leader(view: View) -> Term | None:
 
 
 def schedules(view: View) -> list[StoredSchedule]:
-    """Every schedule, by name. One that this machine cannot read does not hide the others."""
-    found = []
-    for name, raw, job, stored_at, declared_at, last_slot in view.all("schedules_read"):
-        try:
-            timetable = msgspec.json.decode(raw, type=Timetable)
-        except ValueError:
-            # Stored by a process that knows more time zones than this one.
-            continue
-        schedule = Schedule(name=name, timetable=timetable, job=job)
-        found.append(
-            StoredSchedule(schedule=schedule, stored_at=stored_at, declared_at=declared_at, last_slot=last_slot)
-        )
-    return found
+    """Every schedule, by name."""
+    return schedules_of(view.all("schedules_read"))

@@ -13,9 +13,6 @@ SELECT id, name, version, declared, override FROM fairlane_queue WHERE id = ?
 -- name: queue_insert
 INSERT INTO fairlane_queue (name) VALUES (?)
 
--- name: queue_ensure
-INSERT INTO fairlane_queue (name) VALUES (?) ON CONFLICT (name) DO NOTHING
-
 -- name: queue_ids
 SELECT id FROM fairlane_queue
 
@@ -24,9 +21,6 @@ UPDATE fairlane_queue SET version = ?, declared = ?, override = ? WHERE id = ?
 
 -- name: tally_insert
 INSERT INTO fairlane_tally (queue, class) VALUES (?, ?)
-
--- name: tally_ensure
-INSERT INTO fairlane_tally (queue, class) SELECT ?, value FROM json_each('[0,1,2]') WHERE true ON CONFLICT DO NOTHING
 
 -- name: tally_add
 UPDATE fairlane_tally SET scheduled = scheduled + ?, pending = pending + ?, running = running + ?, slotless = slotless + ?,

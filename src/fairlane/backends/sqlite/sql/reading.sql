@@ -46,10 +46,10 @@ SELECT count(*) FROM (SELECT 1 FROM fairlane_domain d CROSS JOIN fairlane_flow f
 
 -- name: rivals_ready
 -- Other lanes of a domain (?1) that have claimable jobs, in fair order, each with the cost of the next one, how many there
--- are (counted up to ?4), and for a limited lane its places and how many wait for one.
+-- are (counted up to ?4), and for a limited lane its places; those that wait for one count too.
 SELECT f.lane, f.tag, j.cost, n.places,
-    (SELECT count(*) FROM (SELECT 1 FROM fairlane_live r WHERE r.flow = f.id AND r.session IS NULL LIMIT ?4)),
-    (SELECT count(*) FROM (SELECT 1 FROM fairlane_live w WHERE w.lane = n.id AND w.granted = 0
+    (SELECT count(*) FROM (SELECT 1 FROM fairlane_live r WHERE r.flow = f.id AND r.session IS NULL LIMIT ?4))
+    + (SELECT count(*) FROM (SELECT 1 FROM fairlane_live w WHERE w.lane = n.id AND w.granted = 0
         AND w.rank = CASE n.ordered WHEN 1 THEN 0 ELSE l.class END LIMIT ?4))
 FROM fairlane_flow f CROSS JOIN fairlane_live l ON l.flow = f.id AND l.arrival = f.head
 CROSS JOIN fairlane_job j ON j.seq = l.seq LEFT JOIN fairlane_lane n ON n.queue = ?2 AND n.key = f.lane
@@ -90,8 +90,9 @@ SELECT id, name, version, declared, override FROM fairlane_queue ORDER BY name
 -- name: tallies_read
 SELECT queue, class, scheduled, pending, running, completed, failed, cancelled FROM fairlane_tally
 
--- name: pending_up_to
-SELECT coalesce(sum(pending), 0) FROM fairlane_tally WHERE queue = ? AND class <= ?
+-- name: queue_jobs
+-- Jobs of a queue that wait, and those that run and take a slot.
+SELECT class, pending, running - slotless FROM fairlane_tally WHERE queue = ?
 
 -- name: sessions_read
 SELECT /*session_columns*/ FROM fairlane_session ORDER BY seq DESC

@@ -3,7 +3,6 @@ due."""
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
@@ -16,10 +15,12 @@ from ....lanes import LaneTerms
 from ....reading import room_after
 from ....session import worker_name
 from ....upkeep import Admitted, Promoted
+from ...codes import CLEANUP, COMPLETED, PARENT, PENDING, RUNNING, SCHEDULED, STATES, UNGATED
+from ...figures import servers
+from ...rows import encode_backoff
 from . import bindings, broadcasts, outcomes, places, service
-from .catalog import SQL, Catalog, Queue, json_texts
-from .codes import COMPLETED, PENDING, RUNNING, SCHEDULED, STATES
-from .entry import CLEANUP, PARENT, UNGATED, Entry, encode_backoff, entry_of
+from .catalog import Queue, json_texts
+from .entry import Entry, entry_of
 from .step import SLOTLESS, TALLY_OF_STATE, Step
 
 MOST_LANES_COUNTED = 1_000
@@ -37,11 +38,9 @@ def enqueue(step: Step, jobs: Sequence[NewJob]) -> list[Enqueued]:
             raise InvalidInput("kind", "a clean-up is stored by release, not by enqueue")
         if job.id in stored:
             known |= _known(step, [job.id])
-        content = known.get(job.id)
-        if content is not None:
-            if content[1] != fingerprint(job):
-                raise Conflict(f"job {job.id!r} exists already with other content; choose another id")
-            answers.append(Enqueued(job.id, False, content[0]))
+        existing = _existing(job, known)
+        if existing is not None:
+            answers.append(existing)
             continue
         duplicate = None if job.unique is None else _unique_holder(step, job)
         if duplicate is not None:
@@ -53,6 +52,16 @@ def enqueue(step: Step, jobs: Sequence[NewJob]) -> list[Enqueued]:
         answers.append(Enqueued(job.id, True, STATES[entry.state]))
         stored.add(job.id)
     return answers
+
+
+def _existing(job: NewJob, known: dict[str, tuple[JobState, bytes]]) -> Enqueued | None:
+    """The answer for an id that is taken, which must be by the same content."""
+    content = known.get(job.id)
+    if content is None:
+        return None
+    if content[1] != fingerprint(job):
+        raise Conflict(f"job {job.id!r} exists already with other content; choose another id")
+    return Enqueued(job.id, False, content[0])
 
 
 def _known(step: Step, ids: list[str]) -> dict[str, tuple[JobState, bytes]]:
@@ -212,7 +221,7 @@ def _servers(step: Step, queue: Queue, job: NewJob) -> int:
     """Slots that could start a job like this one now."""
     if queue.settings.paused:
         return 0
-    return service.servers(service.workers(step, queue.name), queue.settings, int(job.priority))
+    return servers(service.workers(step, queue.name), queue.settings, int(job.priority))
 
 
 def _share(step: Step, queue: Queue, job: NewJob) -> float:
@@ -314,22 +323,26 @@ def admit_arriving(step: Step, e: Entry) -> None:
     step.save(e)
 
 
-def insert_arriving(connection: sqlite3.Connection, jobs: Sequence[NewJob], now: float) -> list[Enqueued]:
-    """Store jobs on a user's own connection, in the transaction that is open there. Admission follows the commit."""
-    catalog = Catalog()
-    cursor = connection.cursor()
-    cursor.row_factory = None
+def insert_arriving(step: Step, jobs: Sequence[NewJob]) -> list[Enqueued]:
+    """Store jobs in a transaction of the user's. They are admitted after its commit, and in no tally before."""
+    answers = []
     for job in jobs:
-        if job.kind is not JobKind.JOB or job.unique is not None or job.cron is not None:
-            raise InvalidInput("job", "only plain jobs without unique= can be enqueued inside a transaction of yours")
-        if cursor.execute(SQL["ids_remembered"], (json_texts([job.id]), now)).fetchone() is not None:
-            raise Conflict(f"job {job.id!r} has ended already; choose another id")
-        cursor.execute(SQL["queue_ensure"], (job.queue,))
-        queue = catalog.remember(cursor.execute(SQL["queue_by_name"], (job.queue,)).fetchone())
+        if job.kind is not JobKind.JOB or job.cron is not None:
+            raise InvalidInput("job", "only plain jobs can be stored inside a transaction of yours")
+        queue = step.queue(job.queue)
         _check_lane(queue, job)
-        cursor.execute(SQL["tally_ensure"], (queue.id,))
-        expires_at = None if job.expires is None else now + job.expires
-        due = job.run_at if job.run_at is not None else now + job.delay
-        seq = cursor.execute(SQL["job_insert"], _identity(job, queue.id, now, None)).lastrowid
-        cursor.execute(SQL["live_arrive"], (seq, queue.id, int(job.priority), due, expires_at, job.sticky is None))
-    return [Enqueued(job.id, True, JobState.PENDING) for job in jobs]
+        found = _existing(job, _known(step, [job.id]))
+        if found is None and job.unique is not None:
+            found = _unique_holder(step, job)
+        answers.append(found or Enqueued(job.id, True, JobState.PENDING))
+        if found is not None:
+            continue
+        expires_at = None if job.expires is None else step.now + job.expires
+        due = job.run_at if job.run_at is not None else step.now + job.delay
+        seq = step.run("job_insert", *_identity(job, queue.id, step.now, None)).lastrowid
+        plain = job.sticky is None and job.unique is None
+        step.run("live_arrive", seq, queue.id, int(job.priority), due, expires_at, plain)
+        if job.unique is not None:
+            until = None if job.unique_for is None else step.now + job.unique_for
+            step.run("unique_put", job.task, job.unique, seq, job.id, until)
+    return answers

@@ -14,9 +14,9 @@ from ....binding import IDLE_SECONDS
 from ....job import JobKind, JobState, Reason
 from ....placement import choose
 from ....session import worker_name
+from ...codes import CLEANUP, PENDING, RUNNING, UNBOUND, UNGATED
 from . import flows, places
-from .codes import PENDING, RUNNING
-from .entry import CLEANUP, UNBOUND, UNGATED, Entry, entry_of
+from .entry import Entry, entry_of
 from .step import Step
 
 USED_RESOLUTION = 60.0

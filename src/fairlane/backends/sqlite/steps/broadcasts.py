@@ -15,7 +15,7 @@ from ....errors import Conflict
 from ....job import JobState, Reason
 from ....session import worker_name
 from ....wakeups import job_topic
-from .codes import STATES
+from ...codes import STATES
 from .entry import Entry, entry_of
 from .step import Step
 

@@ -19,9 +19,9 @@ from ....retry import DEFAULT_BACKOFF, Backoff
 from ....session import Claim, worker_name
 from ....slots import Reserved, Slots
 from ....wakeups import place_topic
+from ...codes import PENDING, RUNNING
 from . import outcomes
 from .catalog import Queue
-from .codes import PENDING, RUNNING
 from .entry import entry_of
 from .presence import Presence
 from .step import TALLY_OF_STATE, Domain, Step

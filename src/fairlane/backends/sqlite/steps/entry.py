@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 
 from ....job import Attempt, Reason
-from ....retry import DEFAULT_BACKOFF, Backoff
-
-UNGATED, UNBOUND, CLEANUP, UNADMITTED, PARENT = range(5)
+from ....retry import Backoff
+from ...rows import decode_attempts, decode_backoff
 
 
 class Entry(msgspec.Struct):
@@ -63,7 +62,7 @@ class Entry(msgspec.Struct):
     @property
     def backoff(self) -> Backoff:
         """Its policy; the default is not stored."""
-        return DEFAULT_BACKOFF if self.backoff_json is None else _backoff.decode(self.backoff_json)
+        return decode_backoff(self.backoff_json)
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -71,24 +70,12 @@ class Entry(msgspec.Struct):
         return decode_attempts(self.attempts_json)
 
 
-_backoff = msgspec.json.Decoder(Backoff)
-_attempts = msgspec.json.Decoder(list[Attempt])
 _encoder = msgspec.json.Encoder()
-
-
-def decode_attempts(raw: bytes | None) -> list[Attempt]:
-    """The history column."""
-    return [] if raw is None else _attempts.decode(raw)
 
 
 def encode_attempts(attempts: list[Attempt]) -> bytes:
     """The history column."""
     return _encoder.encode(attempts)
-
-
-def encode_backoff(backoff: Backoff) -> bytes | None:
-    """The policy column; the default is not stored."""
-    return None if backoff == DEFAULT_BACKOFF else _encoder.encode(backoff)
 
 
 def entry_of(row: tuple[Any, ...]) -> Entry:

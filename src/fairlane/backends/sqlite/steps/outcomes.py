@@ -9,8 +9,8 @@ import msgspec
 from ....job import KEPT_ATTEMPTS, Attempt, JobKind, JobState, Reason
 from ....states import Move, after_crash
 from ....wakeups import job_topic, worker_topic
+from ...codes import FINAL_CODES, MOVE_CODES, PENDING, RUNNING, SCHEDULED
 from . import bindings, broadcasts, flows, places
-from .codes import FINAL_CODES, MOVE_CODES, PENDING, RUNNING, SCHEDULED
 from .entry import Entry, encode_attempts, reason_value
 from .step import SLOTLESS, TALLY_OF_STATE, Step
 

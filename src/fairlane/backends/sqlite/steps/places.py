@@ -9,10 +9,10 @@ import msgspec
 
 from ....job import JobKind, Priority
 from ....wakeups import job_topic, place_topic, session_topic, worker_topic
+from ...codes import PENDING, RUNNING, UNGATED
+from ...figures import room_of
 from . import flows
-from .codes import PENDING, RUNNING
-from .entry import UNGATED, Entry, entry_of
-from .service import room_of
+from .entry import Entry, entry_of
 from .step import Lane, Step
 
 IDLE_GRANT_SECONDS = 2.0
@@ -317,6 +317,8 @@ def _can_start(step: Step, e: Entry) -> bool:
 def _takes(step: Step, inbox: str, class_: int) -> bool:
     if not inbox:
         return True
+    if inbox.endswith("/"):
+        return False  # it waits for a worker to be bound to
     row = step.one("inbox_room", *_worker(inbox))
     return row is not None and room_of(row, class_) > 0
 

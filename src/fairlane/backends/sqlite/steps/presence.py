@@ -12,8 +12,8 @@ from ....job import Held, JobState, Reason
 from ....placement import lowest_free
 from ....session import NewSession, Renewal, SessionKind, worker_name
 from ....upkeep import Rescued
+from ...codes import RUNNING
 from . import admission, bindings, broadcasts, outcomes
-from .codes import RUNNING
 from .entry import Entry, entry_of
 from .leases import lease_left
 from .outcomes import Holder

@@ -5,9 +5,9 @@ from __future__ import annotations
 from ....errors import InvalidInput
 from ....job import JobState
 from ....upkeep import Pruned, Recount, Retention
+from ...codes import FINAL_CODES
 from . import places
 from .admission import fingerprint_of
-from .codes import FINAL_CODES
 from .step import Step
 
 TIDY_FLOWS = 10_000

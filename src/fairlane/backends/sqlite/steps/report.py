@@ -12,10 +12,11 @@ from ....job import Acceptance, Held, JobKind, JobState, Reason, Verdict
 from ....names import PAYLOAD_BYTES, check_size
 from ....states import Move, Transition
 from ....wakeups import job_topic, session_topic
+from ...codes import ARRIVING, COMPLETED, FINAL_CODES, MOVE_CODES, MOVES, RUNNING, STATES
+from ...rows import decode_attempts
 from . import admission, broadcasts, outcomes, places
 from .catalog import json_texts
-from .codes import ARRIVING, COMPLETED, FINAL_CODES, MOVE_CODES, MOVES, RUNNING, STATES
-from .entry import Entry, decode_attempts, encode_attempts, entry_of, reason_value
+from .entry import Entry, encode_attempts, entry_of, reason_value
 from .presence import Presence
 from .step import Step
 

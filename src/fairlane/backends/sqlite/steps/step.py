@@ -18,8 +18,8 @@ from ....clock import Clock
 from ....errors import TermLost
 from ....lanes import LaneTerms
 from ....settings import QueueSettings
+from ...codes import RUNNING
 from .catalog import SQL, Catalog, Queue
-from .codes import RUNNING
 from .entry import Entry, entry_of
 from .leases import lease_left
 

@@ -1,0 +1,154 @@
+"""What the SQL stores read alike: their rows, turned into the records that readers see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from ..binding import Binding, BindingState
+from ..errors import InvalidInput
+from ..job import KEPT_ATTEMPTS, Attempt, Job, JobKind, Priority, Reason
+from ..retry import DEFAULT_BACKOFF, Backoff
+from ..schedule import Schedule, StoredSchedule, Timetable
+from ..session import worker_name
+from ..settings import QueueOverride, QueueSettings
+from .codes import MOVES, STATES
+
+NEWEST = 2**62
+"""A place before which every job comes."""
+
+_attempts = msgspec.json.Decoder(list[Attempt])
+_backoff = msgspec.json.Decoder(Backoff)
+_declared = msgspec.json.Decoder(QueueSettings)
+_override = msgspec.json.Decoder(QueueOverride)
+_timetable: msgspec.json.Decoder[Timetable] = msgspec.json.Decoder(Timetable)
+_encoder = msgspec.json.Encoder()
+
+
+def decode_attempts(raw: bytes | str | None) -> list[Attempt]:
+    """Finished claims, oldest first."""
+    return [] if raw is None else _attempts.decode(raw)
+
+
+def decode_backoff(raw: bytes | None) -> Backoff:
+    """The policy column."""
+    return DEFAULT_BACKOFF if raw is None else _backoff.decode(raw)
+
+
+def encode_backoff(backoff: Backoff) -> bytes | None:
+    """The policy column; the default is not stored."""
+    return None if backoff == DEFAULT_BACKOFF else _encoder.encode(backoff)
+
+
+def job_of(row: Iterable[Any]) -> Job:
+    """A job out of a row of columns in this order."""
+    (
+        _seq, id, task, queue, kind, class_, lane, cost, payload, headers, retries, backoff, timeout, uniq, pool,
+        sticky, direct, retry_of, parent, enqueued_at, expires_at, progress, attempts, final, reason, result, error,
+        error_group, move, finished_at, live, inbox, due, cancel, suspect, arrival, attempt, fence, started_at,
+        refused, session, session_pool, session_index, session_host,
+    ) = row  # fmt: skip
+    history = decode_attempts(attempts)
+    state = STATES[live if final is None else final]
+    worker = None
+    if session is not None or move is not None:
+        worker = session_host if session_index is None else worker_name(session_pool, session_index)
+        # The last claim is not in the column: it runs, or its end is the job's.
+        history.append(
+            Attempt(
+                fence=fence, attempt=attempt, session=session or "unknown", worker=worker or "unknown",
+                started_at=started_at, ended_at=finished_at, outcome=None if move is None else MOVES[move].value,
+                state=None if final is None else state, reason=None if reason is None else Reason(reason),
+                error=error, refused=refused,
+            )
+        )  # fmt: skip
+    elif inbox and not inbox.endswith("/"):
+        worker = inbox
+    elif direct is not None:
+        worker = worker_name(pool, direct)
+    elif history:
+        worker = history[-1].worker
+    return Job(
+        id=id,
+        task=task,
+        queue=queue,
+        kind=JobKind(kind),
+        state=state,
+        reason=None if reason is None else Reason(reason),
+        lane=lane,
+        priority=Priority(class_),
+        cost=cost,
+        payload=payload,
+        headers=headers,
+        retries=retries,
+        backoff=decode_backoff(backoff),
+        timeout=timeout,
+        unique=uniq,
+        pool=pool,
+        sticky=sticky,
+        direct=direct,
+        worker=worker,
+        session=session or (history[-1].session if final is not None and history else None),
+        attempt=attempt,
+        fence=fence,
+        arrival=arrival,
+        retry_of=retry_of,
+        parent=parent,
+        enqueued_at=enqueued_at,
+        due_at=due,
+        expires_at=expires_at,
+        started_at=started_at,
+        finished_at=finished_at,
+        cancel_requested=bool(cancel),
+        suspect=bool(suspect),
+        progress=progress,
+        result=result,
+        error=error,
+        error_group=error_group,
+        attempts=tuple(history[-KEPT_ATTEMPTS:]),
+    )
+
+
+def settings_of(declared: str, override: str | None) -> tuple[QueueSettings, QueueOverride | None]:
+    """What counts for a queue, and what an operator laid over it."""
+    settings = _declared.decode(declared)
+    if override is None:
+        return settings, None
+    laid_over = _override.decode(override)
+    return laid_over.over(settings), laid_over
+
+
+def binding_of(row: Iterable[Any]) -> Binding:
+    """A binding out of a row."""
+    pool, key, index, state, opened_at, used_at, closed_at, cleanup, cleanup_failed = row
+    return Binding(
+        pool=pool, key=key, index=index, state=BindingState(state), opened_at=opened_at, used_at=used_at,
+        closed_at=closed_at, cleanup=cleanup, cleanup_failed=bool(cleanup_failed),
+    )  # fmt: skip
+
+
+def schedules_of(rows: Iterable[Iterable[Any]]) -> list[StoredSchedule]:
+    """Schedules out of rows. One that this machine cannot read does not hide the others."""
+    found = []
+    for name, raw, job, stored_at, declared_at, last_slot in rows:
+        try:
+            timetable = _timetable.decode(raw)
+        except ValueError:
+            # Stored by a process that knows more time zones than this one.
+            continue
+        schedule = Schedule(name=name, timetable=timetable, job=job)
+        found.append(
+            StoredSchedule(schedule=schedule, stored_at=stored_at, declared_at=declared_at, last_slot=last_slot)
+        )
+    return found
+
+
+def position_of(cursor: str | None) -> int:
+    """The place in the order of jobs that a page's cursor names; a page shows what comes before it."""
+    if cursor is None:
+        return NEWEST
+    if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 18:
+        raise InvalidInput("cursor", "is not one that a page gave")
+    return int(cursor)
