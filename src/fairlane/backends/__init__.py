@@ -14,4 +14,11 @@ async def open_store(url: str, *, clock: Clock | None = None) -> Store:
         from .sqlite.store import SqliteStore
 
         return await SqliteStore.open(url, clock=clock)
-    raise InvalidInput("url", f"{scheme!r} is not a known kind of store; use sqlite:///path/to/file.db")
+    if scheme in ("postgresql", "postgres"):
+        from .postgresql.store import PostgresqlStore
+
+        return await PostgresqlStore.open(url, clock=clock)
+    raise InvalidInput(
+        "url",
+        f"{scheme!r} is not a known kind of store; use sqlite:///path/to/file.db or postgresql://host/database",
+    )

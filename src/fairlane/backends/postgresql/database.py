@@ -1,0 +1,365 @@
+"""How calls get to the server: a pool of connections for each event loop, and calls that can be repeated.
+
+One `Database` serves every event loop and thread of a process. A call is one statement in a transaction of its own. It
+is repeated here only when it is known that nothing of it happened: it collided with another, or its connection was
+found dead before anything was sent. Whatever else breaks is `StoreUnavailable`: the outcome is unknown, and the caller
+repeats the call when it likes.
+
+May assume: callers back off by themselves. Promises: no call hangs because of a server that went away; nobody's
+cancellation spoils a connection for the next; nothing here survives a fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol, cast
+
+from ...errors import StoreError, StoreUnavailable
+from . import sockets
+from .address import CONNECT_SECONDS, Address, driver
+from .failures import COLLISIONS, fail, is_closed, is_ours, translate_connecting
+
+asyncpg = driver()
+
+WAIT_SECONDS = 10.0
+"""For a free connection of the pool."""
+CALL_SECONDS = 10.0
+"""For the answer to a call. A server that is frozen keeps its connections open, so only this notices it."""
+CLOSING_SECONDS = 3.0
+IDLE_SECONDS = 60.0
+"""A connection that nobody used for so long is closed."""
+SETTLED_SECONDS = 0.1
+"""After a failed attempt to connect, so long all others fail without one: a hundred callers make one attempt."""
+REPEATS = 5
+"""How often a call that collided is repeated."""
+LONGEST_PAUSE = 0.2
+
+
+class Record(Protocol):
+    """A row, as asyncpg gives it."""
+
+    def __getitem__(self, key: str | int) -> Any: ...
+    def __iter__(self) -> Iterator[Any]: ...
+    def __len__(self) -> int: ...
+    def get(self, key: str, default: Any = None) -> Any: ...
+    def keys(self) -> Iterator[str]: ...
+    def values(self) -> Iterator[Any]: ...
+    def items(self) -> Iterator[tuple[str, Any]]: ...
+
+
+class Connection(Protocol):
+    """What is used of an asyncpg connection."""
+
+    async def fetch(self, query: str, *args: Any, timeout: float | None = None) -> list[Record]: ...
+    async def fetchrow(self, query: str, *args: Any, timeout: float | None = None) -> Record | None: ...
+    async def fetchval(self, query: str, *args: Any, timeout: float | None = None) -> Any: ...
+    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str: ...
+    def transaction(self, *, isolation: str | None = None, readonly: bool = False) -> Any: ...
+    def is_closed(self) -> bool: ...
+
+
+class Database:
+    """The way to the server. Used from any event loop; the pool of each is made when it is first needed."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
+        # Held for moments only, never across an await.
+        self._door = threading.Lock()
+        self._closed = False
+        self._pid = os.getpid()
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    async def fetch(self, sql: str, *args: Any, timeout: float | None = None) -> list[Record]:
+        """All rows of one statement, which is a transaction of its own."""
+        return cast("list[Record]", await self._call("fetch", sql, args, timeout))
+
+    async def fetchrow(self, sql: str, *args: Any, timeout: float | None = None) -> Record | None:
+        """The first row of one statement, which is a transaction of its own."""
+        return cast("Record | None", await self._call("fetchrow", sql, args, timeout))
+
+    async def execute(self, sql: str, *args: Any, timeout: float | None = None) -> str:
+        """Run one statement (without arguments, any number of them in one transaction), and tell what it did."""
+        return cast("str", await self._call("execute", sql, args, timeout))
+
+    async def _call(self, verb: str, sql: str, args: tuple[Any, ...], timeout: float | None) -> Any:
+        collisions = 0
+        while True:
+            pool = await self._pool()
+            connection = await pool.take()
+            try:
+                answer = await getattr(connection, verb)(sql, *args, timeout=timeout)
+            except BaseException as exc:
+                pool.drop(connection)
+                if not isinstance(exc, Exception):
+                    raise
+                collisions += 1
+                if collisions > REPEATS or getattr(exc, "sqlstate", None) not in COLLISIONS:
+                    fail(exc, self.address, connection)
+            else:
+                await pool.keep(connection)
+                return answer
+            await asyncio.sleep(random.uniform(0, min(LONGEST_PAUSE, 0.005 * 2**collisions)))
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """A connection for several statements. What the block raises is the caller's own, and passes as it is."""
+        pool = await self._pool()
+        connection = await pool.take()
+        try:
+            yield connection
+        except BaseException:
+            pool.drop(connection)
+            raise
+        else:
+            await pool.give_back(connection)
+
+    @asynccontextmanager
+    async def transaction(self, *, isolation: str | None = None, readonly: bool = False) -> AsyncIterator[Connection]:
+        """A connection inside a transaction that commits with the block, and is rolled back when that raises.
+
+        The driver's errors are translated, so the block should do nothing that raises such errors by itself.
+        """
+        async with self.connection() as connection:
+            try:
+                async with connection.transaction(isolation=isolation, readonly=readonly):
+                    yield connection
+            except Exception as exc:
+                if not is_ours(exc):
+                    raise
+                fail(exc, self.address, connection)
+
+    def snapshot(self) -> AbstractAsyncContextManager[Connection]:
+        """A connection that sees one moment, for reads that belong together. It cannot write and waits for nobody."""
+        return self.transaction(isolation="repeatable_read", readonly=True)
+
+    # -- the pools -------------------------------------------------------------------------------------------------
+
+    def check_usable(self) -> None:
+        """Refuse a store that is closed, or whose connections belong to the parent of a fork."""
+        if self._closed:
+            raise StoreError("this store is closed; open it again")
+        if os.getpid() != self._pid:
+            raise StoreError("this store was opened before a fork; open it anew in the child process")
+
+    async def _pool(self) -> _Pool:
+        self.check_usable()
+        loop = asyncio.get_running_loop()
+        pool = self._pools.get(loop)
+        if pool is None:
+            # Nothing in here waits, so no other task of this loop can come in between.
+            pool = _Pool(self.address, loop)
+            await pool.open(self._forget)
+            with self._door:
+                closed = self._closed
+                gone = [self._pools.pop(known) for known in list(self._pools) if known.is_closed()]
+                if not closed:
+                    self._pools[loop] = pool
+            for left in gone:
+                left.cut()
+            if closed:
+                await pool.close()
+                self.check_usable()
+        return pool
+
+    def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._door:
+            self._pools.pop(loop, None)
+
+    async def close(self) -> None:
+        """Close the pools of all event loops. Closing twice is harmless, and in the child of a fork nothing happens."""
+        if os.getpid() != self._pid:
+            return
+        with self._door:
+            pools, self._pools = self._pools, {}
+            self._closed = True
+        here = asyncio.get_running_loop()
+        for loop, pool in pools.items():
+            if loop is here:
+                await pool.close()
+            elif loop.is_running():
+                await _elsewhere(pool.close(), loop)
+            else:
+                pool.cut()
+
+
+async def _elsewhere(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> None:
+    """Run something in the event loop of another thread, which may end meanwhile."""
+    try:
+        future = asyncio.run_coroutine_threadsafe(work, loop)
+    except RuntimeError:
+        work.close()
+        return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CLOSING_SECONDS + 1):
+            await asyncio.wrap_future(future)
+
+
+class _Pool:
+    """The connections of one event loop, opened as they are needed."""
+
+    def __init__(self, address: Address, loop: asyncio.AbstractEventLoop) -> None:
+        self._address = address
+        self._loop = loop
+        self._beside: set[asyncio.Task[Any]] = set()
+        """What goes on without anybody who waits for it."""
+        self._kept: list[tuple[Any, float]] = []
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._waiting = 0
+        self._closing = False
+        self._failed: tuple[float, str] = (float("-inf"), "")
+        self._pool: Any = asyncpg.create_pool(
+            address.dsn,
+            connect=self._connect,
+            reset=_no_reset,
+            min_size=0,
+            max_size=address.pool,
+            max_queries=10**9,
+            max_inactive_connection_lifetime=IDLE_SECONDS,
+            timeout=address.connect_seconds,
+            command_timeout=CALL_SECONDS,
+            # Behind PgBouncer the next statement may run in another server process, which knows no statement of ours.
+            statement_cache_size=200 if address.listen else 0,
+            max_cached_statement_lifetime=0,
+        )
+
+    async def open(self, forget: Callable[[asyncio.AbstractEventLoop], None]) -> None:
+        """Get ready without connecting, and see to it that nothing is left when the event loop ends."""
+        await self._pool
+        # An event loop closes the asynchronous generators it knows when all its tasks have ended: just when the
+        # connections are not needed any more, and the last moment at which they can be closed.
+        self._end = self._until_the_end(forget)
+        await anext(self._end)
+
+    async def _until_the_end(self, forget: Callable[[asyncio.AbstractEventLoop], None]) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            forget(self._loop)
+            if self._sweeper is not None:
+                self._sweeper.cancel()
+            self._pool.terminate()
+            for _ in range(3):
+                await asyncio.sleep(0)  # a transport needs as many turns to close
+
+    async def take(self) -> Connection:
+        """A connection that is alive, as far as can be told without asking the server."""
+        while self._kept:
+            connection, _ = self._kept.pop()
+            if sockets.is_alive(connection):
+                return cast("Connection", connection)
+            self.drop(connection)
+        for _ in range(self._address.pool + 1):
+            connection = await self._acquire()
+            if sockets.is_alive(connection):
+                return cast("Connection", connection)
+            self.drop(connection)
+        raise StoreUnavailable(f"the connections to {self._address} break as soon as they are made")
+
+    async def _acquire(self) -> Any:
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(WAIT_SECONDS + self._address.connect_seconds - CONNECT_SECONDS):
+                return await self._pool.acquire()
+        except TimeoutError as exc:
+            raise StoreUnavailable(
+                f"no connection to {self._address} became free in time; all {self._address.pool} are in use. "
+                "Give the URL a larger pool=…, or hold connections for a shorter time."
+            ) from exc
+        except asyncpg.InterfaceError as exc:
+            raise StoreError("this store is closed; open it again") from exc
+        finally:
+            self._waiting -= 1
+
+    async def keep(self, connection: Connection) -> None:
+        """Done with it, and it is as it was: the next call takes it without asking the pool, which costs as much again
+        as the call itself (measured: 60 µs)."""
+        if self._waiting or self._closing:
+            await self.give_back(connection)
+            return
+        self._kept.append((connection, self._loop.time()))
+        if self._sweeper is None:
+            self._sweeper = self._loop.call_later(IDLE_SECONDS, self._sweep)
+
+    def _sweep(self) -> None:
+        """Close what was not used for long, which is what lies lowest."""
+        self._sweeper = None
+        old = self._loop.time() - IDLE_SECONDS
+        while self._kept and self._kept[0][1] <= old:
+            connection, _ = self._kept.pop(0)
+            if not is_closed(connection):
+                connection.terminate()
+        if self._kept:
+            self._sweeper = self._loop.call_at(self._kept[0][1] + IDLE_SECONDS, self._sweep)
+
+    async def give_back(self, connection: Any) -> None:
+        """Done with it. Whatever goes wrong here, the pool drops the connection and makes another when needed."""
+        with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+            await self._pool.release(connection, timeout=CLOSING_SECONDS)
+
+    def drop(self, connection: Connection) -> None:
+        """Done with it after a failure. It may be in the middle of something, and nobody waits until that has ended."""
+        task = self._loop.create_task(self.give_back(connection))
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+
+    async def close(self) -> None:
+        """Close the connections, those in use when they are given back; after a while, in any case."""
+        self._closing = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        while self._kept:
+            await self.give_back(self._kept.pop()[0])
+        try:
+            async with asyncio.timeout(CLOSING_SECONDS):
+                await self._pool.close()
+        except (TimeoutError, asyncpg.InterfaceError, OSError):
+            self._pool.terminate()
+        for task in self._beside:
+            task.cancel()
+        with contextlib.suppress(RuntimeError):  # the event loop ends at this moment, and does it by itself
+            await self._end.aclose()
+
+    def cut(self) -> None:
+        """Let go of connections whose event loop does not run any more: all that can be done is to hang up."""
+        for holder in self._pool._holders:
+            if holder._con is not None:
+                sockets.hang_up(holder._con)
+
+    async def _connect(self, *args: Any, **options: Any) -> Any:
+        failed_at, failure = self._failed
+        if self._loop.time() < failed_at + SETTLED_SECONDS:
+            raise StoreUnavailable(failure)
+        # Whoever waits may be cancelled at any moment, and the driver does not bear that well while it connects.
+        connecting = self._loop.create_task(asyncpg.connect(*args, **options))
+        try:
+            connection = await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            connecting.add_done_callback(_hang_up)
+            self._beside.add(connecting)
+            connecting.add_done_callback(self._beside.discard)
+            raise
+        except Exception as exc:
+            error = translate_connecting(exc, self._address)
+            if isinstance(error, StoreUnavailable):
+                self._failed = (self._loop.time(), str(error))
+            raise error from exc
+        sockets.notice_silence(connection)
+        return connection
+
+
+def _hang_up(connecting: asyncio.Task[Any]) -> None:
+    """Nobody wants the connection any more."""
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result().terminate()
+
+
+async def _no_reset(_: object) -> None:
+    """Calls leave nothing behind in a session, and to reset it would cost another round trip."""

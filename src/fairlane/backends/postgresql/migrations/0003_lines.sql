@@ -1,0 +1,301 @@
+-- Who may start next: the fair order between lanes, and the places of limited lanes. Everything here runs under the lock
+-- of its queue. Functions that take a live row return it changed, for the caller to save.
+
+CREATE FUNCTION fairlane.domain_for(p_queue integer, p_class integer, p_inbox text) RETURNS fairlane.domain LANGUAGE plpgsql AS $$
+DECLARE
+    d fairlane.domain;
+BEGIN
+    SELECT * INTO d FROM fairlane.domain x WHERE x.inbox = p_inbox AND x.class = p_class AND x.queue = p_queue;
+    IF NOT FOUND THEN
+        INSERT INTO fairlane.domain (queue, class, inbox) VALUES (p_queue, p_class, p_inbox) RETURNING * INTO d;
+    END IF;
+    RETURN d;
+END $$;
+
+-- Put an arrival into the flow of its lane, and tell those who could start it. Returns the number of the flow.
+CREATE FUNCTION fairlane.join_flow(p_queue integer, p_class integer, p_inbox text, p_lane text, p_arrival bigint)
+RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    d fairlane.domain := fairlane.domain_for(p_queue, p_class, p_inbox);
+    f fairlane.flow;
+BEGIN
+    SELECT * INTO f FROM fairlane.flow x WHERE x.domain = d.id AND x.lane = p_lane;
+    IF NOT FOUND THEN
+        INSERT INTO fairlane.flow (domain, lane, tag, head, weight)
+        VALUES (d.id, p_lane, d.clock, p_arrival, (fairlane.terms(p_queue, p_lane)).weight) RETURNING * INTO f;
+    ELSIF f.tag IS NULL THEN
+        UPDATE fairlane.flow SET tag = greatest(d.clock, f.finish), head = p_arrival WHERE id = f.id;
+    ELSIF p_arrival < f.head THEN
+        UPDATE fairlane.flow SET head = p_arrival WHERE id = f.id;
+    END IF;
+    PERFORM fairlane.tell_ready(p_queue, p_inbox);
+    RETURN f.id;
+END $$;
+
+CREATE FUNCTION fairlane.lane_key(p_seq bigint) RETURNS text LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN coalesce((SELECT j.lane FROM fairlane.job j WHERE j.seq = p_seq), '');
+END $$;
+
+-- Make a job claimable. It is pending, granted and ungated.
+CREATE FUNCTION fairlane.enter(l fairlane.live, m fairlane.moment) RETURNS fairlane.live LANGUAGE plpgsql AS $$
+BEGIN
+    l.flow := fairlane.join_flow(l.queue, l.class, l.inbox, fairlane.lane_key(l.seq), l.arrival);
+    -- Only a job that somebody else cannot take can hold its lane's place idle; see `move_idle_grants`.
+    l.granted_at := CASE WHEN l.lane IS NOT NULL AND l.inbox <> '' THEN m.now END;
+    RETURN l;
+END $$;
+
+-- Look up the next job of a flow after its head has gone; its tag stays, because nobody has paid. It comes after the
+-- one that has gone: looked for from the beginning, every dead row of the flow would be in the way.
+CREATE FUNCTION fairlane.find_head(p_flow bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_gone bigint;
+    v_head bigint;
+BEGIN
+    SELECT f.head INTO v_gone FROM fairlane.flow f WHERE f.id = p_flow;
+    SELECT l.arrival INTO v_head FROM fairlane.live l
+    WHERE l.flow = p_flow AND l.flow IS NOT NULL AND l.session IS NULL AND l.arrival >= v_gone ORDER BY l.arrival LIMIT 1;
+    UPDATE fairlane.flow SET head = v_head, tag = CASE WHEN v_head IS NULL THEN NULL ELSE tag END WHERE id = p_flow;
+END $$;
+
+-- Take a job out of the line, before it has started. Nothing was charged for it, so nothing is owed.
+CREATE FUNCTION fairlane.withdraw(l fairlane.live) RETURNS fairlane.live LANGUAGE plpgsql AS $$
+DECLARE
+    v_flow bigint := l.flow;
+BEGIN
+    IF v_flow IS NULL THEN
+        RETURN l;
+    END IF;
+    l.flow := NULL;
+    l.granted_at := NULL;
+    UPDATE fairlane.live SET flow = NULL, granted_at = NULL WHERE seq = l.seq;
+    IF EXISTS (SELECT 1 FROM fairlane.flow f WHERE f.id = v_flow AND f.head = l.arrival) THEN
+        PERFORM fairlane.find_head(v_flow);
+    END IF;
+    RETURN l;
+END $$;
+
+-- Return what an interrupted start had paid, so that starting again pays once in all.
+CREATE FUNCTION fairlane.give_back(l fairlane.live) RETURNS fairlane.live LANGUAGE plpgsql AS $$
+DECLARE
+    d fairlane.domain := fairlane.domain_for(l.queue, l.class, l.inbox);
+BEGIN
+    UPDATE fairlane.flow f SET finish = greatest(0, f.finish - l.paid),
+        tag = CASE WHEN f.tag IS NOT NULL THEN greatest(d.clock, greatest(0, f.finish - l.paid)) END
+    WHERE f.domain = d.id AND f.lane = fairlane.lane_key(l.seq);
+    l.paid := 0;
+    RETURN l;
+END $$;
+
+-- The limited lane of a key, made when it has no jobs yet; nothing (a NULL id) when the lane has no limit.
+CREATE FUNCTION fairlane.lane_for(p_queue integer, p_key text) RETURNS fairlane.lane LANGUAGE plpgsql AS $$
+DECLARE
+    n fairlane.lane;
+    v_rule fairlane.rule := fairlane.terms(p_queue, p_key);
+BEGIN
+    IF v_rule.places IS NOT NULL THEN
+        SELECT * INTO n FROM fairlane.lane x WHERE x.queue = p_queue AND x.key = p_key;
+        IF NOT FOUND THEN
+            INSERT INTO fairlane.lane (queue, key, places, ordered)
+            VALUES (p_queue, p_key, v_rule.places, v_rule.ordered) RETURNING * INTO n;
+        END IF;
+    END IF;
+    RETURN n;
+END $$;
+
+-- Start a turn in its waiter: it is never claimed.
+CREATE FUNCTION fairlane.start_turn(l fairlane.live, m fairlane.moment) RETURNS fairlane.live LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM fairlane.tally_move(l.queue, l.class, l.state, 3, 1);
+    l.state := 3;
+    l.session := l.waiter;
+    l.fence := l.fence + 1;
+    l.attempt := l.attempt + 1;
+    l.started_at := m.now;
+    PERFORM fairlane.tell('job:' || j.id), fairlane.tell('session:' || s.id)
+    FROM fairlane.job j, fairlane.session s WHERE j.seq = l.seq AND s.seq = l.waiter;
+    PERFORM fairlane.tell_line(l);
+    RETURN l;
+END $$;
+
+-- A granted job: a turn starts, a job that nothing else holds becomes claimable.
+CREATE FUNCTION fairlane.open_job(l fairlane.live, m fairlane.moment) RETURNS fairlane.live LANGUAGE plpgsql AS $$
+BEGIN
+    IF l.kind = 1 THEN
+        RETURN fairlane.start_turn(l, m);
+    ELSIF l.gate = 0 THEN
+        RETURN fairlane.enter(l, m);
+    ELSIF l.lane IS NOT NULL THEN
+        l.granted_at := m.now;
+    END IF;
+    RETURN l;
+END $$;
+
+-- The last of those that hold a place of a lane and have not started.
+CREATE FUNCTION fairlane.weakest(p_lane bigint) RETURNS fairlane.live LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    w fairlane.live;
+BEGIN
+    SELECT l.* INTO w FROM fairlane.live l WHERE l.lane = p_lane AND l.lane IS NOT NULL AND l.granted AND l.session IS NULL
+    ORDER BY l.rank DESC, l.arrival DESC LIMIT 1;
+    RETURN w;
+END $$;
+
+CREATE FUNCTION fairlane.ungrant(l fairlane.live) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    l := fairlane.withdraw(l);
+    l.granted := false;
+    l.granted_at := NULL;
+    PERFORM fairlane.save(l);
+END $$;
+
+-- Let a pending job take its place in its lane, and in the line if it may start.
+CREATE FUNCTION fairlane.arrive(l fairlane.live, m fairlane.moment) RETURNS fairlane.live LANGUAGE plpgsql AS $$
+DECLARE
+    n fairlane.lane;
+    w fairlane.live;
+BEGIN
+    IF l.arrival IS NULL THEN
+        l.arrival := nextval('fairlane.arrival');
+    END IF;
+    n := fairlane.lane_for(l.queue, fairlane.lane_key(l.seq));
+    IF n.id IS NULL THEN
+        l.lane := NULL;
+        l.granted := true;
+        l.rank := 0;
+        RETURN fairlane.open_job(l, m);
+    END IF;
+    l.lane := n.id;
+    l.granted := false;
+    l.rank := CASE WHEN n.ordered THEN 0 ELSE l.class END;
+    IF l.kind = 1 AND l.expires_at < m.now THEN
+        RETURN l;  -- too late to start; the sweeper cancels it
+    END IF;
+    IF n.granted < n.places THEN
+        UPDATE fairlane.lane SET granted = granted + 1 WHERE id = n.id;
+        l.granted := true;
+    ELSIF NOT n.ordered AND l.class < 2 THEN
+        -- In an unordered lane a job of a higher class takes the place of the weakest one that has not started.
+        w := fairlane.weakest(n.id);
+        IF w.class > l.class THEN
+            PERFORM fairlane.ungrant(w);
+            l.granted := true;
+        END IF;
+    END IF;
+    IF l.granted THEN
+        RETURN fairlane.open_job(l, m);
+    END IF;
+    RETURN l;
+END $$;
+
+-- The gate of a pending job has opened.
+CREATE FUNCTION fairlane.ungate(l fairlane.live, m fairlane.moment) RETURNS fairlane.live LANGUAGE plpgsql AS $$
+BEGIN
+    l.gate := 0;
+    IF l.granted THEN
+        RETURN fairlane.open_job(l, m);
+    END IF;
+    RETURN l;
+END $$;
+
+-- A job that kept its grant is pending again.
+CREATE FUNCTION fairlane.resume(l fairlane.live, m fairlane.moment) RETURNS fairlane.live LANGUAGE plpgsql AS $$
+BEGIN
+    IF l.lane IS NOT NULL THEN
+        l.rank := CASE WHEN (SELECT n.ordered FROM fairlane.lane n WHERE n.id = l.lane) THEN 0 ELSE l.class END;
+    END IF;
+    RETURN fairlane.open_job(l, m);
+END $$;
+
+-- The next in line for a place. What has expired gets none; the sweeper cancels it.
+CREATE FUNCTION fairlane.next_in_lane(p_lane bigint, p_now double precision) RETURNS fairlane.live LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    w fairlane.live;
+BEGIN
+    SELECT l.* INTO w FROM fairlane.live l WHERE l.lane = p_lane AND l.lane IS NOT NULL AND NOT l.granted
+    AND (l.expires_at IS NULL OR l.expires_at > p_now) ORDER BY l.rank, l.arrival LIMIT 1;
+    RETURN w;
+END $$;
+
+-- Give a place to a waiting job.
+CREATE FUNCTION fairlane.grant(p_lane bigint, p_seq bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    l fairlane.live;
+BEGIN
+    UPDATE fairlane.lane SET granted = granted + 1 WHERE id = p_lane;
+    SELECT * INTO l FROM fairlane.live x WHERE x.seq = p_seq;
+    l.granted := true;
+    IF l.state = 2 THEN
+        l := fairlane.open_job(l, m);
+    END IF;
+    PERFORM fairlane.save(l);
+END $$;
+
+-- Give the free places of a lane to the next in it; returns how many were given. An empty lane leaves nothing.
+CREATE FUNCTION fairlane.hand_on(p_lane bigint, m fairlane.moment) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    n fairlane.lane;
+    l fairlane.live;
+    v_given integer := 0;
+BEGIN
+    LOOP
+        SELECT * INTO n FROM fairlane.lane x WHERE x.id = p_lane;
+        EXIT WHEN NOT FOUND OR n.granted >= n.places;
+        l := fairlane.next_in_lane(p_lane, m.now);
+        EXIT WHEN l.seq IS NULL;
+        PERFORM fairlane.grant(p_lane, l.seq, m);
+        v_given := v_given + 1;
+    END LOOP;
+    IF n.granted = 0 THEN
+        DELETE FROM fairlane.lane x WHERE x.id = p_lane AND NOT EXISTS (
+            SELECT 1 FROM fairlane.live w WHERE w.lane = p_lane AND w.lane IS NOT NULL AND NOT w.granted);
+    END IF;
+    RETURN v_given;
+END $$;
+
+-- A job that is gone, or whose row names no lane any more, gives up its place.
+CREATE FUNCTION fairlane.vacate(l fairlane.live, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF l.lane IS NULL THEN
+        RETURN;
+    END IF;
+    IF l.granted THEN
+        UPDATE fairlane.lane SET granted = granted - 1 WHERE id = l.lane;
+    END IF;
+    PERFORM fairlane.tell_line(l);
+    PERFORM fairlane.hand_on(l.lane, m);
+END $$;
+
+-- A limit was lowered while jobs ran: take back unstarted grants, newest first, until it holds.
+CREATE FUNCTION fairlane.trim(p_lane bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    w fairlane.live;
+BEGIN
+    WHILE EXISTS (SELECT 1 FROM fairlane.lane n WHERE n.id = p_lane AND n.granted > n.places) LOOP
+        w := fairlane.weakest(p_lane);
+        EXIT WHEN w.seq IS NULL;
+        UPDATE fairlane.lane SET granted = granted - 1 WHERE id = p_lane;
+        PERFORM fairlane.ungrant(w);
+    END LOOP;
+END $$;
+
+-- After a job went back from running to waiting, or the order changed: whoever comes first has the place. By arrival in
+-- an ordered lane; by class in an unordered one.
+CREATE FUNCTION fairlane.settle(p_lane bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_ordered boolean;
+    best fairlane.live;
+    w fairlane.live;
+BEGIN
+    SELECT n.ordered INTO v_ordered FROM fairlane.lane n WHERE n.id = p_lane;
+    LOOP
+        best := fairlane.next_in_lane(p_lane, m.now);
+        w := fairlane.weakest(p_lane);
+        EXIT WHEN best.seq IS NULL OR w.seq IS NULL;
+        EXIT WHEN NOT CASE WHEN v_ordered THEN best.arrival < w.arrival ELSE best.class < w.class END;
+        PERFORM fairlane.ungrant(w);
+        UPDATE fairlane.lane SET granted = granted - 1 WHERE id = p_lane;
+        PERFORM fairlane.grant(p_lane, best.seq, m);
+    END LOOP;
+END $$;

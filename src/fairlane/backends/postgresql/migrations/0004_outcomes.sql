@@ -1,0 +1,219 @@
+-- How jobs end and how they go back: every way out of running or waiting, with all that follows in the same step.
+-- States: 4 completed, 5 failed, 6 cancelled. Moves: 3 complete, 4 fail, 5 retry, 6 snooze, 7 hand back, 8 crash,
+-- 9 take back, 10 cancel.
+
+-- A job leaves its session: the slot it had is free.
+CREATE FUNCTION fairlane.unload(l fairlane.live) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF l.session IS NOT NULL AND l.kind <> 1 THEN
+        UPDATE fairlane.session SET running_high = running_high - (l.class = 0)::integer,
+            running_normal = running_normal - (l.class = 1)::integer, running_low = running_low - (l.class = 2)::integer
+        WHERE seq = l.session;
+    END IF;
+END $$;
+
+-- Make a job final. What it held goes on to the next: place, binding, unique value, parent.
+CREATE FUNCTION fairlane.end_job(l fairlane.live, p_state smallint, p_reason text, p_result bytea, p_error text, p_group text,
+    p_move smallint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    j record;
+BEGIN
+    INSERT INTO fairlane.outcome (seq, queue, state, reason, result, error, error_group, session, move, arrival, attempt,
+        fence, started_at, finished_at, refused)
+    VALUES (l.seq, l.queue, p_state, p_reason, p_result, p_error, p_group, CASE WHEN p_move IS NOT NULL THEN l.session END,
+        CASE WHEN l.session IS NOT NULL THEN p_move END, l.arrival, l.attempt, l.fence, l.started_at, m.now, l.refused);
+    DELETE FROM fairlane.live WHERE seq = l.seq;
+    SELECT x.id, x.uniq, x.parent INTO j FROM fairlane.job x WHERE x.seq = l.seq;
+    PERFORM fairlane.tally_move(l.queue, l.class, l.state, p_state, CASE WHEN l.state = 3 AND l.kind IN (1, 2) THEN -1 ELSE 0 END);
+    PERFORM fairlane.tell('job:' || j.id);
+    IF l.state = 3 THEN
+        PERFORM fairlane.unload(l);
+        PERFORM fairlane.tell_room(l.queue);
+    ELSIF l.flow IS NOT NULL AND EXISTS (SELECT 1 FROM fairlane.flow f WHERE f.id = l.flow AND f.head = l.arrival) THEN
+        PERFORM fairlane.find_head(l.flow);
+    END IF;
+    IF j.uniq IS NOT NULL THEN
+        DELETE FROM fairlane.held_unique u WHERE u.seq = l.seq AND (u.until IS NULL OR u.until <= m.now);
+        UPDATE fairlane.held_unique SET state = p_state WHERE seq = l.seq;
+    END IF;
+    PERFORM fairlane.vacate(l, m);
+    IF l.kind = 3 THEN
+        PERFORM fairlane.cleaned(l, p_state, m);
+    ELSIF l.binding IS NOT NULL THEN
+        PERFORM fairlane.used(l.binding, m);
+    END IF;
+    IF j.parent IS NOT NULL THEN
+        PERFORM fairlane.child_ended(j.parent, m);
+    END IF;
+END $$;
+
+CREATE FUNCTION fairlane.expire(p_seq bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    l fairlane.live;
+BEGIN
+    SELECT * INTO l FROM fairlane.live x WHERE x.seq = p_seq;
+    IF FOUND THEN
+        PERFORM fairlane.end_job(l, 6::smallint, 'expired', NULL, NULL, NULL, NULL, m);
+    END IF;
+END $$;
+
+-- Add a claim that ends, while its job goes on, to the history. The last claim of all is told by the outcome.
+CREATE FUNCTION fairlane.record_attempt(l fairlane.live, p_holder text, p_worker text, p_move smallint, p_state text, p_reason text,
+    p_error text, m fairlane.moment) RETURNS fairlane.live LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO fairlane.attempt (seq, fence, attempt, session, worker, started_at, ended_at, outcome, state, reason, error, refused)
+    VALUES (l.seq, l.fence, l.attempt, p_holder, p_worker, coalesce(l.started_at, m.now), m.now,
+        (ARRAY['enqueued', 'promoted', 'claimed', 'completed', 'failed', 'retry', 'snoozed', 'handed_back', 'crashed',
+               'taken_back', 'cancelled'])[p_move + 1], p_state, p_reason, p_error, l.refused);
+    -- The last twenty are kept.
+    DELETE FROM fairlane.attempt a WHERE a.seq = l.seq AND a.fence < (
+        SELECT min(k.fence) FROM (SELECT x.fence FROM fairlane.attempt x WHERE x.seq = l.seq ORDER BY x.fence DESC LIMIT 20) k);
+    l.refused := 0;
+    RETURN l;
+END $$;
+
+-- Out of running, into waiting. An ordered lane stays closed for it; elsewhere it gives its place up.
+CREATE FUNCTION fairlane.return_job(l fairlane.live, p_delay double precision, p_keep_arrival boolean, m fairlane.moment)
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_state smallint := CASE WHEN p_delay > 0 THEN 1 ELSE 2 END;
+    v_lane bigint := l.lane;
+    v_granted boolean := l.granted;
+    v_keeps boolean := false;
+BEGIN
+    PERFORM fairlane.tell_room(l.queue);
+    IF l.lane IS NOT NULL THEN
+        SELECT n.ordered OR (p_keep_arrival AND NOT p_delay > 0) INTO v_keeps FROM fairlane.lane n WHERE n.id = l.lane;
+    END IF;
+    PERFORM fairlane.unload(l);
+    PERFORM fairlane.tally_move(l.queue, l.class, l.state, v_state, CASE WHEN l.kind IN (1, 2) THEN -1 ELSE 0 END);
+    l.state := v_state;
+    l.session := NULL;
+    l.claim := NULL;
+    l.started_at := NULL;
+    l.flow := NULL;
+    l.due := CASE WHEN p_delay > 0 THEN m.now + p_delay END;
+    IF NOT v_keeps THEN
+        IF NOT p_keep_arrival THEN
+            l.arrival := NULL;
+        END IF;
+        l.lane := NULL;
+        l.granted := false;
+        PERFORM fairlane.save(l);
+        IF v_lane IS NOT NULL THEN
+            IF v_granted THEN
+                UPDATE fairlane.lane SET granted = granted - 1 WHERE id = v_lane;
+            END IF;
+            PERFORM fairlane.hand_on(v_lane, m);
+        END IF;
+    END IF;
+    IF NOT p_delay > 0 THEN
+        l := fairlane.place(l, m);
+        IF v_keeps THEN
+            l := fairlane.resume(l, m);
+        ELSE
+            l := fairlane.arrive(l, m);
+        END IF;
+    END IF;
+    PERFORM fairlane.save(l);
+    IF v_keeps AND v_lane IS NOT NULL THEN
+        PERFORM fairlane.trim(v_lane);
+        PERFORM fairlane.settle(v_lane, m);
+    END IF;
+    PERFORM fairlane.tell('job:' || j.id) FROM fairlane.job j WHERE j.seq = l.seq;
+END $$;
+
+-- A retry or a snooze: it paid for its start. `p_crashed`: the holder saw the process of the body die. Any other end of
+-- a run clears the suspicion.
+CREATE FUNCTION fairlane.go_again(l fairlane.live, p_delay double precision, p_crashed boolean, m fairlane.moment)
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    l.crashes := l.crashes + p_crashed::integer;
+    l.suspect := p_crashed;
+    l.paid := 0;
+    PERFORM fairlane.return_job(l, p_delay, false, m);
+END $$;
+
+-- A hand-back or a rescue: it starts next in its lane, without paying again.
+CREATE FUNCTION fairlane.go_back(l fairlane.live, p_delay double precision, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM fairlane.return_job(fairlane.give_back(l), p_delay, true, m);
+END $$;
+
+-- A job's time has come: it arrives, or, if it kept its place in an ordered lane, takes it up again.
+CREATE FUNCTION fairlane.promote_job(l fairlane.live, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM fairlane.tally_move(l.queue, l.class, l.state, 2);
+    l.state := 2;
+    l.due := NULL;
+    l := fairlane.admit_job(l, m);
+    PERFORM fairlane.save(l);
+    PERFORM fairlane.tell('job:' || j.id) FROM fairlane.job j WHERE j.seq = l.seq;
+END $$;
+
+-- Give a pending job its binding, its arrival and its place.
+CREATE FUNCTION fairlane.admit_job(l fairlane.live, m fairlane.moment) RETURNS fairlane.live LANGUAGE plpgsql AS $$
+BEGIN
+    l := fairlane.place(l, m);
+    IF l.lane IS NOT NULL AND l.granted THEN
+        RETURN fairlane.resume(l, m);
+    ELSIF l.lane IS NULL THEN
+        RETURN fairlane.arrive(l, m);
+    END IF;
+    RETURN l;
+END $$;
+
+CREATE FUNCTION fairlane.tie_is_lost(p_binding bigint) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT NOT EXISTS (SELECT 1 FROM fairlane.binding b WHERE b.seq = p_binding AND b.closed_at IS NULL)
+$$;
+
+-- The process of a job that had begun is gone. Returns the state of the job after it.
+CREATE FUNCTION fairlane.crash(l fairlane.live, p_holder text, p_worker text, m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
+DECLARE
+    j record;
+    v_delay double precision := 0;
+BEGIN
+    IF l.kind = 1 THEN
+        PERFORM fairlane.end_job(l, 6::smallint, 'waiter_gone', NULL, NULL, NULL, 8::smallint, m);
+        RETURN 6;
+    END IF;
+    IF l.kind = 3 AND fairlane.tie_is_lost(l.binding) THEN
+        PERFORM fairlane.end_job(l, 6::smallint, 'worker_lost', NULL, NULL, NULL, 8::smallint, m);
+        RETURN 6;
+    END IF;
+    l.crashes := l.crashes + 1;
+    IF l.cancel THEN
+        PERFORM fairlane.end_job(l, 6::smallint, 'by_user', NULL, NULL, NULL, 8::smallint, m);
+        RETURN 6;
+    END IF;
+    SELECT x.retries, x.backoff INTO j FROM fairlane.job x WHERE x.seq = l.seq;
+    IF l.attempt > j.retries THEN
+        PERFORM fairlane.end_job(l, 5::smallint, 'crashed', NULL,
+            'The process that ran it died, or lost contact for longer than its lease.', 'crashed', 8::smallint, m);
+        RETURN 5;
+    END IF;
+    -- The first is retried at once, later ones back off.
+    IF l.crashes > 1 THEN
+        v_delay := fairlane.backoff_delay(j.backoff, l.attempt, random());
+    END IF;
+    l := fairlane.record_attempt(l, p_holder, p_worker, 8::smallint, CASE WHEN v_delay > 0 THEN 'scheduled' ELSE 'pending' END,
+        'crashed', NULL, m);
+    l.suspect := true;
+    PERFORM fairlane.go_back(l, v_delay, m);
+    RETURN CASE WHEN v_delay > 0 THEN 1 ELSE 2 END;
+END $$;
+
+-- A claimed job that never began, or was handed back: it is pending again and its run is not charged.
+CREATE FUNCTION fairlane.take_back(l fairlane.live, p_holder text, p_worker text, p_move smallint, m fairlane.moment)
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF l.kind = 3 AND fairlane.tie_is_lost(l.binding) THEN
+        PERFORM fairlane.end_job(l, 6::smallint, 'worker_lost', NULL, NULL, NULL, p_move, m);
+    ELSIF l.cancel THEN
+        PERFORM fairlane.end_job(l, 6::smallint, 'by_user', NULL, NULL, NULL, p_move, m);
+    ELSE
+        l := fairlane.record_attempt(l, p_holder, p_worker, p_move, 'pending', NULL, NULL, m);
+        l.attempt := l.attempt - 1;
+        PERFORM fairlane.go_back(l, 0, m);
+    END IF;
+END $$;

@@ -1,0 +1,318 @@
+-- What sessions write about jobs they hold, fenced by (job, fence, session), and the claim that may follow in the same
+-- call: one round trip for a worker that works.
+
+-- Give back so many places of each lane and hand them on, with few statements: the hot path of limited lanes. Nearly
+-- always one place goes from one plain job to the next of its lane, or nobody waits; every other case goes the long way.
+CREATE FUNCTION fairlane.hand_on_all(p_lanes bigint[], p_freed integer[], m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_simple bigint[];
+    v_nobody bigint[];
+    v_long bigint[];
+    v_seqs bigint[];
+    v_flows bigint[];
+    v_arrivals bigint[];
+    v_lane bigint;
+    r record;
+BEGIN
+    -- `simple`: one place is free, and the next in line is a job that nothing else holds.
+    SELECT array_agg(n.id) FILTER (WHERE x.simple), array_agg(n.id) FILTER (WHERE x.nobody),
+        array_agg(n.id) FILTER (WHERE NOT x.simple AND NOT x.nobody), array_agg(w.seq) FILTER (WHERE x.simple),
+        array_agg(x.flow) FILTER (WHERE x.simple), array_agg(w.arrival) FILTER (WHERE x.simple)
+    INTO v_simple, v_nobody, v_long, v_seqs, v_flows, v_arrivals
+    FROM unnest(p_lanes, p_freed) g(lane, freed)
+    CROSS JOIN LATERAL (SELECT y.* FROM fairlane.lane y WHERE y.id = g.lane OFFSET 0) n
+    LEFT JOIN LATERAL (SELECT y.seq, y.arrival, y.inbox, y.class, y.state, y.gate, y.waiter FROM fairlane.live y
+        WHERE y.lane = n.id AND y.lane IS NOT NULL AND NOT y.granted AND (y.expires_at IS NULL OR y.expires_at > m.now)
+        ORDER BY y.rank, y.arrival LIMIT 1) w ON true
+    CROSS JOIN LATERAL (SELECT (SELECT f.id FROM fairlane.flow f WHERE f.lane = n.key AND f.domain = (
+        SELECT d.id FROM fairlane.domain d WHERE d.inbox = w.inbox AND d.class = w.class AND d.queue = n.queue)) AS flow OFFSET 0) f
+    CROSS JOIN LATERAL (SELECT f.flow,
+        coalesce(w.waiter IS NULL AND w.state = 2 AND w.gate = 0 AND n.places - n.granted + g.freed = 1 AND f.flow IS NOT NULL, false)
+            AS simple,
+        w.seq IS NULL AND (SELECT y.seq FROM fairlane.live y WHERE y.lane = n.id AND y.lane IS NOT NULL AND NOT y.granted LIMIT 1)
+            IS NULL AS nobody OFFSET 0) x;
+    IF v_simple IS NOT NULL THEN
+        UPDATE fairlane.live u SET granted = true, flow = v_flows[array_position(v_seqs, u.seq)],
+            granted_at = CASE WHEN u.inbox <> '' THEN m.now END
+        WHERE u.seq = ANY (v_seqs);
+        UPDATE fairlane.flow u SET tag = coalesce(u.tag, greatest(u.finish, (SELECT d.clock FROM fairlane.domain d WHERE d.id = u.domain))),
+            head = least(u.head, v_arrivals[array_position(v_flows, u.id)])
+        WHERE u.id = ANY (v_flows) AND (u.tag IS NULL OR v_arrivals[array_position(v_flows, u.id)] < u.head);
+        FOR r IN SELECT DISTINCT l.queue, l.inbox FROM fairlane.live l WHERE l.seq = ANY (v_seqs) LOOP
+            PERFORM fairlane.tell_ready(r.queue, r.inbox);
+        END LOOP;
+    END IF;
+    -- A place that goes from one to the next leaves the lane's count as it is.
+    UPDATE fairlane.lane u SET granted = u.granted - p_freed[array_position(p_lanes, u.id)] + (u.id = ANY (v_simple) IS TRUE)::integer
+    WHERE u.id = ANY (p_lanes) AND NOT (p_freed[array_position(p_lanes, u.id)] = 1 AND u.id = ANY (v_simple) IS TRUE);
+    IF v_nobody IS NOT NULL THEN
+        DELETE FROM fairlane.lane u WHERE u.id = ANY (v_nobody) AND u.granted = 0;
+    END IF;
+    IF v_long IS NOT NULL THEN
+        FOREACH v_lane IN ARRAY v_long LOOP
+            PERFORM fairlane.hand_on(v_lane, m);
+        END LOOP;
+    END IF;
+END $$;
+
+-- A write by somebody who does not hold the job: a repetition (1), or stale (2). `p_move` NULL: it reports progress.
+CREATE FUNCTION fairlane.judge(p_session text, p_id text, p_fence integer, p_move smallint, OUT acceptance smallint, OUT state smallint)
+LANGUAGE plpgsql AS $$
+DECLARE
+    r record;
+    a fairlane.attempt;
+BEGIN
+    acceptance := 2;
+    SELECT j.seq, o.state AS final, l.state AS live, l.fence AS live_fence, o.fence, o.move, s.id AS session INTO r
+    FROM fairlane.job j LEFT JOIN fairlane.live l ON l.seq = j.seq LEFT JOIN fairlane.outcome o ON o.seq = j.seq
+    LEFT JOIN fairlane.session s ON s.seq = o.session WHERE j.id = p_id;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    state := coalesce(r.final, r.live);
+    IF r.fence = p_fence AND r.move IS NOT NULL THEN
+        -- A requested cancel turns all but a completion into its end.
+        IF r.session = p_session AND p_move IS NOT NULL AND (r.move = p_move OR (r.move = 10 AND p_move <> 3)) THEN
+            acceptance := 1;
+        ELSE
+            UPDATE fairlane.outcome SET refused = refused + 1 WHERE seq = r.seq;
+        END IF;
+        RETURN;
+    END IF;
+    SELECT * INTO a FROM fairlane.attempt x WHERE x.seq = r.seq AND x.fence = p_fence;
+    IF FOUND THEN
+        IF a.session = p_session AND p_move IS NOT NULL AND (
+            a.outcome = (ARRAY['completed', 'failed', 'retry', 'snoozed', 'handed_back', 'crashed', 'taken_back', 'cancelled'])[p_move - 2]
+            OR (a.outcome = 'cancelled' AND p_move <> 3)) THEN
+            acceptance := 1;
+            state := CASE a.state WHEN 'scheduled' THEN 1 WHEN 'pending' THEN 2 WHEN 'completed' THEN 4 WHEN 'failed' THEN 5 ELSE 6 END;
+        ELSE
+            UPDATE fairlane.attempt SET refused = refused + 1 WHERE seq = r.seq AND fence = p_fence;
+        END IF;
+    ELSIF r.live_fence = p_fence THEN
+        UPDATE fairlane.live SET refused = refused + 1 WHERE seq = r.seq AND live.state = 3;
+    END IF;
+END $$;
+
+-- Carry out one decision of the holder; a requested cancel turns all but a completion into its end.
+CREATE FUNCTION fairlane.apply(l fairlane.live, p_move smallint, p_delay double precision, p_result bytea, p_reason text, p_error text,
+    p_group text, p_holder text, p_worker text, m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
+DECLARE
+    v_state smallint;
+BEGIN
+    IF l.cancel AND p_move <> 3 THEN
+        p_move := 10;
+        p_reason := 'by_user';
+    ELSIF l.kind = 1 AND p_move = 5 THEN
+        p_move := 4;
+    ELSIF l.kind = 1 AND p_move IN (6, 7) THEN
+        p_move := 10;
+        p_reason := 'by_user';
+    END IF;
+    IF p_move = 7 THEN
+        PERFORM fairlane.take_back(l, p_holder, p_worker, 7::smallint, m);
+        RETURN 2;
+    ELSIF p_move IN (5, 6) THEN
+        v_state := CASE WHEN p_delay > 0 THEN 1 ELSE 2 END;
+        l := fairlane.record_attempt(l, p_holder, p_worker, p_move, CASE WHEN p_delay > 0 THEN 'scheduled' ELSE 'pending' END,
+            p_reason, p_error, m);
+        IF p_move = 6 THEN
+            l.attempt := l.attempt - 1;
+        END IF;
+        PERFORM fairlane.go_again(l, p_delay, p_reason IS NOT DISTINCT FROM 'crashed', m);
+        RETURN v_state;
+    END IF;
+    v_state := CASE p_move WHEN 3 THEN 4 WHEN 4 THEN 5 ELSE 6 END;
+    PERFORM fairlane.end_job(l, v_state, p_reason, p_result, p_error, p_group, p_move, m);
+    RETURN v_state;
+END $$;
+
+-- Apply decisions. Plain jobs that complete are written together: the hot path; in lanes without a limit it takes no lock
+-- of a queue. `p_seqs` says where to look first (0: by id), `p_moves` NULL that all complete.
+CREATE FUNCTION fairlane.finish_jobs(p_session text, p_ids text[], p_seqs bigint[], p_fences integer[], p_moves smallint[],
+    p_results bytea[], p_delays double precision[], p_reasons text[], p_errors text[], p_groups text[], p_now double precision,
+    p_lease double precision, OUT acceptances smallint[], OUT states smallint[]) LANGUAGE plpgsql AS $$
+DECLARE
+    s fairlane.session;
+    l fairlane.live;
+    m fairlane.moment;
+    v_holder bigint := -1;
+    v_done bigint[];
+    v_queues integer[];
+    v_pools text[];
+    v_bindings bigint[];
+    v_judged record;
+    i integer;
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(fairlane.space(), 0);
+    SELECT * INTO s FROM fairlane.session x WHERE x.id = p_session;
+    IF s.state IN ('live', 'stopping') THEN
+        v_holder := s.seq;
+    END IF;
+    IF 0 = ANY (p_seqs) THEN
+        p_seqs := ARRAY(SELECT CASE WHEN g.seq > 0 THEN g.seq ELSE coalesce((SELECT j.seq FROM fairlane.job j WHERE j.id = g.id), 0) END
+            FROM unnest(p_ids, p_seqs) WITH ORDINALITY g(id, seq, ord) ORDER BY g.ord);
+    END IF;
+    -- What does more than complete, or hands something on, needs locks. Nothing that they depend on can change meanwhile:
+    -- only who has the store alone touches the lane or the binding of a running job.
+    SELECT array_agg(DISTINCT r.queue) FILTER (WHERE NOT r.plain OR r.lane IS NOT NULL OR p_moves IS NOT NULL),
+        array_agg(r.binding) FILTER (WHERE r.binding IS NOT NULL)
+    INTO v_queues, v_bindings FROM fairlane.live r WHERE r.seq = ANY (p_seqs) AND r.session = v_holder;
+    IF v_bindings IS NOT NULL THEN
+        -- The end of a bound job may open the gate of others of its binding, in any queue.
+        PERFORM fairlane.lock_some(ARRAY(SELECT b.pool FROM fairlane.binding b WHERE b.seq = ANY (v_bindings)), NULL);
+        v_queues := v_queues || ARRAY(SELECT DISTINCT w.queue FROM fairlane.live w WHERE w.binding = ANY (v_bindings));
+    END IF;
+    IF v_queues IS NOT NULL THEN
+        PERFORM fairlane.lock_some(NULL, v_queues);
+    END IF;
+    m := fairlane.moment_of(p_now, p_lease);
+    v_done := fairlane.complete_jobs(v_holder, p_seqs, p_fences, p_moves, p_results, m);
+    acceptances := array_fill(0::smallint, ARRAY[cardinality(p_ids)]);
+    states := array_fill(4::smallint, ARRAY[cardinality(p_ids)]);
+    IF cardinality(v_done) < cardinality(p_ids) THEN
+        FOR i IN 1 .. cardinality(p_ids) LOOP
+            IF p_seqs[i] = ANY (v_done) AND coalesce(p_moves[i], 3) = 3 THEN
+                -- A second one for the same job is judged by what the first has stored.
+                v_done := array_remove(v_done, p_seqs[i]);
+                CONTINUE;
+            END IF;
+            SELECT * INTO l FROM fairlane.live r WHERE r.seq = p_seqs[i] AND r.session = v_holder AND r.fence = p_fences[i] FOR UPDATE;
+            IF FOUND THEN
+                states[i] := fairlane.apply(l, coalesce(p_moves[i], 3::smallint), coalesce(p_delays[i], 0), p_results[i], p_reasons[i],
+                    p_errors[i], p_groups[i], s.id, CASE WHEN s.idx IS NULL THEN s.host ELSE s.pool || '/' || s.idx END, m);
+            ELSE
+                v_judged := fairlane.judge(p_session, p_ids[i], p_fences[i], coalesce(p_moves[i], 3::smallint));
+                acceptances[i] := v_judged.acceptance;
+                states[i] := v_judged.state;
+            END IF;
+        END LOOP;
+    END IF;
+END $$;
+
+-- Complete those of a session's jobs that are plain; returns their numbers.
+CREATE FUNCTION fairlane.complete_jobs(p_holder bigint, p_seqs bigint[], p_fences integer[], p_moves smallint[], p_results bytea[],
+    m fairlane.moment) RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_asked bigint[] := p_seqs;
+    v_results bytea[] := p_results;
+    v_fences integer[] := p_fences;
+    v_seqs bigint[];
+    v_queues integer[];
+    v_classes integer[];
+    v_lanes bigint[];
+    v_freed integer[];
+    v_arrivals bigint[];
+    v_attempts integer[];
+    v_ended_fences integer[];
+    v_starts double precision[];
+    v_refused integer[];
+BEGIN
+    IF p_moves IS NOT NULL THEN
+        SELECT array_agg(g.seq ORDER BY g.ord), array_agg(g.fence ORDER BY g.ord), array_agg(g.result ORDER BY g.ord)
+        INTO v_asked, v_fences, v_results FROM unnest(p_seqs, p_fences, p_moves, p_results) WITH ORDINALITY
+            g(seq, fence, move, result, ord) WHERE g.move = 3;
+    END IF;
+    WITH gone AS (
+        DELETE FROM fairlane.live r WHERE r.seq = ANY (v_asked) AND r.session = p_holder AND r.plain
+        AND ((r.seq, r.fence) IN (SELECT g.seq, g.fence FROM unnest(v_asked, v_fences) g(seq, fence))) IS TRUE
+        RETURNING r.*
+    )
+    SELECT array_agg(x.seq), array_agg(x.queue), array_agg(x.class), array_agg(x.lane) FILTER (WHERE x.lane IS NOT NULL),
+        array_agg(x.granted::integer) FILTER (WHERE x.lane IS NOT NULL), array_agg(x.arrival), array_agg(x.attempt), array_agg(x.fence),
+        array_agg(x.started_at), array_agg(x.refused)
+    INTO v_seqs, v_queues, v_classes, v_lanes, v_freed, v_arrivals, v_attempts, v_ended_fences, v_starts, v_refused
+    FROM (SELECT * FROM gone ORDER BY gone.seq) x;
+    IF v_seqs IS NULL THEN
+        RETURN '{}';
+    END IF;
+    -- The results in the order of the rows; usually they come in it.
+    IF v_seqs <> v_asked THEN
+        v_results := ARRAY(SELECT v_results[array_position(v_asked, g.seq)] FROM unnest(v_seqs) WITH ORDINALITY g(seq, ord) ORDER BY g.ord);
+    END IF;
+    INSERT INTO fairlane.outcome (seq, queue, state, result, session, move, arrival, attempt, fence, started_at, finished_at, refused)
+    SELECT g.seq, g.queue, 4, g.result, p_holder, 3, g.arrival, g.attempt, g.fence, g.started_at, m.now, g.refused
+    FROM unnest(v_seqs, v_queues, v_results, v_arrivals, v_attempts, v_ended_fences, v_starts, v_refused)
+        g(seq, queue, result, arrival, attempt, fence, started_at, refused);
+    INSERT INTO fairlane.tally (queue, class, running, completed)
+    SELECT g.queue, g.class, -count(*), count(*) FROM unnest(v_queues, v_classes) g(queue, class) GROUP BY g.queue, g.class;
+    UPDATE fairlane.session u SET running_high = u.running_high - x.high, running_normal = u.running_normal - x.normal,
+        running_low = u.running_low - x.low
+    FROM (SELECT count(*) FILTER (WHERE c = 0) AS high, count(*) FILTER (WHERE c = 1) AS normal, count(*) FILTER (WHERE c = 2) AS low
+          FROM unnest(v_classes) c) x WHERE u.seq = p_holder;
+    PERFORM fairlane.tell_waiting(q.id) FROM fairlane.queue q WHERE q.id = ANY (v_queues) AND q.slots IS NOT NULL;
+    IF v_lanes IS NOT NULL THEN
+        SELECT array_agg(x.lane), array_agg(x.freed) INTO v_lanes, v_freed FROM (
+            SELECT g.lane, sum(g.freed)::integer AS freed FROM unnest(v_lanes, v_freed) g(lane, freed) GROUP BY g.lane) x;
+        PERFORM fairlane.hand_on_all(v_lanes, v_freed, m);
+    END IF;
+    RETURN v_seqs;
+END $$;
+
+-- Finish, claim, or both in one step. Without ids nothing is finished; without a number nothing is claimed.
+CREATE FUNCTION fairlane.exchange(p_session text, p_ids text[], p_seqs bigint[], p_fences integer[], p_moves smallint[],
+    p_results bytea[], p_delays double precision[], p_reasons text[], p_errors text[], p_groups text[], p_number bigint,
+    p_total integer, p_ask_queues text[], p_ask_classes smallint[], p_ask_mosts integer[], p_ask_belows integer[],
+    p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
+    OUT acceptances smallint[], OUT states smallint[], OUT seqs bigint[], OUT ids text[], OUT fences integer[], OUT attempts integer[],
+    OUT tasks text[], OUT queues text[], OUT lanes text[], OUT classes smallint[], OUT payloads bytea[], OUT retries integer[],
+    OUT backoffs bytea[], OUT timeouts double precision[], OUT kinds smallint[], OUT stickies text[], OUT suspects boolean[],
+    OUT limited boolean[], OUT headers bytea[], OUT topics text[])
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+BEGIN
+    IF cardinality(p_ids) > 0 THEN
+        SELECT f.acceptances, f.states INTO acceptances, states
+        FROM fairlane.finish_jobs(p_session, p_ids, p_seqs, p_fences, p_moves, p_results, p_delays, p_reasons, p_errors, p_groups,
+            p_now, p_lease) f;
+    END IF;
+    IF p_number IS NOT NULL THEN
+        seqs := fairlane.claim_jobs(p_session, p_number, p_total, p_ask_queues, p_ask_classes, p_ask_mosts, p_ask_belows, p_now, p_lease);
+        IF cardinality(seqs) > 0 THEN
+            SELECT array_agg(x.id), array_agg(x.fence), array_agg(x.attempt), array_agg(x.task), array_agg(x.queue), array_agg(x.lane),
+                array_agg(x.class), array_agg(x.payload), array_agg(x.retries), array_agg(x.backoff), array_agg(x.timeout),
+                array_agg(x.kind), array_agg(x.sticky), array_agg(x.suspect), array_agg(x.limited), array_agg(x.headers)
+            INTO ids, fences, attempts, tasks, queues, lanes, classes, payloads, retries, backoffs, timeouts, kinds, stickies, suspects,
+                limited, headers
+            FROM (SELECT j.*, l.fence, l.attempt, l.suspect, l.limited, (SELECT q.name FROM fairlane.queue q WHERE q.id = l.number) AS queue
+                  FROM unnest(seqs) WITH ORDINALITY g(seq, ord)
+                  CROSS JOIN LATERAL (SELECT y.fence, y.attempt, y.suspect, y.lane IS NOT NULL AS limited, y.queue AS number
+                      FROM fairlane.live y WHERE y.seq = g.seq OFFSET 0) l
+                  CROSS JOIN LATERAL (SELECT y.id, y.task, y.lane, y.class, y.payload, y.retries, y.backoff, y.timeout, y.kind, y.sticky,
+                      y.headers FROM fairlane.job y WHERE y.seq = g.seq OFFSET 0) j
+                  ORDER BY g.ord) x;
+        END IF;
+    END IF;
+    topics := fairlane.topics();
+END $$;
+
+-- Keep the latest progress of running jobs.
+CREATE FUNCTION fairlane.report(p_session text, p_ids text[], p_fences integer[], p_values bytea[],
+    p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL, OUT acceptances smallint[],
+    OUT states smallint[], OUT topics text[])
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+DECLARE
+    v_seq bigint;
+    v_judged record;
+    i integer;
+BEGIN
+    acceptances := '{}';
+    states := '{}';
+    FOR i IN 1 .. cardinality(p_ids) LOOP
+        SELECT l.seq INTO v_seq FROM fairlane.job j JOIN fairlane.live l ON l.seq = j.seq JOIN fairlane.session s ON s.seq = l.session
+        WHERE j.id = p_ids[i] AND l.fence = p_fences[i] AND s.id = p_session AND s.state IN ('live', 'stopping') FOR SHARE OF l;
+        IF FOUND THEN
+            INSERT INTO fairlane.progress (seq, value) VALUES (v_seq, p_values[i])
+            ON CONFLICT (seq) DO UPDATE SET value = excluded.value;
+            acceptances[i] := 0;
+            states[i] := 3;
+            PERFORM fairlane.tell('job:' || p_ids[i]);
+        ELSE
+            v_judged := fairlane.judge(p_session, p_ids[i], p_fences[i], NULL);
+            acceptances[i] := v_judged.acceptance;
+            states[i] := v_judged.state;
+        END IF;
+    END LOOP;
+    topics := fairlane.topics();
+END $$;

@@ -1,0 +1,363 @@
+-- Sticky keys: binding them to workers, draining and releasing them, and losing them with their worker.
+--
+-- `place` decides where a job goes, before it arrives. A binding's clean-up waits behind its gate (2) until it is alone;
+-- jobs that come while it runs wait behind the same gate. Everything here runs under the lock of its pool, and under those
+-- of the queues its jobs are in; see `lock_for`.
+
+-- Lock what the end or the admission of jobs may touch: their queues, and for what is bound to a worker its pool and the
+-- queues of its clean-up and of what waits behind that. Those are looked up under the pool's lock: they change only under it.
+CREATE FUNCTION fairlane.lock_for(p_seqs bigint[], p_queues integer[] DEFAULT '{}') RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_pools text[];
+    v_queues integer[];
+BEGIN
+    SELECT array_agg(DISTINCT j.queue), array_agg(DISTINCT j.pool) FILTER (WHERE j.sticky IS NOT NULL OR j.kind > 1)
+    INTO v_queues, v_pools FROM fairlane.job j WHERE j.seq = ANY (p_seqs);
+    IF v_pools IS NOT NULL THEN
+        PERFORM fairlane.lock_some(v_pools, '{}');
+        v_queues := v_queues || ARRAY(
+            SELECT x.queue FROM fairlane.job j
+            CROSS JOIN LATERAL (SELECT b.seq, b.cleanup, b.pool || '/' || b.idx AS inbox FROM fairlane.binding b
+                WHERE b.pool = j.pool AND b.key = j.sticky AND b.closed_at IS NULL OFFSET 0) b
+            CROSS JOIN LATERAL (SELECT v.queue FROM fairlane.live v WHERE v.seq = b.cleanup
+                UNION SELECT v.queue FROM fairlane.live v
+                WHERE v.gate = 2 AND v.inbox = b.inbox AND v.binding = b.seq AND j.kind = 3 OFFSET 0) x
+            WHERE j.seq = ANY (p_seqs) AND j.sticky IS NOT NULL);
+    END IF;
+    PERFORM fairlane.lock_some('{}', v_queues || p_queues);
+END $$;
+
+-- Whether a place in a pool has a worker, or one that may come back to it within its lease.
+CREATE FUNCTION fairlane.served(p_pool text, p_index integer, m fairlane.moment) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT 1 FROM fairlane.session s WHERE s.pool = p_pool AND s.idx = p_index AND s.idx IS NOT NULL
+        AND (s.state IN ('live', 'stopping') OR (s.state = 'ended' AND s.named AND s.expires > m.lease)))
+$$;
+
+-- Decide the inbox and the gate of a job that arrives. The caller saves it.
+CREATE FUNCTION fairlane.place(l fairlane.live, m fairlane.moment) RETURNS fairlane.live LANGUAGE plpgsql AS $$
+DECLARE
+    j record;
+    b fairlane.binding;
+BEGIN
+    l.gate := 0;
+    IF l.kind = 3 THEN
+        RETURN l;
+    END IF;
+    SELECT x.pool, x.sticky, x.direct INTO j FROM fairlane.job x WHERE x.seq = l.seq;
+    IF j.direct IS NOT NULL THEN
+        l.inbox := j.pool || '/' || j.direct;
+        RETURN l;
+    END IF;
+    IF j.sticky IS NULL THEN
+        l.inbox := '';
+        RETURN l;
+    END IF;
+    IF l.binding IS NOT NULL THEN
+        -- It comes back (a retry, a rescue) and belongs to its binding still: that is no late job.
+        SELECT * INTO b FROM fairlane.binding x WHERE x.seq = l.binding AND x.closed_at IS NULL;
+        IF FOUND THEN
+            l.inbox := b.pool || '/' || b.idx;
+            RETURN l;
+        END IF;
+        l.binding := NULL;
+    END IF;
+    SELECT * INTO b FROM fairlane.binding x WHERE x.pool = j.pool AND x.key = j.sticky AND x.closed_at IS NULL;
+    IF NOT FOUND THEN
+        b := fairlane.bind(j.pool, j.sticky, m);
+    ELSIF b.state = 'draining' AND NOT fairlane.reopen(b, m) THEN
+        l.gate := 2;
+    END IF;
+    IF b.seq IS NULL THEN
+        l.gate := 1;
+        l.inbox := j.pool || '/';
+        RETURN l;
+    END IF;
+    l.binding := b.seq;
+    l.inbox := b.pool || '/' || b.idx;
+    PERFORM fairlane.touch(b.seq, m);
+    RETURN l;
+END $$;
+
+-- `used_at` is written at most once a minute: it only tells bindings that were idle for a day.
+CREATE FUNCTION fairlane.touch(p_binding bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE fairlane.binding SET used_at = m.now WHERE seq = p_binding AND used_at < m.now - 60;
+END $$;
+
+-- Bind a key to the live worker with the fewest open bindings, and of those the lowest index; nothing (a NULL number) when
+-- the pool has none. A binding that drains is about to leave: it does not count.
+CREATE FUNCTION fairlane.bind(p_pool text, p_key text, m fairlane.moment) RETURNS fairlane.binding LANGUAGE plpgsql AS $$
+DECLARE
+    b fairlane.binding;
+BEGIN
+    INSERT INTO fairlane.binding (pool, key, idx, state, opened_at, used_at)
+    SELECT p_pool, p_key, s.idx, 'open', m.now, m.now FROM fairlane.session s
+    WHERE s.pool = p_pool AND s.idx IS NOT NULL AND s.state = 'live' AND s.expires > m.lease
+    ORDER BY (SELECT count(*) FROM fairlane.binding x
+        WHERE x.pool = p_pool AND x.idx = s.idx AND x.closed_at IS NULL AND x.state = 'open'), s.idx
+    LIMIT 1 RETURNING * INTO b;
+    RETURN b;
+END $$;
+
+-- A late job. Before the clean-up has started it cancels it and opens the binding; afterwards (false) it waits behind it.
+CREATE FUNCTION fairlane.reopen(b fairlane.binding, m fairlane.moment) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    c fairlane.live;
+BEGIN
+    SELECT * INTO c FROM fairlane.live x WHERE x.seq = b.cleanup;
+    -- Once claimed it counts as started, even if it was handed back since: jobs may wait behind it already.
+    IF c.fence > 0 THEN
+        RETURN false;
+    END IF;
+    UPDATE fairlane.binding SET state = 'open', cleanup = NULL, used_at = m.now WHERE seq = b.seq;
+    IF c.seq IS NOT NULL THEN
+        PERFORM fairlane.end_job(c, 6::smallint, 'reopened', NULL, NULL, NULL, NULL, m);
+    END IF;
+    RETURN true;
+END $$;
+
+-- A job of a binding is final, or has left it: the binding may go on with its release.
+CREATE FUNCTION fairlane.used(p_binding bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    b fairlane.binding;
+BEGIN
+    SELECT * INTO b FROM fairlane.binding x WHERE x.seq = p_binding AND x.closed_at IS NULL;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    PERFORM fairlane.touch(b.seq, m);
+    IF b.state = 'draining' THEN
+        PERFORM fairlane.drain(b, m);
+    END IF;
+END $$;
+
+-- Whether a key has jobs that are pending, running or retrying, besides its clean-up.
+CREATE FUNCTION fairlane.busy(b fairlane.binding) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT 1 FROM fairlane.live x WHERE x.binding = b.seq AND x.seq IS DISTINCT FROM b.cleanup)
+$$;
+
+-- Take a draining binding as far as it can go; true when it is released.
+CREATE FUNCTION fairlane.drain(b fairlane.binding, m fairlane.moment) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    c fairlane.live;
+BEGIN
+    IF fairlane.busy(b) THEN
+        RETURN false;
+    END IF;
+    IF b.cleanup IS NULL THEN
+        UPDATE fairlane.binding SET state = 'released', closed_at = m.now WHERE seq = b.seq;
+        RETURN true;
+    END IF;
+    SELECT * INTO c FROM fairlane.live x WHERE x.seq = b.cleanup;
+    IF c.state = 2 AND c.gate = 2 THEN
+        PERFORM fairlane.save(fairlane.ungate(c, m));
+    END IF;
+    RETURN false;
+END $$;
+
+-- The clean-up of a binding is final.
+CREATE FUNCTION fairlane.cleaned(l fairlane.live, p_state smallint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    b fairlane.binding;
+    w fairlane.live;
+    v_held bigint[];
+    v_seq bigint;
+BEGIN
+    SELECT * INTO b FROM fairlane.binding x WHERE x.seq = l.binding AND x.state = 'draining' AND x.cleanup = l.seq;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    v_held := ARRAY(SELECT x.seq FROM fairlane.live x WHERE x.binding = b.seq AND x.gate = 2 ORDER BY x.arrival);
+    IF cardinality(v_held) > 0 THEN
+        -- Jobs came while it ran: the binding is open again for them.
+        UPDATE fairlane.binding SET state = 'open', cleanup = NULL, used_at = m.now, cleanup_failed = p_state <> 4
+        WHERE seq = b.seq;
+        FOREACH v_seq IN ARRAY v_held LOOP
+            SELECT * INTO w FROM fairlane.live x WHERE x.seq = v_seq;
+            PERFORM fairlane.save(fairlane.ungate(w, m));
+        END LOOP;
+    ELSIF fairlane.busy(b) THEN
+        -- It was cancelled before its turn came: the release goes on without it.
+        UPDATE fairlane.binding SET cleanup = NULL WHERE seq = b.seq;
+    ELSE
+        UPDATE fairlane.binding SET state = 'released', closed_at = m.now, cleanup_failed = cleanup_failed OR p_state <> 4
+        WHERE seq = b.seq;
+    END IF;
+END $$;
+
+-- A worker is gone: close its bindings as lost, cancel their clean-ups, and place their waiting jobs anew. Returns how many
+-- bindings were closed.
+CREATE FUNCTION fairlane.lose(p_pool text, p_index integer, m fairlane.moment) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    v_lost bigint[];
+    v_binding bigint;
+    v_seq bigint;
+    l fairlane.live;
+BEGIN
+    WITH closed AS (
+        UPDATE fairlane.binding b SET state = 'lost', closed_at = m.now
+        WHERE b.pool = p_pool AND b.idx = p_index AND b.closed_at IS NULL RETURNING b.seq
+    )
+    SELECT coalesce(array_agg(c.seq ORDER BY c.seq), '{}') INTO v_lost FROM closed c;
+    FOREACH v_binding IN ARRAY v_lost LOOP
+        FOR v_seq IN SELECT x.seq FROM fairlane.live x WHERE x.binding = v_binding ORDER BY x.arrival LOOP
+            -- Read now: what was placed before it may have changed it.
+            SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.state <> 3;
+            IF NOT FOUND THEN
+                CONTINUE;
+            ELSIF l.kind = 3 THEN
+                PERFORM fairlane.end_job(l, 6::smallint, 'worker_lost', NULL, NULL, NULL, NULL, m);
+            ELSIF l.state = 2 THEN
+                PERFORM fairlane.replace_job(l, m);
+            ELSE
+                -- It waits for its retry, and is placed when it arrives.
+                UPDATE fairlane.live SET binding = NULL, inbox = '' WHERE seq = v_seq;
+            END IF;
+        END LOOP;
+    END LOOP;
+    RETURN cardinality(v_lost);
+END $$;
+
+-- Move a pending job to where it belongs now. It keeps its arrival and its grant.
+CREATE FUNCTION fairlane.replace_job(l fairlane.live, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    l := fairlane.withdraw(l);
+    l.binding := NULL;
+    l := fairlane.place(l, m);
+    IF l.gate = 0 AND l.granted THEN
+        l := fairlane.enter(l, m);
+    ELSIF l.granted AND l.lane IS NOT NULL THEN
+        l.granted_at := m.now;
+    END IF;
+    PERFORM fairlane.save(l);
+END $$;
+
+-- The jobs of a pool that wait for a worker, in order of arrival.
+CREATE FUNCTION fairlane.unbound(p_pool text, p_limit integer) RETURNS bigint[] LANGUAGE sql STABLE AS $$
+    SELECT ARRAY(SELECT x.seq FROM fairlane.live x WHERE x.gate = 1 AND x.inbox = p_pool || '/' ORDER BY x.arrival LIMIT p_limit)
+$$;
+
+-- Bind them, now that their pool has a live worker. Returns how many were bound.
+CREATE FUNCTION fairlane.bind_unbound(p_seqs bigint[], m fairlane.moment) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    l fairlane.live;
+    v_seq bigint;
+    v_bound integer := 0;
+BEGIN
+    FOREACH v_seq IN ARRAY p_seqs LOOP
+        SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.gate = 1;
+        CONTINUE WHEN NOT FOUND;
+        l := fairlane.place(l, m);
+        CONTINUE WHEN l.gate = 1;
+        IF l.gate = 0 THEN
+            l := fairlane.ungate(l, m);
+        END IF;
+        PERFORM fairlane.save(l);
+        v_bound := v_bound + 1;
+    END LOOP;
+    RETURN v_bound;
+END $$;
+
+-- The next job that can run with the place of an unordered lane that this one holds and cannot use; NULL when there is none,
+-- or it can start.
+CREATE FUNCTION fairlane.could_use_place_of(p_seq bigint, m fairlane.moment) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    h fairlane.live;
+BEGIN
+    SELECT * INTO h FROM fairlane.live x WHERE x.seq = p_seq AND x.granted_at <= m.now - 2 AND x.granted AND x.lane IS NOT NULL;
+    IF NOT FOUND OR (h.gate = 0 AND fairlane.takes(h.inbox, h.class)) THEN
+        RETURN NULL;
+    END IF;
+    RETURN (WITH other AS MATERIALIZED (
+            SELECT x.seq, x.rank, x.arrival, x.inbox, x.class FROM fairlane.live x WHERE x.lane = h.lane AND x.lane IS NOT NULL
+            AND NOT x.granted AND (x.expires_at IS NULL OR x.expires_at > m.now) AND x.gate = 0 AND x.inbox <> h.inbox
+            ORDER BY x.rank, x.arrival LIMIT 10000
+        ), able AS MATERIALIZED (
+            SELECT d.inbox, d.class FROM (SELECT DISTINCT o.inbox, o.class FROM other o) d WHERE fairlane.takes(d.inbox, d.class)
+        )
+        SELECT o.seq FROM other o WHERE ((o.inbox, o.class) IN (SELECT a.inbox, a.class FROM able a)) IS TRUE
+        ORDER BY o.rank, o.arrival LIMIT 1);
+END $$;
+
+-- Whether somebody could claim a job of this inbox and class now: anybody, or its worker, live with a slot to spare.
+CREATE FUNCTION fairlane.takes(p_inbox text, p_class smallint) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT p_inbox = '' OR EXISTS (SELECT 1 FROM fairlane.session s
+        WHERE s.pool = split_part(p_inbox, '/', 1) AND s.idx = split_part(p_inbox, '/', 2)::integer AND s.idx IS NOT NULL
+        AND s.state = 'live' AND fairlane.room(s.slots, s.reserved_high, s.reserved_normal, s.running_high, s.running_normal,
+            s.running_low, p_class) > 0)
+$$;
+
+-- Drain open bindings that nobody used for a day; one that still has jobs counts as used.
+CREATE FUNCTION fairlane.drain_idle(p_limit integer, m fairlane.moment) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    b fairlane.binding;
+    v_drained integer := 0;
+BEGIN
+    FOR b IN SELECT x.* FROM fairlane.binding x WHERE x.state = 'open' AND x.used_at <= m.now - 86400
+        ORDER BY x.used_at LIMIT p_limit
+    LOOP
+        IF fairlane.busy(b) THEN
+            UPDATE fairlane.binding SET used_at = m.now WHERE seq = b.seq;
+            CONTINUE;
+        END IF;
+        UPDATE fairlane.binding SET state = 'draining', cleanup = NULL WHERE seq = b.seq RETURNING * INTO b;
+        PERFORM fairlane.drain(b, m);
+        v_drained := v_drained + 1;
+    END LOOP;
+    RETURN v_drained;
+END $$;
+
+-- Begin, or find begun, the release of a key. `p_id` NULL: without a clean-up; a clean-up that is known already is not
+-- stored again, and `answer` says where the release stands: nothing, draining or released.
+CREATE FUNCTION fairlane.release(p_pool text, p_key text, p_id text, p_task text, p_queue text, p_class smallint,
+    p_cost double precision, p_payload bytea, p_headers bytea, p_retries integer, p_backoff bytea, p_timeout double precision,
+    p_uniq text, p_unique_for double precision, p_retry_of text, p_expires double precision,
+    p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL, OUT answer text, OUT topics text[])
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+DECLARE
+    m fairlane.moment;
+    b fairlane.binding;
+    j fairlane.job;
+    l fairlane.live;
+    v_queue integer;
+BEGIN
+    topics := '{}';
+    SELECT * INTO b FROM fairlane.binding x WHERE x.pool = p_pool AND x.key = p_key AND x.closed_at IS NULL;
+    IF b.state = 'open' THEN
+        IF p_id IS NOT NULL THEN
+            v_queue := fairlane.queue_number(p_queue);
+        END IF;
+        PERFORM fairlane.lock_alone();
+        SELECT * INTO b FROM fairlane.binding x WHERE x.pool = p_pool AND x.key = p_key AND x.closed_at IS NULL;
+    END IF;
+    IF b.state IS DISTINCT FROM 'open' THEN
+        answer := CASE WHEN b.state IS NULL THEN 'nothing' ELSE 'draining' END;
+        RETURN;
+    END IF;
+    m := fairlane.moment_of(p_now, p_lease);
+    IF p_id IS NOT NULL THEN
+        IF EXISTS (SELECT 1 FROM fairlane.job x WHERE x.id = p_id)
+            OR EXISTS (SELECT 1 FROM fairlane.remembered r WHERE r.id = p_id AND r.until > m.now) THEN
+            PERFORM fairlane.refuse('FL002', format('clean-up %L was cancelled when the key was used again; give a new id', p_id));
+        END IF;
+        INSERT INTO fairlane.job (id, task, queue, kind, class, cost, payload, headers, retries, backoff, timeout, uniq, pool, sticky,
+            retry_of, enqueued_at, expires)
+        VALUES (p_id, p_task, v_queue, 3, p_class, p_cost, p_payload, p_headers, p_retries, p_backoff, p_timeout,
+            p_uniq, p_pool, p_key, p_retry_of, m.now, p_expires) RETURNING * INTO j;
+        IF p_uniq IS NOT NULL THEN
+            INSERT INTO fairlane.held_unique (task, value, seq, id, until) VALUES (p_task, p_uniq, j.seq, p_id, m.now + p_unique_for)
+            ON CONFLICT (task, value) DO UPDATE SET seq = excluded.seq, id = excluded.id, until = excluded.until, state = NULL;
+        END IF;
+        l := fairlane.new_live(j, m);
+        l.binding := b.seq;
+        l.inbox := b.pool || '/' || b.idx;
+        l.gate := 2;
+        PERFORM fairlane.tally_move(l.queue, l.class, NULL, l.state);
+        l := fairlane.arrive(l, m);
+        INSERT INTO fairlane.live SELECT l.*;
+    END IF;
+    UPDATE fairlane.binding SET state = 'draining', cleanup = j.seq WHERE seq = b.seq RETURNING * INTO b;
+    answer := CASE WHEN fairlane.drain(b, m) THEN 'released' ELSE 'draining' END;
+    topics := fairlane.topics();
+END $$;

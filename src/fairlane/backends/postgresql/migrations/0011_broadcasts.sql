@@ -1,0 +1,234 @@
+-- Broadcasts: one child for each worker of a pool, and a parent (gate 4) that runs until all of them are final. A child is
+-- a job for one index; its id is its parent's with the index behind it, so a worker that restarts finds the same child.
+-- Workers that register before the parent's time to join (`due`) is over get one too.
+--
+-- And cancelling, which a broadcast hands down to its children.
+
+-- Start a parent whose row is stored as running: children for the workers there are. The caller holds the lock of its
+-- pool and of its queue.
+CREATE FUNCTION fairlane.begin_broadcast(p_parent bigint, p_ttl double precision, m fairlane.moment) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    p fairlane.live;
+    v_id text;
+    v_pool text;
+    v_index integer;
+BEGIN
+    SELECT * INTO p FROM fairlane.live x WHERE x.seq = p_parent;
+    SELECT j.id, j.pool INTO v_id, v_pool FROM fairlane.job j WHERE j.seq = p_parent;
+    FOR v_index IN SELECT s.idx FROM fairlane.session s
+        WHERE s.pool = v_pool AND s.idx IS NOT NULL AND s.state = 'live' AND s.expires > m.lease ORDER BY s.idx
+    LOOP
+        IF fairlane.child_exists(v_id || '/' || v_index) THEN
+            PERFORM fairlane.refuse('FL002', format('job %L exists already, and a copy of this broadcast needs that id',
+                v_id || '/' || v_index));
+        END IF;
+        PERFORM fairlane.add_child(p, v_index, m);
+    END LOOP;
+    IF NOT p_ttl > 0 THEN
+        PERFORM fairlane.finish_if_over(p, m);
+    END IF;
+END $$;
+
+-- As long as an id is remembered, its copy is not made again.
+CREATE FUNCTION fairlane.child_exists(p_id text) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT 1 FROM fairlane.job j WHERE j.id = p_id) OR EXISTS (SELECT 1 FROM fairlane.remembered r WHERE r.id = p_id)
+$$;
+
+-- One copy of a broadcast, for one worker. It belongs to work that was accepted already: no limit stops it.
+CREATE FUNCTION fairlane.add_child(p fairlane.live, p_index integer, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    c fairlane.job;
+    l fairlane.live;
+BEGIN
+    INSERT INTO fairlane.job (id, parent, direct, kind, expires, enqueued_at, task, queue, class, cost, payload, headers, retries,
+        backoff, timeout, pool)
+    SELECT j.id || '/' || p_index, j.seq, p_index, 0, CASE WHEN p.expires_at IS NOT NULL THEN greatest(0, p.expires_at - m.now) END,
+        m.now, j.task, j.queue, j.class, j.cost, j.payload, j.headers, j.retries, j.backoff, j.timeout, j.pool
+    FROM fairlane.job j WHERE j.seq = p.seq RETURNING * INTO c;
+    l := fairlane.new_live(c, m);
+    PERFORM fairlane.tally_move(l.queue, l.class, NULL, l.state);
+    l := fairlane.admit_job(l, m);
+    INSERT INTO fairlane.live SELECT l.*;
+END $$;
+
+-- A worker has registered: broadcasts it may still join get a child for it, unless it has one from before.
+CREATE FUNCTION fairlane.join_broadcasts(p_pool text, p_index integer, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    p fairlane.live;
+BEGIN
+    FOR p IN SELECT x.* FROM fairlane.live x JOIN fairlane.job j ON j.seq = x.seq
+        WHERE x.gate = 4 AND x.due > m.now AND NOT x.cancel AND j.pool = p_pool
+        AND NOT fairlane.child_exists(j.id || '/' || p_index) ORDER BY x.seq
+    LOOP
+        PERFORM fairlane.add_child(p, p_index, m);
+    END LOOP;
+END $$;
+
+-- A child is final: its parent may be over. The parent's row is held, so that of two last children one sees the other gone.
+CREATE FUNCTION fairlane.child_ended(p_parent bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    p fairlane.live;
+BEGIN
+    SELECT * INTO p FROM fairlane.live x WHERE x.seq = p_parent FOR UPDATE;
+    IF FOUND THEN
+        PERFORM fairlane.tell('job:' || j.id) FROM fairlane.job j WHERE j.seq = p_parent;
+        PERFORM fairlane.finish_if_over(p, m);
+    END IF;
+END $$;
+
+-- End a parent all of whose children are final, once nobody can join any more. Its result tells how each of them ended.
+CREATE FUNCTION fairlane.finish_if_over(p fairlane.live, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_report text;
+BEGIN
+    IF p.due > m.now AND NOT p.cancel THEN
+        RETURN;
+    END IF;
+    IF EXISTS (SELECT 1 FROM fairlane.job j JOIN fairlane.live x ON x.seq = j.seq WHERE j.parent = p.seq) THEN
+        RETURN;
+    END IF;
+    IF p.cancel THEN
+        PERFORM fairlane.end_job(p, 6::smallint, 'by_user', NULL, NULL, NULL, NULL, m);
+        RETURN;
+    END IF;
+    SELECT string_agg(format('"%s/%s":"%s"', j.pool, j.direct, (ARRAY['completed', 'failed', 'cancelled'])[o.state - 3]), ','
+        ORDER BY j.direct) INTO v_report
+    FROM fairlane.job j JOIN fairlane.outcome o ON o.seq = j.seq WHERE j.parent = p.seq;
+    PERFORM fairlane.end_job(p, 4::smallint, NULL, convert_to(concat('{', v_report, '}'), 'UTF8'), NULL, NULL, NULL, m);
+END $$;
+
+-- The time to join is over: a parent whose copies are all final is over too.
+CREATE FUNCTION fairlane.close_joining(p_seqs bigint[], m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    p fairlane.live;
+    v_seq bigint;
+BEGIN
+    FOREACH v_seq IN ARRAY p_seqs LOOP
+        UPDATE fairlane.live SET due = NULL WHERE seq = v_seq AND gate = 4 AND due <= m.now RETURNING * INTO p;
+        IF FOUND THEN
+            PERFORM fairlane.finish_if_over(p, m);
+        END IF;
+    END LOOP;
+END $$;
+
+-- Copies that wait for a worker that is not there, nor may come back within its lease, of broadcasts nobody can join.
+CREATE FUNCTION fairlane.children_unserved(p_limit integer, m fairlane.moment) RETURNS bigint[] LANGUAGE sql STABLE AS $$
+    SELECT ARRAY(SELECT l.seq FROM fairlane.live p JOIN fairlane.job j ON j.parent = p.seq JOIN fairlane.live l ON l.seq = j.seq
+        WHERE p.gate = 4 AND p.due IS NULL AND l.state < 3 AND NOT fairlane.served(j.pool, j.direct, m) LIMIT p_limit)
+$$;
+
+-- Cancel them.
+CREATE FUNCTION fairlane.abandon(p_seqs bigint[], m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    l fairlane.live;
+    v_seq bigint;
+BEGIN
+    FOREACH v_seq IN ARRAY p_seqs LOOP
+        SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.state < 3;
+        IF FOUND THEN
+            PERFORM fairlane.end_job(l, 6::smallint, 'worker_lost', NULL, NULL, NULL, NULL, m);
+        END IF;
+    END LOOP;
+END $$;
+
+-- Cancel a live job: at once while it waits, by request while it runs. Returns the state it is in now.
+CREATE FUNCTION fairlane.cancel_job(p_seq bigint, m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
+DECLARE
+    l fairlane.live;
+    v_child bigint;
+    v_children bigint[];
+BEGIN
+    SELECT * INTO l FROM fairlane.live x WHERE x.seq = p_seq;
+    IF l.state = 0 THEN
+        PERFORM fairlane.admit_one(l, m);
+        SELECT * INTO l FROM fairlane.live x WHERE x.seq = p_seq;
+    END IF;
+    IF l.state <> 3 THEN
+        PERFORM fairlane.end_job(l, 6::smallint, 'by_user', NULL, NULL, NULL, NULL, m);
+        RETURN 6;
+    END IF;
+    IF l.kind = 2 THEN
+        UPDATE fairlane.live SET cancel = true WHERE seq = p_seq AND NOT cancel;
+        l.cancel := true;
+        v_children := ARRAY(SELECT x.seq FROM fairlane.job j JOIN fairlane.live x ON x.seq = j.seq WHERE j.parent = p_seq ORDER BY x.seq);
+        FOREACH v_child IN ARRAY v_children LOOP
+            PERFORM fairlane.cancel_job(v_child, m);
+        END LOOP;
+        IF cardinality(v_children) = 0 THEN
+            PERFORM fairlane.finish_if_over(l, m);
+        END IF;
+        RETURN CASE WHEN EXISTS (SELECT 1 FROM fairlane.live x WHERE x.seq = p_seq) THEN 3 ELSE 6 END;
+    END IF;
+    IF NOT l.cancel THEN
+        UPDATE fairlane.live SET cancel = true WHERE seq = p_seq;
+        PERFORM fairlane.tell('session:' || s.id) FROM fairlane.session s WHERE s.seq = l.session;
+        PERFORM fairlane.tell('job:' || j.id) FROM fairlane.job j WHERE j.seq = p_seq;
+    END IF;
+    RETURN 3;
+END $$;
+
+-- Cancel jobs; nothing is cancelled when one of them is unknown. `states`: the state each is in now.
+CREATE FUNCTION fairlane.cancel(p_ids text[], p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
+    OUT states smallint[], OUT topics text[])
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+DECLARE
+    m fairlane.moment;
+    v_seqs bigint[];
+    v_live bigint[];
+    v_seq bigint;
+BEGIN
+    v_seqs := ARRAY(SELECT (SELECT j.seq FROM fairlane.job j WHERE j.id = g.id) FROM unnest(p_ids) WITH ORDINALITY g(id, ord) ORDER BY g.ord);
+    IF array_position(v_seqs, NULL) IS NOT NULL THEN
+        PERFORM fairlane.refuse('FL001', format('there is no job %L', p_ids[array_position(v_seqs, NULL)]));
+    END IF;
+    v_live := ARRAY(SELECT x.seq FROM fairlane.live x WHERE x.seq = ANY (v_seqs));
+    IF cardinality(v_live) > 0 THEN
+        PERFORM fairlane.lock_for(v_live);
+        -- A job that runs can end without those locks: its row is held, children of broadcasts included. Whoever ends it may
+        -- wait for the locks taken above, so the wait is short and the call is repeated.
+        PERFORM set_config('lock_timeout', '100ms', true);
+        PERFORM 1 FROM fairlane.live x WHERE x.seq = ANY (v_live || ARRAY(
+            SELECT c.seq FROM fairlane.job c WHERE c.parent = ANY (v_live))) ORDER BY x.seq FOR UPDATE;
+        PERFORM set_config('lock_timeout', '0', true);
+        m := fairlane.moment_of(p_now, p_lease);
+        PERFORM fairlane.cancel_waiting(v_live, m);
+        FOREACH v_seq IN ARRAY ARRAY(SELECT x.seq FROM fairlane.live x WHERE x.seq = ANY (v_live) ORDER BY x.seq) LOOP
+            -- The end of one can be the end of another: of the parent of the last copy.
+            IF EXISTS (SELECT 1 FROM fairlane.live x WHERE x.seq = v_seq) THEN
+                PERFORM fairlane.cancel_job(v_seq, m);
+            END IF;
+        END LOOP;
+    END IF;
+    states := ARRAY(SELECT coalesce((SELECT o.state FROM fairlane.outcome o WHERE o.seq = g.seq),
+            (SELECT 3::smallint FROM fairlane.live x WHERE x.seq = g.seq))
+        FROM unnest(v_seqs) WITH ORDINALITY g(seq, ord) ORDER BY g.ord);
+    IF array_position(states, NULL) IS NOT NULL THEN
+        -- Forgotten since the look above.
+        PERFORM fairlane.refuse('FL001', format('there is no job %L', p_ids[array_position(states, NULL)]));
+    END IF;
+    topics := fairlane.topics();
+END $$;
+
+-- Cancel those that wait and are nothing but jobs, in lanes without a limit: many at once.
+CREATE FUNCTION fairlane.cancel_waiting(p_seqs bigint[], m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_flow bigint;
+BEGIN
+    FOR v_flow IN
+        WITH gone AS (
+            DELETE FROM fairlane.live x WHERE x.seq = ANY (p_seqs) AND x.state IN (1, 2) AND x.plain AND x.lane IS NULL RETURNING x.*
+        ), ended AS (
+            INSERT INTO fairlane.outcome (seq, queue, state, reason, arrival, attempt, fence, started_at, finished_at, refused)
+            SELECT g.seq, g.queue, 6, 'by_user', g.arrival, g.attempt, g.fence, g.started_at, m.now, g.refused FROM gone g
+        ), counted AS (
+            INSERT INTO fairlane.tally (queue, class, scheduled, pending, cancelled)
+            SELECT g.queue, g.class, -count(*) FILTER (WHERE g.state = 1), -count(*) FILTER (WHERE g.state = 2), count(*)
+            FROM gone g GROUP BY g.queue, g.class
+        )
+        SELECT DISTINCT g.flow FROM gone g WHERE g.flow IS NOT NULL
+    LOOP
+        PERFORM fairlane.find_head(v_flow);
+    END LOOP;
+END $$;

@@ -1,0 +1,319 @@
+-- Sessions: registering, renewing, leaving, and being declared dead, with all that follows for their jobs and bindings.
+-- Expired is not dead: a session is there until it has left or was declared dead. Whatever moves jobs of a session that is
+-- gone holds the store alone, so the rows of its jobs cannot change under it.
+
+-- How history names a session: a worker by its place, anybody else by its host.
+CREATE FUNCTION fairlane.worker_of(s fairlane.session) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN s.idx IS NULL THEN s.host ELSE s.pool || '/' || s.idx END
+$$;
+
+-- Make a session known, take over or give out an index, and bring the worker what waited for it. `p_idx` is a named index,
+-- NULL the lowest free one; `p_seconds` is its lease. Repeating it renews.
+CREATE FUNCTION fairlane.register(p_id text, p_kind text, p_seconds double precision, p_host text, p_pid integer, p_pool text,
+    p_idx integer, p_queues text[], p_slots integer, p_reserved_high integer, p_reserved_normal integer,
+    p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL, OUT topics text[])
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+DECLARE
+    m fairlane.moment := fairlane.moment_of(p_now, p_lease);
+    v_index integer;
+    v_taken integer[];
+    v_queue text;
+BEGIN
+    topics := '{}';
+    IF fairlane.register_again(p_id, m) THEN
+        RETURN;
+    END IF;
+    -- Before the lock, as everybody does: whoever makes the same queue at this moment waits for locks himself.
+    FOR v_queue IN SELECT DISTINCT n FROM unnest(p_queues) n ORDER BY n LOOP
+        PERFORM fairlane.queue_number(v_queue);
+    END LOOP;
+    PERFORM fairlane.lock_alone();
+    m := fairlane.moment_of(p_now, p_lease);
+    IF fairlane.register_again(p_id, m) THEN
+        RETURN;
+    END IF;
+    IF p_kind = 'worker' THEN
+        v_index := p_idx;
+        IF p_idx IS NULL THEN
+            -- Not those of sessions that are there, nor of named ones that may come back.
+            v_taken := ARRAY(SELECT DISTINCT s.idx FROM fairlane.session s WHERE s.pool = p_pool AND s.idx IS NOT NULL
+                AND (s.state IN ('live', 'stopping') OR (s.state = 'ended' AND s.named AND s.expires > m.lease)));
+            SELECT min(n) INTO v_index FROM generate_series(0, cardinality(v_taken)) n WHERE n <> ALL (v_taken);
+        END IF;
+        PERFORM fairlane.make_room(p_pool, v_index, p_host, m);
+    END IF;
+    INSERT INTO fairlane.session (id, kind, state, host, pid, pool, idx, named, queues, slots, reserved_high, reserved_normal,
+        started_at, lease, expires)
+    VALUES (p_id, p_kind, 'live', p_host, p_pid, p_pool, v_index, p_idx IS NOT NULL, coalesce(p_queues, '{}'), p_slots,
+        coalesce(p_reserved_high, 0), coalesce(p_reserved_normal, 0), m.now, p_seconds, m.lease + p_seconds);
+    IF v_index IS NOT NULL THEN
+        -- The granter binds the rest, if there are more.
+        PERFORM fairlane.bind_unbound(fairlane.unbound(p_pool, 1000), m);
+        PERFORM fairlane.join_broadcasts(p_pool, v_index, m);
+    END IF;
+    topics := fairlane.topics();
+END $$;
+
+-- Renew a session that is known already; false when it is new.
+CREATE FUNCTION fairlane.register_again(p_id text, m fairlane.moment) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE fairlane.session s SET expires = m.lease + s.lease WHERE s.id = p_id AND s.state IN ('live', 'stopping');
+    IF FOUND THEN
+        RETURN true;
+    END IF;
+    IF EXISTS (SELECT 1 FROM fairlane.session s WHERE s.id = p_id) THEN
+        PERFORM fairlane.refuse('FL006', 'this session has ended or was declared dead; register under a new id');
+    END IF;
+    RETURN false;
+END $$;
+
+-- The same index cannot be held twice. On the same host the newcomer is the old one restarted.
+CREATE FUNCTION fairlane.make_room(p_pool text, p_index integer, p_host text, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    s fairlane.session;
+BEGIN
+    SELECT * INTO s FROM fairlane.session x
+    WHERE x.pool = p_pool AND x.idx = p_index AND x.idx IS NOT NULL AND x.state IN ('live', 'stopping') FOR UPDATE;
+    IF FOUND THEN
+        IF s.expires > m.lease AND s.host <> p_host THEN
+            PERFORM fairlane.refuse('FL004', format('index %s of pool %L belongs to a live worker on %s; choose another index, or wait',
+                p_index, p_pool, s.host), (s.expires - m.lease)::text);
+        END IF;
+        PERFORM fairlane.declare_dead(s, s.host = p_host AND s.expires > m.lease, m);
+        RETURN;
+    END IF;
+    SELECT * INTO s FROM fairlane.session x WHERE x.pool = p_pool AND x.idx = p_index AND x.idx IS NOT NULL ORDER BY x.seq DESC LIMIT 1;
+    IF s.host <> p_host OR s.expires <= m.lease THEN
+        -- The state its keys were bound to lies on another machine, or was given up.
+        PERFORM fairlane.lose(p_pool, p_index, m);
+    END IF;
+END $$;
+
+-- Extend a lease, and settle what the session and the store believe differently. `lost`: places (from 0) of the claims named
+-- that are not its own any more. Usually nothing has to be taken back and no lock is needed; `again` says that something
+-- has, and asks for the same call with `p_alone`.
+CREATE FUNCTION fairlane.renew(p_session text, p_ids text[], p_fences integer[], p_claim bigint, p_stopping boolean,
+    p_alone boolean DEFAULT false, p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
+    OUT lost integer[], OUT cancel text[], OUT taken_back text[], OUT again boolean, OUT now double precision, OUT topics text[])
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+DECLARE
+    m fairlane.moment;
+    s fairlane.session;
+    l fairlane.live;
+    v_ids text[];
+    v_fences integer[];
+    v_unknown bigint[];
+    v_seq bigint;
+BEGIN
+    IF p_alone THEN
+        PERFORM fairlane.lock_alone();
+    END IF;
+    m := fairlane.moment_of(p_now, p_lease);
+    UPDATE fairlane.session x SET expires = m.lease + x.lease, state = CASE WHEN p_stopping THEN 'stopping' ELSE x.state END
+    WHERE x.id = p_session AND x.state IN ('live', 'stopping') RETURNING * INTO s;
+    IF NOT FOUND THEN
+        PERFORM fairlane.refuse('FL006',
+            'this session is unknown, ended or declared dead; drop its jobs and register a new one');
+    END IF;
+    -- Turns are not claimed, so they are never taken back.
+    SELECT coalesce(array_agg(y.id), '{}'), coalesce(array_agg(y.fence), '{}'),
+        coalesce(array_agg(y.id) FILTER (WHERE y.named AND y.cancel), '{}'),
+        coalesce(array_agg(y.seq) FILTER (WHERE NOT y.named AND y.claim <= p_claim), '{}')
+    INTO v_ids, v_fences, cancel, v_unknown
+    FROM (SELECT x.seq, j.id, x.fence, x.cancel, x.claim,
+              ((j.id, x.fence) IN (SELECT u.id, u.fence FROM unnest(p_ids, p_fences) u(id, fence))) IS TRUE AS named
+          FROM fairlane.live x CROSS JOIN LATERAL (SELECT i.id FROM fairlane.job i WHERE i.seq = x.seq OFFSET 0) j
+          WHERE x.session = s.seq ORDER BY x.arrival) y;
+    lost := ARRAY(SELECT u.ord::integer - 1 FROM unnest(p_ids, p_fences) WITH ORDINALITY u(id, fence, ord)
+        WHERE ((u.id, u.fence) IN (SELECT h.id, h.fence FROM unnest(v_ids, v_fences) h(id, fence))) IS NOT TRUE ORDER BY u.ord);
+    taken_back := '{}';
+    again := cardinality(v_unknown) > 0 AND NOT p_alone;
+    IF NOT again THEN
+        FOREACH v_seq IN ARRAY v_unknown LOOP
+            SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq;
+            PERFORM fairlane.take_back(l, s.id, fairlane.worker_of(s), 9::smallint, m);
+            taken_back := taken_back || (SELECT j.id FROM fairlane.job j WHERE j.seq = v_seq);
+        END LOOP;
+    END IF;
+    now := m.now;
+    topics := fairlane.topics();
+END $$;
+
+-- End a session and give back what it has: claims named in `p_ids` and `p_fences` as after a crash (NULL: all of them), the
+-- others uncharged.
+CREATE FUNCTION fairlane.leave(p_session text, p_ids text[], p_fences integer[], p_now double precision DEFAULT NULL,
+    p_lease double precision DEFAULT NULL, OUT topics text[])
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+DECLARE
+    m fairlane.moment;
+    s fairlane.session;
+    l fairlane.live;
+    r record;
+BEGIN
+    topics := '{}';
+    SELECT * INTO s FROM fairlane.session x WHERE x.id = p_session;
+    IF NOT FOUND THEN
+        PERFORM fairlane.refuse('FL001', format('there is no session %L', p_session));
+    END IF;
+    IF s.state IN ('ended', 'dead') THEN
+        RETURN;
+    END IF;
+    PERFORM fairlane.lock_alone();
+    m := fairlane.moment_of(p_now, p_lease);
+    UPDATE fairlane.session x SET state = 'ended', ended_at = m.now
+    WHERE x.seq = s.seq AND x.state IN ('live', 'stopping') RETURNING * INTO s;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    PERFORM fairlane.waiter_gone(s.seq, m);
+    IF s.idx IS NOT NULL AND NOT s.named THEN
+        PERFORM fairlane.lose(s.pool, s.idx, m);
+    END IF;
+    FOR r IN SELECT x.seq, p_ids IS NULL OR x.claim IS NULL
+            OR ((j.id, x.fence) IN (SELECT u.id, u.fence FROM unnest(p_ids, p_fences) u(id, fence))) IS TRUE AS begun
+        FROM fairlane.live x CROSS JOIN LATERAL (SELECT i.id FROM fairlane.job i WHERE i.seq = x.seq OFFSET 0) j
+        WHERE x.session = s.seq ORDER BY x.arrival
+    LOOP
+        SELECT * INTO l FROM fairlane.live x WHERE x.seq = r.seq AND x.session = s.seq;
+        IF NOT FOUND THEN
+            CONTINUE;
+        ELSIF r.begun THEN
+            PERFORM fairlane.crash(l, s.id, fairlane.worker_of(s), m);
+        ELSE
+            PERFORM fairlane.take_back(l, s.id, fairlane.worker_of(s), 9::smallint, m);
+        END IF;
+    END LOOP;
+    topics := fairlane.topics();
+END $$;
+
+-- Turns that a session waited for go with it, before those it holds: or the next would start in a dead session.
+CREATE FUNCTION fairlane.waiter_gone(p_session bigint, m fairlane.moment) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    l fairlane.live;
+    v_seq bigint;
+    v_gone integer := 0;
+BEGIN
+    FOR v_seq IN SELECT x.seq FROM fairlane.live x WHERE x.waiter = p_session ORDER BY x.seq LOOP
+        -- Read again: the end of one turn may have started the next. What runs is ended with the rest of what it holds.
+        SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.state <> 3;
+        IF FOUND THEN
+            PERFORM fairlane.end_job(l, 6::smallint, 'waiter_gone', NULL, NULL, NULL, NULL, m);
+            v_gone := v_gone + 1;
+        END IF;
+    END LOOP;
+    RETURN v_gone;
+END $$;
+
+-- A session is dead, for good. Its bindings go first, so that its jobs are placed anew at once. `fates`: how many of its
+-- jobs went to each state, from 0 on.
+CREATE FUNCTION fairlane.declare_dead(s fairlane.session, p_keep_bindings boolean, m fairlane.moment, OUT lost integer,
+    OUT fates integer[]) LANGUAGE plpgsql AS $$
+DECLARE
+    l fairlane.live;
+    v_seq bigint;
+    v_state smallint;
+BEGIN
+    UPDATE fairlane.session SET state = 'dead', ended_at = m.now WHERE seq = s.seq;
+    fates := ARRAY[0, 0, 0, 0, 0, 0, fairlane.waiter_gone(s.seq, m)];
+    lost := 0;
+    IF s.idx IS NOT NULL AND NOT p_keep_bindings THEN
+        lost := fairlane.lose(s.pool, s.idx, m);
+    END IF;
+    FOR v_seq IN SELECT x.seq FROM fairlane.live x WHERE x.session = s.seq ORDER BY x.arrival LOOP
+        SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.session = s.seq;
+        IF FOUND THEN
+            v_state := fairlane.crash(l, s.id, fairlane.worker_of(s), m);
+            fates[v_state + 1] := fates[v_state + 1] + 1;
+        END IF;
+    END LOOP;
+END $$;
+
+-- Running jobs whose session is gone. A broadcast's parent has none, and needs none. It goes from one holder to the next in
+-- the index, so that it costs what there are sessions, not what they run.
+CREATE FUNCTION fairlane.orphans(p_limit integer) RETURNS bigint[] LANGUAGE sql STABLE AS $$
+    WITH RECURSIVE holder (session) AS (
+        SELECT (SELECT min(x.session) FROM fairlane.live x WHERE x.session IS NOT NULL)
+        UNION ALL
+        SELECT (SELECT min(x.session) FROM fairlane.live x WHERE x.session > h.session) FROM holder h WHERE h.session IS NOT NULL
+    )
+    SELECT ARRAY(SELECT x.seq FROM holder h JOIN fairlane.live x ON x.session = h.session WHERE NOT EXISTS (
+        SELECT 1 FROM fairlane.session s WHERE s.seq = h.session AND s.state IN ('live', 'stopping')) LIMIT p_limit)
+$$;
+
+-- Declare the expired dead, take back what the dead and the missing hold, and close bindings nobody serves. A pass first
+-- looks whether there is anything to do: usually not, and then nobody is held up.
+CREATE FUNCTION fairlane.rescue(p_limit integer, p_declare boolean, p_term bigint, p_now double precision DEFAULT NULL,
+    p_lease double precision DEFAULT NULL, OUT declared text[], OUT retried integer, OUT failed integer, OUT cancelled integer,
+    OUT lost_bindings integer, OUT drained integer, OUT more boolean, OUT now double precision, OUT topics text[])
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+DECLARE
+    m fairlane.moment := fairlane.moment_of(p_now, p_lease);
+    s fairlane.session;
+    l fairlane.live;
+    d record;
+    v_fates integer[] := '{0,0,0,0,0,0,0}';
+    v_seqs bigint[];
+    v_seq bigint;
+    v_state smallint;
+BEGIN
+    PERFORM fairlane.check_term(p_term, false, m);
+    declared := '{}';
+    lost_bindings := 0;
+    drained := 0;
+    more := false;
+    IF fairlane.needs_rescue(p_declare, m) THEN
+        PERFORM fairlane.check_term(p_term, true, m);
+        PERFORM fairlane.lock_alone();
+        m := fairlane.moment_of(p_now, p_lease);
+        IF p_declare THEN
+            -- Held and looked at again: a renewal in this moment counts.
+            FOR s IN SELECT x.* FROM fairlane.session x WHERE x.state IN ('live', 'stopping') AND x.expires <= m.lease
+                ORDER BY x.seq FOR UPDATE
+            LOOP
+                more := (SELECT sum(f) FROM unnest(v_fates) f) >= p_limit;
+                EXIT WHEN more;
+                declared := declared || s.id;
+                d := fairlane.declare_dead(s, false, m);
+                lost_bindings := lost_bindings + d.lost;
+                v_fates := ARRAY(SELECT a + b FROM unnest(v_fates, d.fates) x(a, b));
+            END LOOP;
+        END IF;
+        v_seqs := fairlane.orphans(p_limit);
+        FOREACH v_seq IN ARRAY v_seqs LOOP
+            SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.session IS NOT NULL;
+            CONTINUE WHEN NOT FOUND;
+            SELECT * INTO s FROM fairlane.session x WHERE x.seq = l.session;
+            v_state := fairlane.crash(l, coalesce(s.id, 'unknown'), coalesce(fairlane.worker_of(s), 'unknown'), m);
+            v_fates[v_state + 1] := v_fates[v_state + 1] + 1;
+        END LOOP;
+        FOR d IN SELECT u.pool, u.idx FROM fairlane.bindings_unserved(m) u LOOP
+            lost_bindings := lost_bindings + fairlane.lose(d.pool, d.idx, m);
+        END LOOP;
+        PERFORM fairlane.abandon(fairlane.children_unserved(p_limit, m), m);
+        drained := fairlane.drain_idle(p_limit, m);
+        more := more OR cardinality(v_seqs) = p_limit OR drained = p_limit;
+    END IF;
+    retried := v_fates[2] + v_fates[3];
+    failed := v_fates[6];
+    cancelled := v_fates[7];
+    now := m.now;
+    topics := fairlane.topics();
+END $$;
+
+-- Workers with bindings that are not there, and whose lease would have ended.
+CREATE FUNCTION fairlane.bindings_unserved(m fairlane.moment) RETURNS TABLE (pool text, idx integer) LANGUAGE sql STABLE AS $$
+    SELECT d.pool, d.idx FROM (SELECT DISTINCT b.pool, b.idx FROM fairlane.binding b WHERE b.closed_at IS NULL) d
+    WHERE NOT fairlane.served(d.pool, d.idx, m)
+$$;
+
+CREATE FUNCTION fairlane.needs_rescue(p_declare boolean, m fairlane.moment) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT (p_declare AND EXISTS (SELECT 1 FROM fairlane.session s WHERE s.state IN ('live', 'stopping') AND s.expires <= m.lease))
+        OR cardinality(fairlane.orphans(1)) > 0
+        OR EXISTS (SELECT 1 FROM fairlane.bindings_unserved(m))
+        OR cardinality(fairlane.children_unserved(1, m)) > 0
+        OR EXISTS (SELECT 1 FROM fairlane.binding b WHERE b.state = 'open' AND b.used_at <= m.now - 86400)
+$$;

@@ -1,0 +1,400 @@
+-- The leader's passes over time, arrivals and what is finished, and recounting everything that is derived. A pass first
+-- looks without a lock, and locks only the queues and pools of what it saw: one that finds nothing writes nothing.
+
+-- Seconds to wait after the `p_attempt`-th charged run: between 0 and base * factor ^ (attempt - 1), at most `most`; without
+-- jitter the whole of it. What leaves the range of floats is far beyond the cap, or nothing at all.
+CREATE FUNCTION fairlane.backoff_delay(p_backoff bytea, p_attempt integer, p_draw double precision) RETURNS double precision
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_policy jsonb := coalesce(convert_from(p_backoff, 'UTF8'), '{}');
+    v_base double precision := coalesce((v_policy ->> 'base')::double precision, 1.0);
+    v_factor double precision := coalesce((v_policy ->> 'factor')::double precision, 2.0);
+    v_most double precision := coalesce((v_policy ->> 'most')::double precision, 300.0);
+    v_whole double precision := 0;
+    v_power double precision := (p_attempt - 1) * ln(v_factor);
+BEGIN
+    IF v_base > 0 THEN
+        v_whole := CASE WHEN v_power > 700 OR v_power + ln(v_base) > 700 THEN v_most
+            WHEN v_power < -700 OR v_power + ln(v_base) < -700 THEN 0
+            ELSE least(v_most, v_base * power(v_factor, p_attempt - 1)) END;
+    END IF;
+    RETURN CASE WHEN coalesce((v_policy ->> 'jitter')::boolean, true) THEN v_whole * p_draw ELSE v_whole END;
+END $$;
+
+-- What makes two requests the same, for ids that outlive their jobs. Headers are not part of it: a repeated request has
+-- another trace. Numbers and bytes are written so that no setting of a session changes them.
+CREATE FUNCTION fairlane.fingerprint(j fairlane.job) RETURNS bytea LANGUAGE sql STABLE AS $$
+    SELECT sha256(convert_to(ROW(j.task, (SELECT q.name FROM fairlane.queue q WHERE q.id = j.queue), j.kind, j.class, j.lane,
+        encode(float8send(j.cost), 'hex'), encode(sha256(j.payload), 'hex'), j.retries, encode(j.backoff, 'hex'),
+        encode(float8send(j.timeout), 'hex'), j.uniq, j.pool, j.sticky, j.direct, j.retry_of, encode(float8send(j.delay), 'hex'),
+        encode(float8send(j.run_at), 'hex'), encode(float8send(j.expires), 'hex'))::text, 'UTF8'))
+$$;
+
+-- Cancel what has expired, then let due jobs arrive: by class, then due time, then id. `next_due`: seconds until there is
+-- something to do again.
+CREATE FUNCTION fairlane.promote(p_limit integer, p_term bigint, p_now double precision DEFAULT NULL,
+    p_lease double precision DEFAULT NULL, OUT promoted integer, OUT expired integer, OUT more boolean,
+    OUT next_due double precision, OUT topics text[])
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+DECLARE
+    m fairlane.moment := fairlane.moment_of(p_now, p_lease);
+    l fairlane.live;
+    v_expired bigint[];
+    v_due bigint[] := '{}';
+    v_over bigint[];
+    v_seq bigint;
+BEGIN
+    PERFORM fairlane.check_term(p_term, false, m);
+    topics := '{}';
+    promoted := 0;
+    expired := 0;
+    v_expired := ARRAY(SELECT x.seq FROM fairlane.live x WHERE x.expires_at <= m.now AND x.state IN (1, 2)
+        ORDER BY x.expires_at LIMIT p_limit);
+    FOR c IN 0 .. 2 LOOP
+        v_due := v_due || ARRAY(SELECT y.seq FROM (
+                SELECT x.seq, x.due FROM fairlane.live x WHERE x.class = c AND x.state = 1 AND x.due <= m.now
+                ORDER BY x.due LIMIT p_limit - cardinality(v_due)) y
+            CROSS JOIN LATERAL (SELECT i.id FROM fairlane.job i WHERE i.seq = y.seq OFFSET 0) j ORDER BY y.due, j.id COLLATE "C");
+    END LOOP;
+    v_over := ARRAY(SELECT x.seq FROM fairlane.live x WHERE x.gate = 4 AND x.due <= m.now LIMIT p_limit);
+    more := p_limit IN (cardinality(v_expired), cardinality(v_due), cardinality(v_over));
+    IF cardinality(v_expired || v_due || v_over) > 0 THEN
+        PERFORM fairlane.check_term(p_term, true, m);
+        PERFORM fairlane.lock_for(v_expired || v_due || v_over);
+        m := fairlane.moment_of(p_now, p_lease);
+        FOREACH v_seq IN ARRAY v_expired LOOP
+            -- Read one by one: the end of one job can let another into line (a clean-up, a job behind it).
+            SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.state IN (1, 2) AND x.expires_at <= m.now
+            FOR UPDATE SKIP LOCKED;
+            IF FOUND THEN
+                PERFORM fairlane.end_job(l, 6::smallint, 'expired', NULL, NULL, NULL, NULL, m);
+                expired := expired + 1;
+            END IF;
+        END LOOP;
+        promoted := fairlane.let_in(v_due, m);
+        PERFORM fairlane.close_joining(v_over, m);
+        topics := fairlane.topics() || ARRAY(SELECT 'job:' || j.id FROM fairlane.job j WHERE j.seq = ANY (v_due));
+    END IF;
+    SELECT CASE WHEN min(t.moment) > m.now THEN min(t.moment) - m.now ELSE 0 END INTO next_due FROM (
+        (SELECT x.due AS moment FROM fairlane.live x WHERE x.class = 0 AND x.state = 1 ORDER BY x.due LIMIT 1)
+        UNION ALL (SELECT x.due FROM fairlane.live x WHERE x.class = 1 AND x.state = 1 ORDER BY x.due LIMIT 1)
+        UNION ALL (SELECT x.due FROM fairlane.live x WHERE x.class = 2 AND x.state = 1 ORDER BY x.due LIMIT 1)
+        UNION ALL (SELECT x.expires_at FROM fairlane.live x WHERE x.expires_at IS NOT NULL AND x.state IN (1, 2)
+            ORDER BY x.expires_at LIMIT 1)
+        UNION ALL SELECT min(x.due) FROM fairlane.live x WHERE x.gate = 4) t HAVING min(t.moment) IS NOT NULL;
+END $$;
+
+-- Admit scheduled jobs that are due, and arriving ones, in the order given. Returns how many were let in. Five hundred at a
+-- time: places in arrays are looked up one by one.
+CREATE FUNCTION fairlane.let_in(p_seqs bigint[], m fairlane.moment) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    v_done integer := 0;
+BEGIN
+    FOR k IN 0 .. (cardinality(p_seqs) - 1) / 500 LOOP
+        v_done := v_done + fairlane.let_in_some(p_seqs[k * 500 + 1 : k * 500 + 500], m);
+    END LOOP;
+    RETURN v_done;
+END $$;
+
+-- What nothing holds goes together, up to the next one that is bound, sent to one worker, in a limited lane, or comes back to
+-- a place or an arrival it has kept; those go one by one. An arriving job whose time is to come is scheduled.
+CREATE FUNCTION fairlane.let_in_some(p_seqs bigint[], m fairlane.moment) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    l fairlane.live;
+    r record;
+    v_done integer := 0;
+BEGIN
+    FOR r IN SELECT y.queue, y.class, y.state, y.later, y.alone, array_agg(y.seq ORDER BY y.ord) AS seqs,
+            array_agg(y.lane ORDER BY y.ord) AS lanes
+        FROM (SELECT g.seq, g.ord, x.queue, x.class, x.state, x.later, coalesce(j.lane, '') AS lane, j.alone,
+                  count(*) FILTER (WHERE j.alone) OVER (ORDER BY g.ord) AS before
+              FROM unnest(p_seqs) WITH ORDINALITY g(seq, ord)
+              CROSS JOIN LATERAL (
+                  SELECT v.queue, v.class, v.state, coalesce(v.due > m.now, false) AS later,
+                      v.kind <> 0 OR v.lane IS NOT NULL OR v.arrival IS NOT NULL AS kept
+                  FROM fairlane.live v WHERE v.seq = g.seq AND (v.state = 0 OR (v.state = 1 AND v.due <= m.now)) OFFSET 0) x
+              CROSS JOIN LATERAL (
+                  SELECT i.lane, x.kept OR i.sticky IS NOT NULL OR i.direct IS NOT NULL OR CASE WHEN i.lane IS NOT NULL
+                      AND (SELECT q.ruled FROM fairlane.queue q WHERE q.id = i.queue)
+                      THEN (fairlane.terms(i.queue, i.lane)).places IS NOT NULL ELSE false END AS alone
+                  FROM fairlane.job i WHERE i.seq = g.seq OFFSET 0) j) y
+        GROUP BY y.before, y.alone, y.queue, y.class, y.state, y.later ORDER BY min(y.ord)
+    LOOP
+        IF r.alone THEN
+            SELECT * INTO l FROM fairlane.live x WHERE x.seq = r.seqs[1];
+            IF l.state = 1 THEN
+                PERFORM fairlane.promote_job(l, m);
+            ELSE
+                PERFORM fairlane.admit_one(l, m);
+            END IF;
+        ELSIF r.later THEN
+            UPDATE fairlane.live SET state = 1, gate = 0 WHERE seq = ANY (r.seqs);
+        ELSE
+            PERFORM fairlane.line_up_all(r.queue, r.class, r.seqs, r.lanes, m);
+        END IF;
+        IF NOT r.alone THEN
+            INSERT INTO fairlane.tally (queue, class, scheduled, pending)
+            VALUES (r.queue, r.class, cardinality(r.seqs) * (r.later::integer - r.state), cardinality(r.seqs) * (NOT r.later)::integer);
+        END IF;
+        v_done := v_done + cardinality(r.seqs);
+    END LOOP;
+    RETURN v_done;
+END $$;
+
+-- Jobs of one queue and class join the flows of their lanes, all in one statement.
+CREATE FUNCTION fairlane.line_up_all(p_queue integer, p_class smallint, p_seqs bigint[], p_lanes text[], m fairlane.moment)
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    d fairlane.domain := fairlane.domain_for(p_queue, p_class, '');
+    v_flows bigint[];
+    v_arrivals bigint[];
+BEGIN
+    PERFORM fairlane.make_flows(d, p_lanes);
+    SELECT array_agg((SELECT f.id FROM fairlane.flow f WHERE f.domain = d.id AND f.lane = g.lane) ORDER BY g.ord) INTO v_flows
+    FROM unnest(p_lanes) WITH ORDINALITY g(lane, ord);
+    v_arrivals := ARRAY(SELECT nextval('fairlane.arrival') FROM generate_series(1, cardinality(p_seqs)));
+    UPDATE fairlane.live u SET state = 2, due = NULL, gate = 0, granted = true, inbox = '',
+        (arrival, flow) = (SELECT v_arrivals[n], v_flows[n] FROM array_position(p_seqs, u.seq) n)
+    WHERE u.seq = ANY (p_seqs);
+    PERFORM fairlane.raise_heads(d, p_seqs);
+    PERFORM fairlane.tell_ready(p_queue, '');
+END $$;
+
+-- Admit one arriving job of any sort.
+CREATE FUNCTION fairlane.admit_one(l fairlane.live, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    l.gate := 0;
+    IF l.due > m.now THEN
+        l.state := 1;
+    ELSE
+        l.state := 2;
+        l.due := NULL;
+    END IF;
+    PERFORM fairlane.tally_move(l.queue, l.class, NULL, l.state);
+    IF l.state = 2 THEN
+        l := fairlane.admit_job(l, m);
+    END IF;
+    PERFORM fairlane.save(l);
+END $$;
+
+-- Admit what was stored without the locks of its queue, bind what waits unbound, move idle grants, repair lanes, and add
+-- tallies up.
+CREATE FUNCTION fairlane.admit(p_limit integer, p_term bigint, p_now double precision DEFAULT NULL,
+    p_lease double precision DEFAULT NULL, OUT admitted integer, OUT moved integer, OUT repaired integer, OUT more boolean,
+    OUT topics text[])
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+DECLARE
+    m fairlane.moment := fairlane.moment_of(p_now, p_lease);
+    l fairlane.live;
+    v_arriving bigint[] := '{}';
+    v_unbound bigint[];
+    v_idle bigint[];
+    v_lanes bigint[];
+    v_other bigint;
+    v_seq bigint;
+BEGIN
+    PERFORM fairlane.check_term(p_term, false, m);
+    topics := '{}';
+    admitted := 0;
+    moved := 0;
+    repaired := 0;
+    IF EXISTS (SELECT 1 FROM fairlane.live x WHERE x.state = 0) THEN
+        v_arriving := ARRAY(SELECT a.seq FROM fairlane.queue q CROSS JOIN LATERAL (
+            SELECT x.seq FROM fairlane.live x WHERE x.queue = q.id AND x.state = 0 ORDER BY x.seq LIMIT p_limit) a
+            ORDER BY a.seq LIMIT p_limit);
+    END IF;
+    v_unbound := fairlane.bindable(p_limit, m);
+    v_idle := ARRAY(SELECT h.seq FROM (
+            SELECT x.seq, x.granted_at FROM fairlane.live x WHERE x.granted_at <= m.now - 2
+            AND NOT (SELECT n.ordered FROM fairlane.lane n WHERE n.id = x.lane) ORDER BY x.granted_at LIMIT p_limit) h
+        WHERE fairlane.could_use_place_of(h.seq, m) IS NOT NULL ORDER BY h.granted_at);
+    v_lanes := fairlane.lanes_with_room(p_limit, m);
+    more := p_limit IN (cardinality(v_arriving), cardinality(v_unbound));
+    IF cardinality(v_arriving || v_unbound || v_idle || v_lanes) > 0 THEN
+        PERFORM fairlane.check_term(p_term, true, m);
+        PERFORM fairlane.lock_for(v_arriving || v_unbound || v_idle,
+            ARRAY(SELECT n.queue FROM fairlane.lane n WHERE n.id = ANY (v_lanes)));
+        m := fairlane.moment_of(p_now, p_lease);
+        admitted := fairlane.let_in(v_arriving, m);
+        PERFORM fairlane.bind_unbound(v_unbound, m);
+        FOREACH v_seq IN ARRAY v_idle LOOP
+            v_other := fairlane.could_use_place_of(v_seq, m);
+            CONTINUE WHEN v_other IS NULL;
+            SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq;
+            PERFORM fairlane.ungrant(l);
+            UPDATE fairlane.lane SET granted = granted - 1 WHERE id = l.lane;
+            PERFORM fairlane.grant(l.lane, v_other, m);
+            moved := moved + 1;
+        END LOOP;
+        -- What was just admitted, bound or moved has handed on what it had; only what was found before is repaired.
+        FOREACH v_seq IN ARRAY v_lanes LOOP
+            repaired := repaired + fairlane.hand_on(v_seq, m);
+        END LOOP;
+        topics := fairlane.topics();
+    END IF;
+    PERFORM fairlane.add_up(p_term, m);
+END $$;
+
+-- Jobs that wait unbound although their pool has a live worker.
+CREATE FUNCTION fairlane.bindable(p_limit integer, m fairlane.moment) RETURNS bigint[] LANGUAGE sql STABLE AS $$
+    WITH RECURSIVE waiting (inbox) AS (
+        SELECT (SELECT min(x.inbox) FROM fairlane.live x WHERE x.gate = 1)
+        UNION ALL
+        SELECT (SELECT min(x.inbox) FROM fairlane.live x WHERE x.gate = 1 AND x.inbox > w.inbox) FROM waiting w WHERE w.inbox IS NOT NULL
+    )
+    SELECT ARRAY(SELECT s.seq FROM waiting w CROSS JOIN LATERAL unnest(fairlane.unbound(rtrim(w.inbox, '/'), p_limit)) s(seq)
+        WHERE EXISTS (SELECT 1 FROM fairlane.session v WHERE v.pool = rtrim(w.inbox, '/') AND v.idx IS NOT NULL AND v.state = 'live'
+            AND v.expires > m.lease) LIMIT p_limit)
+$$;
+
+-- Lanes that have a place to give and somebody who waits for it: none, unless something went wrong.
+CREATE FUNCTION fairlane.lanes_with_room(p_limit integer, m fairlane.moment) RETURNS bigint[] LANGUAGE sql STABLE AS $$
+    SELECT ARRAY(SELECT n.id FROM fairlane.lane n WHERE n.granted < n.places AND EXISTS (SELECT 1 FROM fairlane.live x
+        WHERE x.lane = n.id AND x.lane IS NOT NULL AND NOT x.granted AND (x.expires_at IS NULL OR x.expires_at > m.now)) LIMIT p_limit)
+$$;
+
+-- Replace the rows of tallies by their sums, once there are many: so that reading them stays cheap.
+CREATE FUNCTION fairlane.add_up(p_term bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF (SELECT count(*) FROM fairlane.tally) <= 1000 + 3 * (SELECT count(*) FROM fairlane.queue) THEN
+        RETURN;
+    END IF;
+    PERFORM fairlane.check_term(p_term, true, m);
+    WITH old AS (
+        DELETE FROM fairlane.tally t WHERE t.id = ANY (ARRAY(SELECT x.id FROM fairlane.tally x FOR UPDATE SKIP LOCKED)) RETURNING t.*
+    )
+    INSERT INTO fairlane.tally (queue, class, scheduled, pending, running, slotless, completed, failed, cancelled)
+    SELECT o.queue, o.class, sum(o.scheduled), sum(o.pending), sum(o.running), sum(o.slotless), sum(o.completed), sum(o.failed),
+        sum(o.cancelled) FROM old o GROUP BY o.queue, o.class;
+END $$;
+
+-- Forget what retention does not keep: finished jobs past their age or beyond their number, and old records of other kinds.
+-- Queues are locked only to tidy their flows, and not in a pass that has all it can do with jobs: such passes follow each
+-- other closely.
+CREATE FUNCTION fairlane.prune(p_completed_seconds double precision, p_completed_count bigint, p_failed_seconds double precision,
+    p_failed_count bigint, p_history_seconds double precision, p_id_seconds double precision, p_limit integer, p_term bigint,
+    p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
+    OUT jobs integer, OUT other integer, OUT more boolean, OUT topics text[])
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+DECLARE
+    m fairlane.moment := fairlane.moment_of(p_now, p_lease);
+    v_jobs bigint[] := '{}';
+    v_sessions bigint[];
+    v_bindings bigint[];
+    v_ids text[];
+    v_uniques bigint[];
+    v_queues integer[] := '{}';
+    v_queue integer;
+    v_count integer;
+BEGIN
+    PERFORM fairlane.check_term(p_term, false, m);
+    topics := '{}';
+    jobs := 0;
+    other := 0;
+    FOR v_queue IN SELECT q.id FROM fairlane.queue q ORDER BY q.id LOOP
+        FOR c IN 4 .. 6 LOOP
+            v_jobs := v_jobs || fairlane.ended_before(v_queue, c::smallint,
+                m.now - CASE c WHEN 4 THEN p_completed_seconds ELSE p_failed_seconds END,
+                CASE c WHEN 4 THEN p_completed_count ELSE p_failed_count END, p_limit - cardinality(v_jobs));
+        END LOOP;
+    END LOOP;
+    -- A session that kept jobs ended in is part of their history.
+    v_sessions := ARRAY(SELECT s.seq FROM fairlane.session s WHERE s.state IN ('ended', 'dead') AND s.ended_at <= m.now - p_history_seconds
+        AND NOT EXISTS (SELECT 1 FROM fairlane.outcome o WHERE o.session = s.seq)
+        AND NOT EXISTS (SELECT 1 FROM fairlane.live x WHERE x.session = s.seq) LIMIT p_limit);
+    v_bindings := ARRAY(SELECT b.seq FROM fairlane.binding b WHERE b.closed_at <= m.now - p_history_seconds LIMIT p_limit);
+    v_ids := ARRAY(SELECT r.id FROM fairlane.remembered r WHERE r.until <= m.now LIMIT p_limit);
+    -- Values whose time is over and whose job is final or gone.
+    v_uniques := ARRAY(SELECT u.seq FROM fairlane.held_unique u WHERE u.until <= m.now
+        AND NOT EXISTS (SELECT 1 FROM fairlane.live x WHERE x.seq = u.seq) LIMIT p_limit);
+    IF cardinality(v_jobs) < p_limit THEN
+        v_queues := fairlane.untidy();
+    END IF;
+    more := cardinality(v_jobs) >= p_limit;
+    IF cardinality(v_jobs || v_sessions || v_bindings || v_uniques) + cardinality(v_ids) + cardinality(v_queues) = 0 THEN
+        RETURN;
+    END IF;
+    PERFORM fairlane.check_term(p_term, true, m);
+    IF cardinality(v_queues) > 0 THEN
+        PERFORM fairlane.lock_some('{}', v_queues);
+        other := fairlane.tidy(v_queues, 10000);
+    END IF;
+    INSERT INTO fairlane.remembered (id, fingerprint, state, until)
+    SELECT j.id, j.print, o.state, o.finished_at + p_id_seconds FROM fairlane.outcome o
+    CROSS JOIN LATERAL (SELECT x.id, fairlane.fingerprint(x) AS print FROM fairlane.job x WHERE x.seq = o.seq OFFSET 0) j
+    WHERE o.seq = ANY (v_jobs) AND o.finished_at > m.now - p_id_seconds
+    ON CONFLICT (id) DO UPDATE SET fingerprint = excluded.fingerprint, state = excluded.state, until = excluded.until;
+    DELETE FROM fairlane.outcome WHERE seq = ANY (v_jobs);
+    GET DIAGNOSTICS jobs = ROW_COUNT;
+    DELETE FROM fairlane.attempt WHERE seq = ANY (v_jobs);
+    DELETE FROM fairlane.progress WHERE seq = ANY (v_jobs);
+    DELETE FROM fairlane.job WHERE seq = ANY (v_jobs);
+    DELETE FROM fairlane.session WHERE seq = ANY (v_sessions);
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    other := other + v_count;
+    DELETE FROM fairlane.binding WHERE seq = ANY (v_bindings);
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    other := other + v_count;
+    DELETE FROM fairlane.remembered r WHERE r.id = ANY (v_ids) AND r.until <= m.now;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    other := other + v_count;
+    DELETE FROM fairlane.held_unique u WHERE u.seq = ANY (v_uniques) AND u.until <= m.now;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    other := other + v_count;
+END $$;
+
+-- Jobs of a queue and state that ended before a moment, or before the newest so many; oldest first. The moment before which
+-- they are too many is found in the index alone; of those that ended in that very moment, the last ones stay.
+CREATE FUNCTION fairlane.ended_before(p_queue integer, p_state smallint, p_moment double precision, p_count bigint, p_limit integer)
+RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_cut double precision;
+    v_seq bigint := 9223372036854775807;
+BEGIN
+    IF p_limit <= 0 THEN
+        RETURN '{}';
+    END IF;
+    SELECT o.finished_at INTO v_cut FROM fairlane.outcome o WHERE o.queue = p_queue AND o.state = p_state
+    ORDER BY o.finished_at DESC OFFSET p_count LIMIT 1;
+    IF v_cut > p_moment THEN
+        SELECT o.seq INTO v_seq FROM fairlane.outcome o WHERE o.queue = p_queue AND o.state = p_state AND o.finished_at = v_cut
+        ORDER BY o.seq DESC LIMIT 1 OFFSET p_count - (SELECT count(*) FROM fairlane.outcome k
+            WHERE k.queue = p_queue AND k.state = p_state AND k.finished_at > v_cut);
+    ELSE
+        v_cut := p_moment;
+    END IF;
+    RETURN ARRAY(SELECT o.seq FROM fairlane.outcome o WHERE o.queue = p_queue AND o.state = p_state AND o.finished_at <= v_cut
+        AND (o.finished_at < v_cut OR o.seq <= v_seq) ORDER BY o.finished_at LIMIT p_limit);
+END $$;
+
+-- Lanes that are empty and have caught up leave nothing. In a domain of a class that has no job at all there is no order to
+-- keep: its clock moves past all its flows. (Also jobs that wait for a place of their lane have an order.)
+CREATE FUNCTION fairlane.idle_domains(p_queues integer[], OUT id bigint, OUT queue integer, OUT finish bigint) RETURNS SETOF record
+LANGUAGE sql STABLE AS $$
+    SELECT d.id, d.queue, max(f.finish)
+    FROM (SELECT t.queue, t.class FROM fairlane.tally t GROUP BY t.queue, t.class HAVING sum(t.pending + t.running) = 0) i
+    JOIN fairlane.domain d ON d.queue = i.queue AND d.class = i.class JOIN fairlane.flow f ON f.domain = d.id
+    WHERE p_queues IS NULL OR d.queue = ANY (p_queues) GROUP BY d.id HAVING max(f.finish) > d.clock
+$$;
+
+-- The queues that have flows or clocks to tidy.
+CREATE FUNCTION fairlane.untidy() RETURNS integer[] LANGUAGE sql STABLE AS $$
+    SELECT ARRAY(SELECT x.queue FROM fairlane.idle_domains(NULL) x
+        UNION SELECT d.queue FROM fairlane.domain d WHERE EXISTS (
+            SELECT 1 FROM fairlane.flow f WHERE f.domain = d.id AND f.tag IS NULL AND f.finish <= d.clock))
+$$;
+
+CREATE FUNCTION fairlane.tidy(p_queues integer[], p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    v_count integer;
+BEGIN
+    UPDATE fairlane.domain u SET clock = x.finish FROM fairlane.idle_domains(p_queues) x WHERE u.id = x.id;
+    DELETE FROM fairlane.flow u WHERE u.id = ANY (ARRAY(
+        SELECT f.id FROM fairlane.domain d JOIN fairlane.flow f ON f.domain = d.id
+        WHERE d.queue = ANY (p_queues) AND f.tag IS NULL AND f.finish <= d.clock LIMIT p_limit));
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END $$;

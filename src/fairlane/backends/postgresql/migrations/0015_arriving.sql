@@ -1,0 +1,148 @@
+-- Jobs that are stored in a user's own transaction, together with rows of his own. They are arriving until the next claim
+-- or the leader lets them in, once that transaction is committed.
+--
+-- It may stay open for long, so nothing here keeps others waiting: no lock of the store, a pool or a queue, and no row
+-- that exists already is locked. Only somebody who stores the same id or takes the same unique value waits for its end.
+
+-- A job out of the request, with the number of its queue, which was made before.
+CREATE FUNCTION fairlane.arriving_job(r jsonb, m fairlane.moment) RETURNS fairlane.job LANGUAGE plpgsql AS $$
+DECLARE
+    j fairlane.job;
+BEGIN
+    j.enqueued_at := m.now;
+    j.cost := r ->> 'cost';
+    j.timeout := r ->> 'timeout';
+    j.delay := r ->> 'delay';
+    j.run_at := r ->> 'run_at';
+    j.expires := r ->> 'expires';
+    j.queue := r ->> 'number';
+    j.retries := r ->> 'retries';
+    j.direct := r ->> 'worker';
+    j.class := r ->> 'class';
+    j.kind := 0;
+    j.id := r ->> 'id';
+    j.task := r ->> 'task';
+    j.pool := r ->> 'pool';
+    j.lane := r ->> 'lane';
+    j.sticky := r ->> 'sticky';
+    j.uniq := r ->> 'unique';
+    j.retry_of := r ->> 'retry_of';
+    j.backoff := convert_to(r ->> 'backoff', 'UTF8');
+    j.payload := convert_to(r ->> 'payload', 'UTF8');
+    j.headers := convert_to(r ->> 'headers', 'UTF8');
+    RETURN j;
+END $$;
+
+-- Refuse what its queue does not take, and a connection that leads somewhere else.
+CREATE FUNCTION fairlane.check_arriving(j fairlane.job, p_queue text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    q fairlane.queue;
+BEGIN
+    SELECT * INTO q FROM fairlane.queue x WHERE x.id = j.queue;
+    IF FOUND AND q.name = p_queue THEN
+        PERFORM fairlane.check_lane(q, j.lane);
+    -- A transaction that sees only what was there when it began may not see a queue that was made for it just now.
+    ELSIF FOUND OR current_setting('transaction_isolation') = 'read committed' THEN
+        PERFORM fairlane.refuse('FL008', 'leads to another database than the store''s: the jobs would be lost there', 'connection');
+    END IF;
+END $$;
+
+-- Who has the unique value of a job, if anybody: while he is not final, and then as long as he wished.
+CREATE FUNCTION fairlane.holder_of(j fairlane.job, m fairlane.moment, OUT id text, OUT state smallint) LANGUAGE plpgsql AS $$
+BEGIN
+    SELECT u.id, coalesce(u.state, l.state, 2) INTO id, state
+    FROM fairlane.held_unique u LEFT JOIN fairlane.live l ON l.seq = u.seq
+    WHERE u.task = j.task AND u.value = j.uniq AND (u.state IS NULL OR u.until > m.now);
+END $$;
+
+-- Take a unique value. False when somebody else has it by now. A row of somebody who has it is not locked: his end, which
+-- gives it up, must not wait for this transaction.
+CREATE FUNCTION fairlane.take_unique(j fairlane.job, p_until double precision, m fairlane.moment) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE fairlane.held_unique u SET seq = j.seq, id = j.id, until = p_until, state = NULL
+    WHERE u.task = j.task AND u.value = j.uniq AND u.state IS NOT NULL AND (u.until IS NULL OR u.until <= m.now);
+    IF FOUND THEN
+        RETURN true;
+    END IF;
+    INSERT INTO fairlane.held_unique (task, value, seq, id, until) VALUES (j.task, j.uniq, j.seq, j.id, p_until)
+    ON CONFLICT (task, value) DO NOTHING;
+    RETURN FOUND;
+END $$;
+
+-- Store one job, or answer with the one there is.
+CREATE FUNCTION fairlane.store_arriving(j fairlane.job, p_unique_for double precision, m fairlane.moment, OUT id text,
+    OUT created boolean, OUT state smallint) LANGUAGE plpgsql AS $$
+BEGIN
+    id := j.id;
+    created := false;
+    LOOP
+        state := fairlane.known(j, m);
+        EXIT WHEN state IS NOT NULL;
+        IF j.uniq IS NOT NULL THEN
+            SELECT h.id, h.state INTO id, state FROM fairlane.holder_of(j, m) h;
+            EXIT WHEN state IS NOT NULL;
+            id := j.id;
+        END IF;
+        -- Here it may have to wait for somebody's open transaction, and then looks again.
+        INSERT INTO fairlane.job (enqueued_at, cost, timeout, delay, run_at, expires, queue, retries, direct, class, kind, id, task,
+            pool, lane, sticky, uniq, retry_of, backoff, payload, headers)
+        VALUES (j.enqueued_at, j.cost, j.timeout, j.delay, j.run_at, j.expires, j.queue, j.retries, j.direct, j.class, j.kind, j.id,
+            j.task, j.pool, j.lane, j.sticky, j.uniq, j.retry_of, j.backoff, j.payload, j.headers)
+        ON CONFLICT ON CONSTRAINT job_id_key DO NOTHING RETURNING seq INTO j.seq;
+        CONTINUE WHEN NOT FOUND;
+        IF j.uniq IS NULL OR fairlane.take_unique(j, m.now + p_unique_for, m) THEN
+            INSERT INTO fairlane.live (seq, queue, class, cost, state, gate, due, expires_at, plain)
+            VALUES (j.seq, j.queue, j.class, j.cost, 0, 3, coalesce(j.run_at, m.now + coalesce(j.delay, 0)), m.now + j.expires,
+                j.sticky IS NULL AND j.uniq IS NULL);
+            created := true;
+            state := 0;
+            EXIT;
+        END IF;
+        DELETE FROM fairlane.job x WHERE x.seq = j.seq;
+    END LOOP;
+END $$;
+
+-- The call: JSON in, JSON out, so that every driver can make it. What can be refused by looking is refused in the answer,
+-- and leaves the user's transaction as it was; an error would end it.
+CREATE FUNCTION fairlane.insert_arriving(p_request text) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET lock_timeout = '2s' AS $$
+DECLARE
+    v_request jsonb := p_request;
+    m fairlane.moment := fairlane.moment_of((v_request ->> 'now')::double precision, NULL);
+    v_each jsonb;
+    v_answers jsonb := '[]';
+    v_created boolean := false;
+    v_code text;
+    v_message text;
+    v_detail text;
+    a record;
+    j fairlane.job;
+BEGIN
+    BEGIN
+        IF v_request ->> 'database' <> current_database() THEN
+            PERFORM fairlane.refuse('FL008', format('leads to the database %s, and the store is in %s: the jobs would be lost there',
+                current_database(), v_request ->> 'database'), 'connection');
+        END IF;
+        FOR v_each IN SELECT x FROM jsonb_array_elements(v_request -> 'jobs') x LOOP
+            j := fairlane.arriving_job(v_each, m);
+            PERFORM fairlane.check_arriving(j, v_each ->> 'queue');
+            PERFORM fairlane.known(j, m);
+        END LOOP;
+    EXCEPTION WHEN SQLSTATE 'FL002' OR SQLSTATE 'FL008' THEN
+        GET STACKED DIAGNOSTICS v_code = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT, v_detail = PG_EXCEPTION_DETAIL;
+        RETURN jsonb_build_object('code', v_code, 'message', v_message, 'detail', v_detail);
+    END;
+    FOR v_each IN SELECT x FROM jsonb_array_elements(v_request -> 'jobs') x LOOP
+        j := fairlane.arriving_job(v_each, m);
+        SELECT * INTO a FROM fairlane.store_arriving(j, (v_each ->> 'unique_for')::double precision, m);
+        v_created := v_created OR a.created;
+        v_answers := v_answers || jsonb_build_array(jsonb_build_array(a.id, a.created, a.state));
+    END LOOP;
+    IF v_created AND v_request ->> 'channel' IS NOT NULL THEN
+        -- Sent with the commit. The same twice in a transaction is sent once.
+        PERFORM pg_notify(v_request ->> 'channel', v_request ->> 'hint');
+    END IF;
+    RETURN jsonb_build_object('answers', v_answers);
+END $$;

@@ -1,0 +1,234 @@
+-- What is counted of waiting jobs, for `figures.py` to tell where they stand: everything in one call and one snapshot.
+-- Counts go only so far, and no further than an index leads: see the constants there, which are the parameters here.
+
+-- Live workers that serve a queue: slots, those reserved for high and for normal, and what it runs by class.
+CREATE FUNCTION fairlane.read_workers(p_queue text, p_lease double precision DEFAULT NULL)
+RETURNS SETOF integer[] LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_lease double precision := coalesce(p_lease, extract(epoch FROM clock_timestamp()));
+BEGIN
+    RETURN QUERY
+    SELECT ARRAY[s.slots, s.reserved_high, s.reserved_normal, s.running_high, s.running_normal, s.running_low]
+    FROM fairlane.session s
+    WHERE s.state = 'live' AND s.kind = 'worker' AND s.expires > v_lease AND p_queue = ANY (s.queues);
+END $$;
+
+-- The median run time of the last jobs of a queue that completed; NULL while none has.
+CREATE FUNCTION fairlane.read_seconds(p_queue integer) RETURNS double precision LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN (SELECT (array_agg(t.seconds ORDER BY t.seconds))[count(*) / 2 + 1] FROM (
+        SELECT greatest(0.0, o.finished_at - o.started_at) AS seconds FROM fairlane.outcome o
+        WHERE o.queue = p_queue AND o.state = 4 AND o.started_at IS NOT NULL ORDER BY o.finished_at DESC LIMIT 101) t);
+END $$;
+
+-- `figures.QueueFigures`.
+CREATE FUNCTION fairlane.read_queue_figures(p_queue integer, p_lease double precision)
+RETURNS json LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    q fairlane.queue;
+    t record;
+BEGIN
+    SELECT * INTO q FROM fairlane.queue x WHERE x.id = p_queue;
+    SELECT coalesce(sum(x.pending) FILTER (WHERE x.class = 0), 0)::bigint AS pending_high,
+        coalesce(sum(x.pending) FILTER (WHERE x.class = 1), 0)::bigint AS pending_normal,
+        coalesce(sum(x.pending) FILTER (WHERE x.class = 2), 0)::bigint AS pending_low,
+        coalesce(sum(x.running - x.slotless) FILTER (WHERE x.class = 0), 0)::bigint AS busy_high,
+        coalesce(sum(x.running - x.slotless) FILTER (WHERE x.class = 1), 0)::bigint AS busy_normal,
+        coalesce(sum(x.running - x.slotless) FILTER (WHERE x.class = 2), 0)::bigint AS busy_low
+    INTO t FROM fairlane.tally x WHERE x.queue = p_queue;
+    RETURN json_build_object(
+        'id', p_queue, 'name', q.name, 'declared', q.declared::json, 'override', q.override::json,
+        'pending', json_build_array(t.pending_high, t.pending_normal, t.pending_low),
+        'busy', json_build_array(t.busy_high, t.busy_normal, t.busy_low),
+        'workers', (SELECT coalesce(json_agg(w), '[]') FROM fairlane.read_workers(q.name, p_lease) w),
+        'seconds', fairlane.read_seconds(p_queue));
+END $$;
+
+-- Waiting jobs of a lane, up to an arrival in each class (none of a class where that is NULL), as far as counts are
+-- exact: claimable ones, and in a limited lane those without a place and those that hold one behind a gate or until their
+-- retry. `p_key` is '' for jobs without a lane.
+CREATE FUNCTION fairlane.read_line_count(l fairlane.live, p_key text, p_ordered boolean, p_bounds bigint[], p_exact integer)
+RETURNS integer LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN (SELECT count(*) FROM (
+        SELECT 1 FROM fairlane.domain d
+        CROSS JOIN LATERAL (SELECT x.id, x.tag, x.head FROM fairlane.flow x
+            WHERE x.domain = d.id AND x.lane = p_key LIMIT 1) f
+        -- Not from the first arrival on: what was before the head has gone, and leaves dead entries.
+        CROSS JOIN LATERAL (SELECT 1 FROM fairlane.live x WHERE x.flow = f.id AND x.flow IS NOT NULL AND x.session IS NULL
+            AND x.arrival >= f.head AND x.arrival < p_bounds[d.class + 1] LIMIT p_exact) r
+        WHERE d.queue = l.queue AND f.tag IS NOT NULL
+        UNION ALL
+        -- In an ordered lane every rank is 0, so the first bound counts all.
+        SELECT 1 FROM unnest(p_bounds) WITH ORDINALITY b (arrival, class)
+        CROSS JOIN LATERAL (SELECT 1 FROM fairlane.live x WHERE x.lane = l.lane AND x.lane IS NOT NULL AND NOT x.granted
+            AND x.rank = b.class - 1 AND x.arrival < b.arrival AND x.state = 2 LIMIT p_exact) w
+        WHERE b.class = 1 OR NOT p_ordered
+        UNION ALL
+        SELECT 1 FROM unnest(p_bounds) WITH ORDINALITY b (arrival, class)
+        CROSS JOIN LATERAL (SELECT 1 FROM fairlane.live x WHERE x.lane = l.lane AND x.lane IS NOT NULL
+            AND (x.due IS NOT NULL OR x.gate > 0) AND x.granted AND x.rank = b.class - 1 AND x.arrival < b.arrival
+            AND x.state < 3 LIMIT p_exact) h
+        WHERE b.class = 1 OR NOT p_ordered
+        UNION ALL
+        SELECT 1 FROM fairlane.live g
+        CROSS JOIN LATERAL (SELECT x.lane FROM fairlane.job x WHERE x.seq = g.seq LIMIT 1) j
+        WHERE l.lane IS NULL AND g.gate > 0 AND g.gate IN (1, 2) AND g.queue = l.queue
+            AND g.arrival < p_bounds[g.class + 1] AND coalesce(j.lane, '') = p_key
+        LIMIT p_exact) x);
+END $$;
+
+-- `figures.LineFigures`, for a job with `p_own` of its lane and class before it.
+CREATE FUNCTION fairlane.read_line_figures(
+    l fairlane.live, p_key text, p_own integer, p_lanes integer, p_counted integer, p_many integer
+)
+RETURNS json LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    d fairlane.domain;
+    f fairlane.flow;
+    v_active bigint;
+    v_limited bigint := 0;
+    v_most bigint;
+    v_ready json;
+    v_blocked json;
+BEGIN
+    SELECT * INTO d FROM fairlane.domain x WHERE x.inbox = l.inbox AND x.class = l.class AND x.queue = l.queue;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    SELECT * INTO f FROM fairlane.flow x WHERE x.domain = d.id AND x.lane = p_key;
+    -- No tag is lower than the clock.
+    SELECT count(*) INTO v_active FROM (SELECT 1 FROM fairlane.flow x
+        WHERE x.domain = d.id AND x.tag IS NOT NULL AND x.tag >= d.clock LIMIT p_many) y;
+    IF l.inbox = '' THEN
+        SELECT count(*) INTO v_limited FROM (SELECT 1 FROM fairlane.lane x WHERE x.queue = l.queue LIMIT p_many) y;
+    END IF;
+    -- As `figures.counted` has it.
+    v_most := least(2 * p_own + 10, p_counted / least(p_lanes, greatest(1, v_active + v_limited)));
+    SELECT json_agg(json_build_array(y.lane, y.tag, y.cost, y.places, y.claimable + y.waiting) ORDER BY y.tag, y.head)
+    INTO v_ready FROM (
+        SELECT x.lane, x.tag, x.head, h.cost, n.places,
+            (SELECT count(*) FROM (SELECT 1 FROM fairlane.live r WHERE r.flow = x.id AND r.flow IS NOT NULL
+                AND r.session IS NULL AND r.arrival >= x.head LIMIT v_most) c) AS claimable,
+            (SELECT count(*) FROM (SELECT 1 FROM fairlane.live w WHERE w.lane = n.id AND w.lane IS NOT NULL
+                AND NOT w.granted AND w.rank = CASE WHEN n.ordered THEN 0 ELSE l.class END LIMIT v_most) c) AS waiting
+        FROM (SELECT * FROM fairlane.flow a WHERE a.domain = d.id AND a.tag IS NOT NULL AND a.tag >= d.clock
+            AND a.lane <> p_key ORDER BY a.tag, a.head LIMIT p_lanes) x
+        CROSS JOIN LATERAL (SELECT a.cost FROM fairlane.live a WHERE a.flow = x.id AND a.flow IS NOT NULL
+            AND a.session IS NULL AND a.arrival = x.head LIMIT 1) h
+        LEFT JOIN LATERAL (SELECT a.* FROM fairlane.lane a WHERE a.queue = l.queue AND a.key = x.lane LIMIT 1) n ON true
+    ) y;
+    IF v_limited > 0 THEN
+        -- Whose places are all taken, so that nothing of them is claimable just now.
+        SELECT json_agg(json_build_array(y.key, y.finish, y.places, (SELECT count(*) FROM (
+            SELECT 1 FROM fairlane.live w WHERE w.lane = y.id AND w.lane IS NOT NULL AND NOT w.granted
+            AND w.rank = CASE WHEN y.ordered THEN 0 ELSE l.class END LIMIT v_most) c)))
+        INTO v_blocked FROM (
+            SELECT n.id, n.key, n.places, n.ordered, x.finish
+            FROM (SELECT * FROM fairlane.lane a WHERE a.queue = l.queue AND a.key <> p_key LIMIT p_many) n
+            LEFT JOIN LATERAL (SELECT a.tag, a.finish FROM fairlane.flow a
+                WHERE a.domain = d.id AND a.lane = n.key LIMIT 1) x ON true
+            WHERE x.tag IS NULL LIMIT p_lanes
+        ) y;
+    END IF;
+    RETURN json_build_object(
+        'clock', d.clock, 'finish', coalesce(f.finish, 0), 'tag', f.tag, 'active', v_active, 'limited', v_limited,
+        'counted', v_most, 'ready', coalesce(v_ready, '[]'), 'blocked', coalesce(v_blocked, '[]'));
+END $$;
+
+-- `figures.JobFigures`. `p_slots` are those of all workers of the queue.
+CREATE FUNCTION fairlane.read_job_figures(
+    l fairlane.live, p_slots bigint, p_exact integer, p_lanes integer, p_counted integer, p_many integer,
+    p_lease double precision
+)
+RETURNS json LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    c_far CONSTANT bigint := 4611686018427387904;
+    j record;
+    v_key text;
+    v_ordered boolean := false;
+    v_place integer;
+    v_of integer := 0;
+    v_own integer := 0;
+    v_workers json;
+    v_line json;
+    v_before bigint := 0;
+    v_retry double precision;
+BEGIN
+    SELECT x.id, x.lane INTO j FROM fairlane.job x WHERE x.seq = l.seq;
+    v_key := coalesce(j.lane, '');
+    IF l.lane IS NOT NULL THEN
+        SELECT n.ordered INTO v_ordered FROM fairlane.lane n WHERE n.id = l.lane;
+    END IF;
+    -- In an ordered lane a job that waits for its retry keeps its place; elsewhere what is scheduled has none yet.
+    IF l.arrival IS NOT NULL AND (l.state <> 1 OR l.lane IS NOT NULL) THEN
+        v_own := fairlane.read_line_count(l, v_key, v_ordered, CASE WHEN v_ordered OR l.class = 0
+            THEN ARRAY[l.arrival, CASE WHEN v_ordered THEN l.arrival END, CASE WHEN v_ordered THEN l.arrival END]
+            WHEN l.class = 1 THEN ARRAY[c_far, l.arrival, NULL]
+            ELSE ARRAY[c_far, c_far, l.arrival] END, p_exact);
+        v_place := v_own + 1;
+        v_of := fairlane.read_line_count(l, v_key, v_ordered, ARRAY[c_far, c_far, c_far], p_exact);
+        IF NOT v_ordered AND l.class > 0 THEN
+            v_own := v_own - fairlane.read_line_count(
+                l, v_key, false, ARRAY[c_far, CASE WHEN l.class = 2 THEN c_far END, NULL], p_exact);
+        END IF;
+    END IF;
+    IF l.inbox <> '' AND right(l.inbox, 1) <> '/' THEN
+        SELECT coalesce(json_agg(json_build_array(s.slots, s.reserved_high, s.reserved_normal, s.running_high,
+            s.running_normal, s.running_low)), '[]'), coalesce(sum(s.slots), 0)
+        INTO v_workers, p_slots FROM fairlane.session s
+        WHERE s.pool = split_part(l.inbox, '/', 1) AND s.idx = split_part(l.inbox, '/', 2)::integer AND s.idx IS NOT NULL
+        AND s.state IN ('live', 'stopping') AND s.expires > p_lease;
+    END IF;
+    IF l.lane IS NOT NULL AND NOT l.granted THEN
+        SELECT min(r.due) INTO v_retry FROM fairlane.live r
+        WHERE r.lane = l.lane AND r.lane IS NOT NULL AND (r.due IS NOT NULL OR r.gate > 0) AND r.granted;
+    ELSIF v_place = 1 AND l.flow IS NOT NULL THEN
+        SELECT count(*) INTO v_before FROM (SELECT 1 FROM fairlane.flow m
+            CROSS JOIN LATERAL (SELECT a.clock FROM fairlane.domain a WHERE a.id = m.domain LIMIT 1) d
+            CROSS JOIN LATERAL (SELECT 1 FROM fairlane.flow a WHERE a.domain = m.domain AND a.tag IS NOT NULL
+                AND a.tag >= d.clock AND (a.tag, a.head) < (m.tag, m.head) LIMIT p_slots) x
+            WHERE m.id = l.flow LIMIT p_slots) y;
+    END IF;
+    IF v_place IS NOT NULL AND l.kind <> 1 THEN
+        v_line := fairlane.read_line_figures(l, v_key, v_own, p_lanes, p_counted, p_many);
+    END IF;
+    RETURN json_build_object(
+        'id', j.id, 'queue', l.queue, 'kind', (ARRAY['job', 'turn', 'broadcast', 'cleanup'])[l.kind + 1],
+        'priority', l.class, 'state', l.state, 'gate', l.gate, 'inbox', l.inbox, 'lane', j.lane, 'cost', l.cost,
+        'limited', l.lane IS NOT NULL, 'ordered', v_ordered, 'granted', l.granted, 'due', l.due, 'place', v_place,
+        'of', v_of, 'own', v_own, 'flows_before', v_before, 'retry_until', v_retry, 'workers', v_workers, 'line', v_line);
+END $$;
+
+-- Every job among the ids that waits, and their queues.
+CREATE FUNCTION fairlane.read_standings(
+    p_ids text[], p_exact integer, p_lanes integer, p_counted integer, p_many integer,
+    p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL
+)
+RETURNS json LANGUAGE plpgsql STABLE
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET enable_material = off SET join_collapse_limit = 1 SET jit = off SET extra_float_digits = 1
+AS $$
+DECLARE
+    v_clock double precision := extract(epoch FROM clock_timestamp());
+    v_lease double precision := coalesce(p_lease, p_now, v_clock);
+    l fairlane.live;
+    v_queue integer;
+    v_slots bigint;
+    v_queues json[] := '{}';
+    v_jobs json[] := '{}';
+BEGIN
+    FOR l IN
+        SELECT x.* FROM unnest(p_ids) w (id) JOIN fairlane.job j ON j.id = w.id JOIN fairlane.live x ON x.seq = j.seq
+        WHERE x.state <> 3 ORDER BY x.queue
+    LOOP
+        IF l.queue IS DISTINCT FROM v_queue THEN
+            v_queue := l.queue;
+            v_queues := v_queues || fairlane.read_queue_figures(v_queue, v_lease);
+            SELECT coalesce(sum(w[1]), 0) INTO v_slots
+            FROM fairlane.queue q, fairlane.read_workers(q.name, v_lease) w WHERE q.id = v_queue;
+        END IF;
+        v_jobs := v_jobs || fairlane.read_job_figures(l, v_slots, p_exact, p_lanes, p_counted, p_many, v_lease);
+    END LOOP;
+    RETURN json_build_object('now', coalesce(p_now, v_clock), 'queues', v_queues, 'jobs', v_jobs);
+END $$;

@@ -1,0 +1,33 @@
+-- Who may do what: run by the owner of the schema, once for each role and again after an upgrade. Repeating it is
+-- harmless. The names of the roles are put in when the texts are loaded (`statements.grants`).
+
+-- name: grant_worker
+-- Everything but changing the schema: workers, managers, whoever takes turns, and operators who pause or configure.
+GRANT USAGE ON SCHEMA fairlane TO fairlane_worker;
+GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA fairlane TO fairlane_worker;
+GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA fairlane TO fairlane_worker;
+GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA fairlane TO fairlane_worker;
+REVOKE INSERT, UPDATE, DELETE ON fairlane.migration FROM fairlane_worker;
+ALTER DEFAULT PRIVILEGES IN SCHEMA fairlane GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO fairlane_worker;
+ALTER DEFAULT PRIVILEGES IN SCHEMA fairlane GRANT USAGE, SELECT ON SEQUENCES TO fairlane_worker;
+ALTER DEFAULT PRIVILEGES IN SCHEMA fairlane GRANT EXECUTE ON FUNCTIONS TO fairlane_worker;
+
+-- name: grant_producer
+-- Sending jobs, also in transactions of its own, and asking about, waiting for and cancelling those whose ids it knows.
+GRANT USAGE ON SCHEMA fairlane TO fairlane_producer;
+GRANT SELECT ON fairlane.migration, fairlane.queue, fairlane.rule TO fairlane_producer;
+GRANT INSERT (name) ON fairlane.queue TO fairlane_producer;
+GRANT SELECT (id, queue, class, inbox, clock) ON fairlane.domain TO fairlane_producer;
+GRANT SELECT (domain, tag) ON fairlane.flow TO fairlane_producer;
+GRANT EXECUTE ON FUNCTION fairlane.enqueue, fairlane.enqueue_one, fairlane.enqueue_any, fairlane.admit_queues,
+    fairlane.insert_arriving, fairlane.cancel, fairlane.read_jobs(text[]), fairlane.read_standings,
+    fairlane.read_seconds, fairlane.read_workers TO fairlane_producer;
+
+-- name: grant_viewer
+-- Looking: every reading verb, payloads and results included.
+GRANT USAGE ON SCHEMA fairlane TO fairlane_viewer;
+GRANT SELECT ON fairlane.migration, fairlane.queue, fairlane.rule, fairlane.tally, fairlane.job, fairlane.progress,
+    fairlane.attempt, fairlane.outcome, fairlane.live, fairlane.domain, fairlane.flow, fairlane.lane, fairlane.session,
+    fairlane.binding, fairlane.leader, fairlane.schedule, fairlane.jobs TO fairlane_viewer;
+GRANT EXECUTE ON FUNCTION fairlane.read_jobs(text[]), fairlane.read_standings, fairlane.read_seconds,
+    fairlane.read_workers TO fairlane_viewer;

@@ -1,0 +1,391 @@
+"""The store on PostgreSQL. Every verb that writes is one call of one function in the schema: one round trip, one
+transaction, and no lock that a frozen client could hold."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import msgspec
+
+from ...binding import Binding, Release
+from ...clock import Clock
+from ...errors import Busy, InvalidInput, NotFound, QueueFull, StoreUnavailable
+from ...job import MOST_JOBS_PER_CALL, Claimed, Enqueued, Held, Job, JobKind, JobState, NewJob, Verdict
+from ...names import PAYLOAD_BYTES, check_count, check_key, check_name, check_seconds, check_size
+from ...reading import Filter, LaneReading, Page, QueueReading, Standing
+from ...schedule import Schedule, StoredSchedule
+from ...session import Claim, Finished, NewSession, Renewal, Session, Term
+from ...settings import SettingsChange
+from ...states import Transition
+from ...upkeep import Admitted, Promoted, Pruned, Recount, Rescued, Retention
+from ...wakeups import job_topic, place_topic, queue_topic
+from . import columns, migrator, service, settings, standings, views
+from .address import Address, parse
+from .database import Connection, Database, Record
+from .failures import FullQueue
+from .intake import Intake
+from .moments import Moments
+from .statements import placed, queries
+from .transactions import PostgresqlTransactions
+from .wakeups import NotifyWakeups
+
+MOST_REMEMBERED_SEQS = 200_000
+MOST_ATTEMPTS = 20
+LONG_SECONDS = 600.0
+"""For the two verbs that look at everything there is."""
+RENEWAL_SECONDS = 5.0
+"""A renewal that is not answered is better sent again while there is lease left."""
+SETTINGS = "SELECT name, stamp, version, declared, override FROM fairlane.queue WHERE name = ANY($1)"
+
+
+class PostgresqlStore:
+    """Implements `fairlane.store.Store` on a schema of a database. Open it with `open`."""
+
+    def __init__(self, address: Address, clock: Clock | None) -> None:
+        self._address = address
+        self._database = Database(address)
+        self._moments = Moments(clock)
+        self._wakeups = NotifyWakeups(address.dsn, address.schema, listen=address.listen)
+        self._intakes: WeakKeyDictionary[asyncio.AbstractEventLoop, Intake] = WeakKeyDictionary()
+        self._seqs: dict[str, int] = {}
+        """The numbers of jobs claimed through this object: where to look first, never an answer."""
+        self._calls: dict[str, str] = {}
+        self._locks: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
+        self._exchange = self._function("exchange", 18)
+        self._settings = placed(SETTINGS, address.schema)
+        self.transactions = PostgresqlTransactions(self, self._database, self._moments)
+        self._closed = False
+
+    @classmethod
+    async def open(cls, url: str, *, clock: Clock | None = None) -> PostgresqlStore:
+        """Open the schema a URL names, made and migrated when it is new and this role may do so."""
+        store = cls(parse(url), clock)
+        try:
+            await store.migrate()
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    @property
+    def wakeups(self) -> NotifyWakeups:
+        return self._wakeups
+
+    # -- how calls get there -------------------------------------------------------------------------------------
+
+    def _function(self, name: str, count: int) -> str:
+        call = self._calls.get(name)
+        if call is None:
+            places = ", ".join(f"${n}" for n in range(1, count + 1))
+            call = self._calls[name] = placed(f"SELECT * FROM fairlane.{name}({places})", self._address.schema)
+        return call
+
+    async def _call(self, name: str, *values: Any, timeout: float | None = None) -> Record:
+        """Call a verb's function with the time behind its arguments, and publish what it tells."""
+        arguments = (*values, *self._moments.readings())
+        row = await self._database.fetchrow(self._function(name, len(arguments)), *arguments, timeout=timeout)
+        assert row is not None
+        topics = row.get("topics")
+        if topics:
+            self._wakeups.publish(topics)
+        return row
+
+    def _view(self) -> views.View:
+        return views.View(self._database, queries(self._address.schema), *self._moments.readings())
+
+    # -- sessions ------------------------------------------------------------------------------------------------
+
+    async def register(self, session: NewSession) -> Session:
+        slots = session.slots
+        await self._call(
+            "register", session.id, session.kind.value, session.lease, session.host, session.pid, session.pool,
+            session.index, list(session.queues), None if slots is None else slots.total,
+            0 if slots is None else slots.reserved.high, 0 if slots is None else slots.reserved.normal,
+        )  # fmt: skip
+        return await views.session(self._view(), session.id)
+
+    async def renew(self, session: str, held: Sequence[Held], *, claim: int, stopping: bool = False) -> Renewal:
+        ids, fences = [h.id for h in held], [h.fence for h in held]
+        row = await self._call("renew", session, ids, fences, claim, stopping, False, timeout=RENEWAL_SECONDS)
+        if row["again"]:
+            row = await self._call("renew", session, ids, fences, claim, stopping, True)
+        return Renewal(
+            lost=tuple(held[place] for place in row["lost"]),
+            cancel=tuple(row["cancel"]),
+            taken_back=tuple(row["taken_back"]),
+            now=row["now"],
+        )
+
+    async def leave(self, session: str, *, begun: Sequence[Held] | None = None) -> None:
+        ids = None if begun is None else [held.id for held in begun]
+        fences = None if begun is None else [held.fence for held in begun]
+        await self._call("leave", session, ids, fences)
+
+    # -- jobs ----------------------------------------------------------------------------------------------------
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        if len(jobs) > MOST_JOBS_PER_CALL:
+            raise InvalidInput(
+                "jobs", f"{len(jobs)} are more than {MOST_JOBS_PER_CALL} in one call; send them in parts"
+            )
+        if not jobs:
+            return []
+        if any(job.kind is JobKind.CLEANUP for job in jobs):
+            raise InvalidInput("kind", "a clean-up is stored by release, not by enqueue")
+        if not all(map(columns.is_plain, jobs)):
+            return await self._enqueue_any(jobs)
+        loop = asyncio.get_running_loop()
+        intake = self._intakes.get(loop)
+        if intake is None:
+            intake = self._intakes[loop] = Intake(self._enqueue_plain)
+        return await intake.enqueue(jobs)
+
+    async def _enqueue_plain(self, jobs: Sequence[NewJob], patience: float) -> list[Enqueued]:
+        if len(jobs) == 1 and not jobs[0].delay and jobs[0].run_at is None:
+            [job] = jobs
+            row = await self._call("enqueue_one", *columns.job_values(job))
+            if row["seq"] is not None:
+                self._wakeups.publish((queue_topic(job.queue),))
+                if row["arriving"]:
+                    await self._admit(jobs)
+                return [Enqueued(job.id, True, JobState.PENDING)]
+        row = await self._stored("enqueue", jobs, columns.PLAIN, f"{patience * 1000:.0f}ms")
+        if row["arriving"]:
+            await self._admit(jobs)
+        states = row["states"] or [None] * len(jobs)
+        return [
+            Enqueued(job.id, created, columns.state_of(state))
+            for job, created, state in zip(jobs, row["created"], states, strict=True)
+        ]
+
+    async def _admit(self, jobs: Sequence[NewJob]) -> None:
+        """Somebody had the locks when they were stored. They are safe; their place in line is what is waited for."""
+        with suppress(Busy, StoreUnavailable):
+            await self._call("admit_queues", list({job.queue for job in jobs}))
+
+    async def _enqueue_any(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        row = await self._stored("enqueue_any", jobs, columns.PLAIN + columns.PECULIAR)
+        return [
+            Enqueued(id, created, columns.state_of(state))
+            for id, created, state in zip(row["ids"], row["created"], row["states"], strict=True)
+        ]
+
+    async def _stored(
+        self, function: str, jobs: Sequence[NewJob], wanted: tuple[columns.Column, ...], *more: str
+    ) -> Record:
+        try:
+            return await self._call(function, *columns.job_columns(jobs, wanted), *more)
+        except FullQueue as exc:
+            raise QueueFull(str(exc), await service.room(self._view(), exc.where)) from None
+
+    async def claim(self, session: str, claim: Claim) -> list[Claimed]:
+        return list((await self._exchanged(session, (), claim)).claimed)
+
+    async def finish(self, session: str, transitions: Sequence[Transition], *, claim: Claim | None = None) -> Finished:
+        return await self._exchanged(session, transitions, claim)
+
+    async def _exchanged(self, session: str, transitions: Sequence[Transition], claim: Claim | None) -> Finished:
+        if not transitions and claim is None:
+            return Finished(())
+        arguments = self._exchange_arguments(session, transitions, claim)
+        if claim is None:
+            row = await self._database.fetchrow(self._exchange, *arguments)
+        else:
+            # Claims of one session go one after the other: on two connections their numbers could overtake each other.
+            async with self._claiming(session):
+                row = await self._database.fetchrow(self._exchange, *arguments)
+        assert row is not None
+        return self._take_in(transitions, row)
+
+    def _claiming(self, session: str) -> asyncio.Lock:
+        key = (id(asyncio.get_running_loop()), session)
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = asyncio.Lock()
+        return lock
+
+    def _exchange_arguments(self, session: str, transitions: Sequence[Transition], claim: Claim | None) -> list[Any]:
+        return [
+            session,
+            *(columns.transition_columns(transitions, self._seqs) if transitions else columns.NOTHING_TO_FINISH),
+            *(columns.NOTHING_TO_CLAIM if claim is None else columns.claim_columns(claim)),
+            *self._moments.readings(),
+        ]
+
+    def _take_in(self, transitions: Sequence[Transition], row: Record) -> Finished:
+        """The answer to an exchange, with all that follows from it here."""
+        verdicts = columns.verdicts_of([t.held for t in transitions], row) if transitions else ()
+        claimed = columns.claimed_of(row)
+        topics = ["job:" + t.held.id for t in transitions]
+        for t in transitions:
+            self._seqs.pop(t.held.id, None)
+        if claimed:
+            if len(self._seqs) > MOST_REMEMBERED_SEQS:
+                self._seqs.clear()
+            self._seqs.update(zip(row["ids"], row["seqs"], strict=True))
+            for job in claimed:
+                topics.append("job:" + job.id)
+                if job.limited and job.lane is not None:
+                    topics.append(place_topic(job.queue, job.lane))
+        if row["topics"]:
+            topics += row["topics"]
+        if topics:
+            self._wakeups.publish(topics)
+        return Finished(verdicts, tuple(claimed))
+
+    async def finish_on(
+        self, connection: Connection, session: str, transitions: Sequence[Transition]
+    ) -> tuple[Sequence[Verdict], Sequence[str]]:
+        """Write what a session decided on a connection that has a transaction open; it commits with that.
+
+        Answers also with the topics to publish once it has.
+        """
+        row = await connection.fetchrow(self._exchange, *self._exchange_arguments(session, transitions, None))
+        assert row is not None
+        verdicts = columns.verdicts_of([t.held for t in transitions], row)
+        return verdicts, [*(job_topic(t.held.id) for t in transitions), *(row["topics"] or ())]
+
+    async def progress(self, session: str, reports: Sequence[tuple[Held, bytes]]) -> list[Verdict]:
+        for _, value in reports:
+            check_size("progress", value, PAYLOAD_BYTES)
+        row = await self._call(
+            "report", session, [held.id for held, _ in reports], [held.fence for held, _ in reports],
+            [value for _, value in reports],
+        )  # fmt: skip
+        return list(columns.verdicts_of([held for held, _ in reports], row))
+
+    async def cancel(self, ids: Sequence[str]) -> list[JobState]:
+        for id in ids:
+            if not views.storable(id):
+                raise NotFound(f"there is no job {id!r}")
+        for attempt in count(1):
+            try:
+                row = await self._call("cancel", list(ids))
+                break
+            except Busy:
+                # One of them ended at this moment, and whoever wrote that wanted the locks of the call.
+                if attempt == MOST_ATTEMPTS:
+                    raise
+                await asyncio.sleep(random.uniform(0, 0.02 * attempt))
+        self._wakeups.publish(map(job_topic, ids))
+        return [columns.state_of(code) for code in row["states"]]
+
+    async def release(self, pool: str, key: str, cleanup: NewJob | None = None) -> Release:
+        check_name("pool", pool)
+        check_key("key", key)
+        if cleanup is not None and cleanup.kind is not JobKind.CLEANUP:
+            raise InvalidInput("cleanup", "give a job of kind 'cleanup'")
+        row = await self._call("release", pool, key, *columns.cleanup_values(cleanup))
+        return Release(row["answer"])
+
+    # -- the leader's passes -------------------------------------------------------------------------------------
+
+    async def promote(self, *, limit: int = 1_000, term: int | None = None) -> Promoted:
+        row = await self._pass("promote", limit, term)
+        return Promoted(promoted=row["promoted"], expired=row["expired"], more=row["more"], next_due=row["next_due"])
+
+    async def admit(self, *, limit: int = 1_000, term: int | None = None) -> Admitted:
+        row = await self._pass("admit", limit, term)
+        return Admitted(admitted=row["admitted"], moved=row["moved"], repaired=row["repaired"], more=row["more"])
+
+    async def rescue(self, *, limit: int = 1_000, declare: bool = True, term: int | None = None) -> Rescued:
+        check_count("limit", limit, least=1, most=100_000)
+        row = await self._call("rescue", limit, declare, term)
+        return Rescued(
+            declared=tuple(row["declared"]),
+            retried=row["retried"],
+            failed=row["failed"],
+            cancelled=row["cancelled"],
+            lost_bindings=row["lost_bindings"],
+            drained=row["drained"],
+            more=row["more"],
+            now=row["now"],
+        )
+
+    async def prune(self, retention: Retention, *, limit: int = 1_000, term: int | None = None) -> Pruned:
+        row = await self._pass("prune", limit, term, *columns.retention_values(retention))
+        return Pruned(jobs=row["jobs"], other=row["other"], more=row["more"])
+
+    async def _pass(self, name: str, limit: int, term: int | None, *before: Any) -> Record:
+        check_count("limit", limit, least=1, most=100_000)
+        return await self._call(name, *before, limit, term)
+
+    async def lead(self, session: str, *, lease: float, term: int | None = None) -> Term | None:
+        check_key("session", session)
+        check_seconds("lease", lease, least=0.05)
+        row = await self._call("lead", session, lease, term)
+        if row["number"] is None:
+            return None
+        return Term(number=row["number"], session=session, lease=lease, remaining=lease)
+
+    async def resign(self, term: int) -> None:
+        await self._call("resign", term)
+
+    # -- settings ------------------------------------------------------------------------------------------------
+
+    async def configure(self, changes: Sequence[SettingsChange]) -> None:
+        if not changes:
+            return
+        names = list({change.queue for change in changes})
+        while True:
+            rows = await self._database.fetch(self._settings, names)
+            row = await self._call("configure", settings.changes_of(changes, rows), timeout=LONG_SECONDS)
+            if row["applied"]:
+                return
+
+    async def declare(self, schedules: Sequence[Schedule]) -> list[StoredSchedule]:
+        if schedules:
+            await self._call(
+                "declare", [s.name for s in schedules],
+                [msgspec.json.encode(s.timetable).decode() for s in schedules], [s.job for s in schedules],
+            )  # fmt: skip
+        return await views.schedules(self._view())
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    async def leader(self) -> Term | None:
+        return await views.leader(self._view())
+
+    async def get(self, ids: Sequence[str]) -> list[Job | None]:
+        return await views.get(self._view(), ids)
+
+    async def find(self, where: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
+        return await views.find(self._view(), where, limit, cursor)
+
+    async def standing(self, ids: Sequence[str]) -> list[Standing | None]:
+        return await standings.standings(self._view(), ids)
+
+    async def queues(self) -> list[QueueReading]:
+        return await views.queues(self._view())
+
+    async def lanes(self, queue: str, *, limit: int = 100) -> list[LaneReading]:
+        return await views.lanes(self._view(), queue, limit)
+
+    async def sessions(self) -> list[Session]:
+        return await views.sessions(self._view())
+
+    async def bindings(self, pool: str | None = None, key: str | None = None, *, limit: int = 100) -> list[Binding]:
+        return await views.bindings(self._view(), pool, key, limit)
+
+    # -- the store itself ----------------------------------------------------------------------------------------
+
+    async def recount(self) -> Recount:
+        row = await self._call("recount", timeout=LONG_SECONDS)
+        return Recount(jobs=row["jobs"], differences=tuple(row["differences"]))
+
+    async def migrate(self) -> int:
+        return await migrator.migrate(self._database)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._wakeups.close()
+        await self.transactions.close()
+        await self._database.close()
