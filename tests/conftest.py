@@ -1,17 +1,57 @@
-"""Settings shared by all tests: the event loop they run on, and how Hypothesis searches."""
+"""Settings shared by all tests: the event loop they run on, how Hypothesis searches, and the stores that they use."""
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.servers.stores import KINDS, EmptyStores, empty_stores
 
 settings.register_profile("dev", deadline=None, print_blob=True)
 # The same examples on every run: a red run in CI is the change's doing, not the seed's.
 settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
+FILE = "path"
+"""The fixture for the file of a store. A test that asks for it can run on SQLite alone."""
+REACHING_INTO_SQLITE = (
+    "test_a_body_is_stopped_before_the_lease_ends_when_contact_is_lost",
+    "test_a_place_that_cannot_be_given_back_now_is_given_back_later",
+    "test_a_result_whose_hint_was_lost_is_found_by_the_poll",
+    "test_a_worker_leaves_no_ear_behind",
+)
+"""Tests that replace or look at what is inside of the SQLite store."""
+
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """Run async tests on asyncio alone: the only loop Fairlane supports."""
     return "asyncio"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test that asks for a store of any kind on every kind."""
+    if "store_kind" in metafunc.fixturenames:
+        only_sqlite = FILE in metafunc.fixturenames or metafunc.function.__name__ in REACHING_INTO_SQLITE
+        metafunc.parametrize("store_kind", KINDS[:1] if only_sqlite else KINDS, indirect=True)
+
+
+@pytest.fixture
+def store_kind(request: pytest.FixtureRequest) -> str:
+    """The kind of store that a test runs on."""
+    return str(request.param)
+
+
+@pytest.fixture
+def stores(store_kind: str, tmp_path: Path) -> Iterator[EmptyStores]:
+    """Empty stores of that kind."""
+    with empty_stores(store_kind, tmp_path) as given:
+        yield given
+
+
+@pytest.fixture
+def store_url(stores: EmptyStores) -> str:
+    """The URL of an empty store."""
+    return stores.next()

@@ -11,7 +11,7 @@ import pytest
 
 from fairlane.backends.sqlite.store import SqliteStore
 from fairlane.clock import ManualClock
-from fairlane.errors import InvalidInput
+from fairlane.errors import Conflict, InvalidInput
 from fairlane.job import CronSlot, Enqueued, Job, JobKind, JobState, NewJob, Priority
 from fairlane.reading import Filter, Gate
 from fairlane.session import Claim, NewSession, SessionKind
@@ -132,7 +132,6 @@ async def test_a_transaction_begun_by_hand_will_do(store: SqliteStore, path: Pat
 @pytest.mark.parametrize(
     "job",
     [
-        NewJob(id="a", task="task", unique="once"),
         NewJob(id="a", task="task", kind=JobKind.BROADCAST),
         NewJob(id="a", task="task", kind=JobKind.TURN, lane="l", waiter="w"),
         NewJob(id="a", task="task", cron=CronSlot("hourly", 3600.0)),
@@ -150,15 +149,61 @@ async def test_what_needs_more_than_an_insert_is_refused(
     assert connection.execute("SELECT id FROM orders").fetchall() == [("o",)]
 
 
-async def test_an_id_that_exists_is_refused_like_any_row_of_the_users(
+async def test_an_id_that_exists_is_answered_and_other_content_under_it_refused(
     store: SqliteStore, connection: sqlite3.Connection
 ) -> None:
-    await store.enqueue([NewJob(id="a", task="task")])
+    await store.enqueue([NewJob(id="a", task="task", delay=60)])
     order(connection, "o")
-    with pytest.raises(sqlite3.IntegrityError):
-        store.enqueue_on(connection, [NewJob(id="a", task="task")])
-    connection.rollback()
+    assert store.enqueue_on(connection, [NewJob(id="a", task="task", delay=60)]) == [
+        Enqueued("a", False, JobState.SCHEDULED)
+    ]
+    with pytest.raises(Conflict, match="other content"):
+        store.enqueue_on(connection, [NewJob(id="b", task="task"), NewJob(id="a", task="other")])
+    # A refusal is for all of a call, and leaves the user's own rows alone.
+    connection.commit()
+    assert await job(store, "b") is None
+    assert connection.execute("SELECT id FROM orders").fetchall() == [("o",)]
     assert not (await store.recount()).differences
+
+
+async def test_a_unique_value_is_taken_with_the_commit_and_a_duplicate_is_answered(
+    store: SqliteStore, connection: sqlite3.Connection
+) -> None:
+    once = NewJob(id="a", task="task", unique="once")
+    order(connection, "o")
+    store.enqueue_on(connection, [once])
+    connection.rollback()
+    order(connection, "o")
+    store.enqueue_on(connection, [once])
+    assert store.enqueue_on(connection, [NewJob(id="b", task="task", unique="once")])[0].id == "a"
+    connection.commit()
+    [answer] = await store.enqueue([NewJob(id="c", task="task", unique="once")])
+    assert answer == Enqueued("a", False, JobState.PENDING)
+    await store.admit()
+    assert await claimed(store, 1) == ["a"]
+    [answer] = await store.enqueue([NewJob(id="c", task="task", unique="once")])
+    assert answer.created, "its end gives the value back"
+    assert not (await store.recount()).differences
+
+
+async def test_a_connection_to_another_file_is_refused(store: SqliteStore, tmp_path: Path) -> None:
+    elsewhere = sqlite3.connect(tmp_path / "elsewhere.db")
+    elsewhere.execute("BEGIN")
+    with pytest.raises(InvalidInput, match="another file"):
+        store.enqueue_on(elsewhere, [NewJob(id="a", task="task")])
+    elsewhere.close()
+
+
+async def test_whatever_forms_the_user_chose_for_his_rows_stay_his(
+    store: SqliteStore, connection: sqlite3.Connection
+) -> None:
+    connection.row_factory = sqlite3.Row
+    connection.text_factory = bytes
+    order(connection, "o")
+    store.enqueue_on(connection, [NewJob(id="a", task="task")])
+    assert connection.execute("SELECT id FROM orders").fetchone()["id"] == b"o"
+    connection.commit()
+    assert (await store.admit()).admitted == 1
 
 
 async def test_an_arriving_job_obeys_its_delay_lane_and_expiry_from_its_admission_on(

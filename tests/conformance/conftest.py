@@ -1,54 +1,84 @@
-"""Stores under test. A store is one parameter: add its opener to `open_empty` and the whole suite runs on it."""
+"""Stores under test. A store is one parameter: add its kind to `KINDS` and `empty_stores` in `tests/servers/stores.py`
+and the whole suite runs on it.
+
+Every test runs on SQLite and on PostgreSQL. If the system has a PostgreSQL of another version than the wheel's, a part
+runs there as well: the tests that are the first in their file, or the first there to name a verb of the port, a quarter
+of all (`tests/servers/test_stores.py` proves that they call every verb). ``FAIRLANE_TEST_EVERY_VERSION=1`` runs all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from itertools import count
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from fairlane.backends import open_store
 from fairlane.clock import ManualClock
 from fairlane.store import Store
+from tests.servers.stores import KINDS, EmptyStores, empty_stores, runs_on_second_version, second_version
 
 from .kit import Kit
 
 Opener = Callable[[ManualClock], Awaitable[Store]]
-STORE_NAMES = ("sqlite",)
+WITHOUT_SCHEMA = ("test_migrate",)
+"""Modules whose tests make the schema themselves. For the others it is there: making it takes most of a second."""
+ABOUT_THE_SUITE = ("test_model_catches",)
+"""Modules that test the suite and not a store: one kind will do."""
+LONG = ("test_model", "test_fences", "test_eta")
+"""Modules that are not repeated on a second version, because they take minutes and call no verb that others do not."""
 
 
-def empty_url(name: str, directory: Path) -> str:
-    """The URL of an empty store, in a directory that nothing else uses."""
-    return {"sqlite": f"sqlite:///{directory / 'fairlane.db'}"}[name]
+def kinds_for(test: str, module: ModuleType) -> tuple[str, ...]:
+    """The kinds of store a test runs on."""
+    name = module.__name__.rpartition(".")[2]
+    if name in ABOUT_THE_SUITE:
+        return KINDS[:1]
+    second = second_version()
+    if second is None or name in LONG or not runs_on_second_version(test, module):
+        return KINDS
+    return (*KINDS, second)
 
 
-async def open_empty(name: str, clock: ManualClock, directory: Path) -> Store:
-    """An empty store of the kind `name`."""
-    return await open_store(empty_url(name, directory), clock=clock)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give each test its kinds of store."""
+    if "store_name" in metafunc.fixturenames:
+        kinds = kinds_for(metafunc.function.__name__, metafunc.module)
+        metafunc.parametrize("store_name", kinds, indirect=True)
 
 
-@pytest.fixture(params=STORE_NAMES)
+@pytest.fixture
 def store_name(request: pytest.FixtureRequest) -> str:
     """The kind of store under test."""
     return str(request.param)
 
 
 @pytest.fixture
-def store_url(store_name: str, tmp_path: Path) -> str:
-    """The URL of an empty store."""
-    return empty_url(store_name, tmp_path)
+def stores(store_name: str, tmp_path: Path) -> Iterator[EmptyStores]:
+    """Empty stores of that kind."""
+    with empty_stores(store_name, tmp_path) as given:
+        yield given
 
 
 @pytest.fixture
-def opener(store_name: str, tmp_path: Path) -> Opener:
+def store_url(request: pytest.FixtureRequest, stores: EmptyStores) -> str:
+    """The URL of an empty store."""
+    return stores.next(migrated=request.path.stem not in WITHOUT_SCHEMA)
+
+
+@pytest.fixture
+def opener(stores: EmptyStores) -> Opener:
     """Opens empty stores, as many as a test wants; whoever opens one closes it."""
-    numbers = count(1)
+    opened: list[str] = []
 
     async def open_next(clock: ManualClock) -> Store:
-        directory = tmp_path / f"store-{next(numbers)}"
-        directory.mkdir()
-        return await open_empty(store_name, clock, directory)
+        # A test may want hundreds, one after the other.
+        opened[:] = [url for url in opened if not stores.closed(url)]
+        url = stores.next()
+        store = await open_store(url, clock=clock)
+        opened.append(url)
+        return store
 
     return open_next
 

@@ -1,0 +1,161 @@
+"""Wake-ups by LISTEN and NOTIFY while the server is away, slow, or only just coming."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+import time
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from fairlane.backends.postgresql import notifier
+from fairlane.backends.postgresql.channels import MOST_WAITING
+from fairlane.backends.postgresql.wakeups import NotifyWakeups
+from tests.servers.postgresql import Server, free_port, own_server, server
+
+from .notices import opening, threads, until
+
+pytestmark = pytest.mark.anyio
+
+NOTHING: frozenset[str] = frozenset()
+SCHEMA = "fairlane"
+
+
+@pytest.fixture(scope="module", params=["wheel", "system"])
+def mortal(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server that may be stopped and frozen, and is given back running."""
+    with own_server(str(request.param)) as made:
+        yield made
+
+
+@pytest.fixture
+def database() -> Iterator[str]:
+    url = server().fresh_database(migrated=False)
+    yield url
+    server().done(url)
+
+
+@pytest.fixture
+def wakeups(database: str) -> Iterator[NotifyWakeups]:
+    with opening(database, SCHEMA) as opened:
+        yield opened()
+
+
+@pytest.fixture
+def pair(mortal: Server) -> Iterator[tuple[NotifyWakeups, NotifyWakeups]]:
+    with opening(mortal.url, SCHEMA) as opened:
+        yield opened(), opened()
+
+
+async def test_after_a_lost_connection_everybody_looks_at_everything_once(
+    wakeups: NotifyWakeups, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ear = wakeups.subscribe(["queue:a", "queue:b", "job:1"])
+    with psycopg.connect(database, autocommit=True) as admin:
+        admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'fairlane wake-ups' AND datname = current_database()"
+        )
+        assert await ear.wait(3) == {"queue:a", "queue:b", "job:1"}
+        assert await ear.wait(0.1) == NOTHING
+        admin.execute("SELECT pg_notify('fairlane.topics.fairlane', 'queue:b')")
+    assert await ear.wait(5) == {"queue:b"}
+    assert [record.levelno for record in caplog.records if record.name == "fairlane.wakeups"] == [logging.WARNING]
+
+
+async def test_a_server_that_is_restarted_is_listened_to_again(
+    mortal: Server, pair: tuple[NotifyWakeups, NotifyWakeups], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fairlane.wakeups")
+    wakeups, other = pair
+    ear, late = wakeups.subscribe(["queue:a", "job:1"]), other.subscribe([])
+    other.publish(["leader"])
+    await asyncio.to_thread(mortal.stop)
+    spent = time.process_time()
+    for _ in range(300):
+        wakeups.publish(["queue:b", "job:2"])
+        other.publish(["queue:b", "job:2"])
+        await asyncio.sleep(0.01)
+    spent = time.process_time() - spent
+    before = time.monotonic()
+    late.listen(["queue:a"])  # Nobody is held up by a server that is known to be away.
+    assert time.monotonic() - before < 0.1
+    assert await ear.wait(0) == NOTHING
+    await asyncio.to_thread(mortal.start)
+    back = time.monotonic()
+    assert await ear.wait(5) == {"queue:a", "job:1"}
+    assert await late.wait(5) == {"queue:a"}
+    seconds = time.monotonic() - back
+    sys.stdout.write(f"away for 3 s: {spent / 3 * 100:.1f} % of a processor for two; back after {seconds:.2f} s\n")
+    assert seconds < 3
+    assert spent < 0.6
+    other.publish(["queue:a"])
+    assert await ear.wait(5) == {"queue:a"}
+    lines = [record.levelname for record in caplog.records if record.name == "fairlane.wakeups"]
+    assert sorted(lines) == ["INFO", "INFO", "WARNING", "WARNING"]
+
+
+async def test_a_frozen_server_blocks_nobody_and_nothing_grows(
+    mortal: Server, pair: tuple[NotifyWakeups, NotifyWakeups]
+) -> None:
+    wakeups, other = pair
+    ear, star = other.subscribe(["queue:a", "queue:b", "job:1"]), wakeups.subscribe(["queue:0-1"])
+    with mortal.frozen():
+        before = time.monotonic()
+        for number in range(200):
+            wakeups.publish(f"queue:{number}-{each}" for each in range(100))
+        assert time.monotonic() - before < 2
+        assert await star.wait(0) == {"queue:0-1"}
+        await asyncio.sleep(0.1)
+        assert len(wakeups._notifier._others) <= MOST_WAITING
+        before = time.monotonic()
+        wakeups.subscribe(["job:1"])  # It is not known yet that the server does not answer.
+        assert time.monotonic() - before < notifier.LISTEN_SECONDS + 0.5
+    # There were too many, so everybody is to look at everything.
+    assert await ear.wait(5) == {"queue:a", "queue:b"}
+    wakeups.publish(["job:1"])
+    assert "job:1" in await until(ear, "job:1")
+
+
+async def test_who_began_to_listen_before_the_server_did_looks_at_everything(
+    wakeups: NotifyWakeups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifier, "LISTEN_SECONDS", 0.0)
+    early, ear = wakeups.subscribe([]), wakeups.subscribe(["queue:a", "queue:b"])
+    assert await ear.wait(5) == {"queue:a", "queue:b"}
+    assert await ear.wait(0.1) == NOTHING
+    in_time = wakeups.subscribe(["queue:a"])
+    assert await in_time.wait(0.1) == NOTHING
+    early.listen(["job:1"])
+    assert await early.wait(5) == {"job:1"}
+    assert await ear.wait(0.1) == NOTHING
+
+
+async def test_a_server_that_was_never_there_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    wakeups = NotifyWakeups(f"postgresql://nobody:secret@127.0.0.1:{free_port()}/none", SCHEMA)
+    before = time.monotonic()
+    ear = wakeups.subscribe(["queue:a"])
+    for _ in range(3):
+        wakeups.publish(["queue:a", "queue:b"])
+        assert await ear.wait(0) == {"queue:a"}
+        await asyncio.sleep(0.3)
+    wakeups.close()
+    assert time.monotonic() - before < 3
+    assert not threads()
+    [record] = [record for record in caplog.records if record.name == "fairlane.wakeups"]
+    assert "secret" not in record.getMessage()
+
+
+async def test_a_server_that_accepts_and_says_nothing_holds_up_the_end_for_a_moment_only() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        wakeups = NotifyWakeups(f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/none", SCHEMA)
+        wakeups.publish(["queue:a"])
+        await asyncio.sleep(0.1)
+        before = time.monotonic()
+        wakeups.close()
+        assert time.monotonic() - before < notifier.CLOSE_SECONDS + 0.8
+        assert not threads()

@@ -1,0 +1,123 @@
+"""Empty stores of every kind, as URLs, and which tests run on which kind.
+
+``sqlite`` is a file, ``postgresql`` a database on the shared server. ``postgresql15``, or whatever version the system
+has beside the wheel's, is there to prove that an older server does too, and a part of the tests proves that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Protocol
+
+from fairlane.store import Store
+
+from . import installation, postgresql
+
+KINDS = ("sqlite", "postgresql")
+EVERY_VERSION = "FAIRLANE_TEST_EVERY_VERSION"
+"""Set to anything, it lets all tests run on the second version too."""
+VERBS = frozenset(name for name in vars(Store) if not name.startswith("_"))
+
+
+class EmptyStores(Protocol):
+    """Gives out empty stores of one kind."""
+
+    def next(self, *, migrated: bool = True) -> str:
+        """The URL of another one; unless `migrated`, the first to open it makes the schema."""
+
+    def closed(self, url: str) -> bool:
+        """Take back a store that was opened, if it is closed by now."""
+
+
+class SqliteStores:
+    """Files, each in a directory of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._numbers = itertools.count(1)
+
+    def next(self, *, migrated: bool = True) -> str:
+        """A file that does not exist yet."""
+        directory = self._directory / f"store-{next(self._numbers)}"
+        directory.mkdir()
+        return f"sqlite:///{directory / 'fairlane.db'}"
+
+    def closed(self, url: str) -> bool:
+        """A file costs nothing: it stays where it is."""
+        return True
+
+
+class PostgresqlStores:
+    """Databases on the shared server of a version."""
+
+    def __init__(self, server: postgresql.DatabaseServer) -> None:
+        self._server = server
+        self._given: set[str] = set()
+
+    def next(self, *, migrated: bool = True) -> str:
+        """A database; one of an earlier test, emptied, if it has the schema."""
+        url = self._server.fresh_database(migrated=migrated)
+        self._given.add(url)
+        return url
+
+    def closed(self, url: str) -> bool:
+        """A store that is open has a connection, and one that was closed has none."""
+        if self._server.connected(url):
+            return False
+        self._given.remove(url)
+        self._server.done(url)
+        return True
+
+    def close(self) -> None:
+        """Give everything back."""
+        for url in self._given:
+            self._server.done(url)
+
+
+@contextlib.contextmanager
+def empty_stores(kind: str, directory: Path) -> Iterator[EmptyStores]:
+    """Stores of a kind, to be used inside the block. Files go into `directory`."""
+    if kind == "sqlite":
+        yield SqliteStores(directory)
+        return
+    stores = PostgresqlStores(postgresql.server("any" if kind == "postgresql" else "system"))
+    try:
+        yield stores
+    finally:
+        stores.close()
+
+
+def second_version() -> str | None:
+    """The kind of store on the system's server, if that is another version than the wheel's."""
+    first, second = installation.wheel(), installation.system()
+    if first is None or second is None or first.major == second.major:
+        return None
+    return f"postgresql{second.major}"
+
+
+def runs_on_second_version(test: str, module: ModuleType) -> bool:
+    """Whether a test is chosen: in its file it is the first, or the first that names some verb of the port."""
+    if EVERY_VERSION in os.environ:
+        return True
+    known: set[str] = set()
+    for name, function in vars(module).items():
+        if name.startswith("test_") and isinstance(function, FunctionType):
+            named = VERBS.intersection(names_in(function.__code__))
+            if name == test:
+                return not known or not named <= known
+            # The first test is chosen whatever it names.
+            known |= named or {""}
+    raise LookupError(f"{module.__name__} has no {test}")
+
+
+def names_in(code: CodeType) -> Iterator[str]:
+    """All names that a function uses, its inner functions included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from names_in(constant)
