@@ -23,15 +23,19 @@ import pytest
 from fairlane.cli.main import fairlane
 
 from .pages import DOCS, LINK, PAGES, ROOT, broken_links, commands_of, examples_of, name_of, text_of
+from .servers.postgresql import server
 
 TUTORIAL = DOCS / "tutorial.md"
 """The page that is a session in a shell: its files are saved, and its commands run, one after the other."""
 TUTORIAL_SECONDS = 100
 IMPATIENT = {"LEASE": 4, "HEARTBEAT": 1, "CAUTION": 2, "LEADER_LEASE": 4, "LEADER_RENEW": 1, "STAND": 1}
 """So that the dead are found sooner than a reader has time to notice."""
+ON_POSTGRESQL = {DOCS / "howto" / "commit-with-your-data.md"}
+"""Pages whose examples find a database at FAIRLANE_URL."""
 WITHOUT_EXAMPLES = {
-    *("CONTRIBUTING.md", "docs/README.md", "docs/architecture.md", "docs/cli.md", "docs/coming-from.md"),
-    *("docs/decisions.md", "docs/glossary.md", "docs/names-of-the-source-systems.md", "docs/states.md"),
+    *("CONTRIBUTING.md", "docs/README.md", "docs/architecture.md", "docs/benchmarks.md", "docs/cli.md"),
+    *("docs/coming-from.md", "docs/decisions.md", "docs/glossary.md", "docs/names-of-the-source-systems.md"),
+    "docs/states.md",
 }
 
 
@@ -125,7 +129,11 @@ def check_command(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != TUTORIAL], ids=name_of)
-def test_every_example_runs_and_prints_what_stands_below_it(page: Path, desk: Path) -> None:
+def test_every_example_runs_and_prints_what_stands_below_it(
+    page: Path, desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if page in ON_POSTGRESQL:
+        monkeypatch.setenv("FAIRLANE_URL", server().fresh_database())
     run(text_of(page), name_of(page))
 
 
