@@ -33,6 +33,11 @@ class Arguments:
         bound.apply_defaults()
         return bound.arguments
 
+    def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raise TypeError as the call itself would."""
+        if kwargs or len(args) != self._exact:
+            self._signature.bind(*args, **kwargs)
+
     def write(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """The payload of a call, or an error that names the argument a worker could not read."""
         if not args and not kwargs:

@@ -10,10 +10,13 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Coroutine, Generator, Iterator
+from copy import copy
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
+
+from msgspec.structs import force_setattr
 
 from .arguments import Arguments
 from .errors import InvalidInput
@@ -180,7 +183,7 @@ class Task(Generic[P, R]):
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
         # What can be checked without arguments is checked now, not at the first enqueue.
-        NewJob(id="check", task=self.name, **self._fields)
+        self._pattern = NewJob(id="check", task=self.name, **self._fields)
         self._check_apart(self._fields)
         if self.timetable is not None:
             self._check_cron()
@@ -207,22 +210,24 @@ class Task(Generic[P, R]):
         other._fields = self._fields | fields
         other._templates = {k: v for k, v in self._templates.items() if k not in given}
         other._given = {"id": given["id"]} if "id" in given else self._given
-        NewJob(id=str(other._given.get("id", "check")), task=self.name, **other._fields)
+        other._pattern = NewJob(id=str(other._given.get("id", "check")), task=self.name, **other._fields)
         other._check_apart(other._fields)
         return other
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """The call as a value, to be sent with others by `enqueue_many`, as a broadcast, or as a clean-up."""
+        id = self._given.get("id") or new_id()
+        if not self._templates:
+            self.arguments.check(args, kwargs)
+            # All but the id and the payload was checked with the pattern, and these two are right as they are made.
+            job = copy(self._pattern)
+            force_setattr(job, "id", id)
+            force_setattr(job, "payload", self.arguments.write(args, kwargs))
+            return Call(self, job)
         bound = self.arguments.bind(args, kwargs)
         keys: dict[str, Any] = {field: template.fill(bound) for field, template in self._templates.items()}
-        job = NewJob(
-            id=self._given.get("id") or new_id(),
-            task=self.name,
-            payload=self.arguments.write(args, kwargs),
-            **self._fields,
-            **keys,
-        )
-        return Call(self, job)
+        payload = self.arguments.write(args, kwargs)
+        return Call(self, NewJob(id=id, task=self.name, payload=payload, **self._fields, **keys))
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Sending[Handle[R]]:
         """Store a job that runs this task; await it for the handle. Bad arguments are refused here, at once."""

@@ -1,10 +1,9 @@
-"""Applications on a real SQLite file, and a worker played by the test through the store port."""
+"""Applications on a store of every kind, and a worker played by the test through the store port."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 
 import pytest
 
@@ -16,9 +15,9 @@ QUICK = Intervals().scaled(0.1)
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(store_url: str) -> str:
     """Where the store of the test lies."""
-    return f"sqlite:///{tmp_path / 'fairlane.db'}"
+    return store_url
 
 
 @pytest.fixture

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .deployment import DEPLOYMENTS, MakeDeployment
+from tests.servers.postgresql import prepare_servers
+
+from .deployment import DEPLOYMENTS, Deployment, MakeDeployment
 from .world import Stage
+
+AT_ONCE = 5
+"""Repetitions that play at once. A server that starts while another repetition measures would spoil its figures."""
 
 
 @pytest.fixture(params=list(DEPLOYMENTS))
-def deployment(request: pytest.FixtureRequest) -> MakeDeployment:
-    """A kind of deployment."""
-    return DEPLOYMENTS[request.param]
+def deployment(request: pytest.FixtureRequest) -> Iterator[MakeDeployment]:
+    """A kind of deployment. All that a test makes are closed when it ends."""
+    if request.param == "postgresql":
+        prepare_servers(AT_ONCE)
+    with contextlib.ExitStack() as made:
+
+        def make(directory: Path) -> Deployment:
+            one = DEPLOYMENTS[request.param](directory)
+            made.callback(one.close)
+            return one
+
+        yield make
 
 
 @pytest.fixture

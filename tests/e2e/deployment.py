@@ -7,9 +7,17 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import psycopg
+from psycopg.rows import dict_row
+
+from tests.servers import postgresql
+
+MOVING = ("expires", "claim")
+"""Columns that a heartbeat, a renewed term or a claim that finds nothing writes."""
 
 
 class Deployment(Protocol):
@@ -24,6 +32,9 @@ class Deployment(Protocol):
 
     def contents(self) -> dict[str, list[str]]:
         """Everything it holds, table by table, without the moments at which leases and terms end."""
+
+    def close(self) -> None:
+        """Give up whatever the end of the test does not remove by itself."""
 
 
 class SqliteDeployment:
@@ -53,9 +64,62 @@ class SqliteDeployment:
     def _rows(self, connection: sqlite3.Connection, table: str) -> list[str]:
         cursor = connection.execute(f"SELECT * FROM {table}")
         fields = [column[0] for column in cursor.description]
-        rows = (dict(zip(fields, row, strict=True)) for row in cursor)
-        return sorted(repr({k: v for k, v in row.items() if k not in ("expires", "claim")}) for row in rows)
+        return written(dict(zip(fields, row, strict=True)) for row in cursor)
+
+    def close(self) -> None:
+        """The file goes with its directory."""
+
+
+class PostgresqlDeployment:
+    """A database on a server of its own, which writes to the disk as a server in use does.
+
+    To take it down the server is frozen, not stopped. That is the outage which is hard to notice: connections stay, new
+    ones are accepted, requests are taken, nobody is answered, and what was sent is done when the server goes on, also
+    for those who have given up by then. A server that is stopped refuses, and everybody knows at once.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._server = postgresql.borrowed_server()
+        try:
+            self.url = self._server.fresh_database()
+        except BaseException:
+            postgresql.give_back(self._server)
+            raise
+
+    def down(self) -> contextlib.AbstractContextManager[None]:
+        return self._server.frozen()
+
+    def contents(self) -> dict[str, list[str]]:
+        with contextlib.closing(psycopg.connect(self.url, row_factory=dict_row)) as connection:
+            tables = connection.execute(
+                "SELECT tablename FROM pg_tables WHERE schemaname = 'fairlane' ORDER BY tablename"
+            ).fetchall()
+            return {table["tablename"]: self._rows(connection, table["tablename"]) for table in tables}
+
+    def _rows(self, connection: psycopg.Connection[dict[str, Any]], table: str) -> list[str]:
+        rows = connection.execute(f'SELECT * FROM fairlane."{table}"').fetchall()
+        return written(added_up(rows) if table == "tally" else rows)
+
+    def close(self) -> None:
+        """Another test goes on with the server."""
+        self._server.done(self.url)
+        postgresql.give_back(self._server)
+
+
+def written(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """Rows as text, in an order of their own, without the columns that move all the time."""
+    return sorted(repr({k: v for k, v in row.items() if k not in MOVING}) for row in rows)
+
+
+def added_up(tally: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each queue and class: the rows of a tally are differences, which the leader adds up now and then."""
+    sums: dict[tuple[int, int], dict[str, Any]] = {}
+    for row in tally:
+        total = sums.setdefault((row["queue"], row["class"]), {"queue": row["queue"], "class": row["class"]})
+        for name in row.keys() - {"id", "queue", "class"}:
+            total[name] = total.get(name, 0) + row[name]
+    return [dict(sorted(total.items())) for total in sums.values()]
 
 
 MakeDeployment = Callable[[Path], Deployment]
-DEPLOYMENTS: dict[str, MakeDeployment] = {"sqlite": SqliteDeployment}
+DEPLOYMENTS: dict[str, MakeDeployment] = {"sqlite": SqliteDeployment, "postgresql": PostgresqlDeployment}

@@ -20,9 +20,9 @@ LONG = 1_000_000.0
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """The file of the store."""
-    return tmp_path / "fairlane.db"
+def path(store_url: str) -> Path:
+    """The file of the store. Whoever asks for it runs on SQLite alone."""
+    return Path(store_url.removeprefix("sqlite:///"))
 
 
 @pytest.fixture
@@ -32,17 +32,17 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def store(path: Path, clock: ManualClock) -> AsyncIterator[Store]:
+async def store(store_url: str, clock: ManualClock) -> AsyncIterator[Store]:
     """An empty store on a manual clock."""
-    opened = await open_store(f"sqlite:///{path}", clock=clock)
+    opened = await open_store(store_url, clock=clock)
     yield opened
     await opened.close()
 
 
 @pytest.fixture
-async def live_store(path: Path) -> AsyncIterator[Store]:
+async def live_store(store_url: str) -> AsyncIterator[Store]:
     """An empty store on the machine's clock."""
-    opened = await open_store(f"sqlite:///{path}")
+    opened = await open_store(store_url)
     yield opened
     await opened.close()
 

@@ -234,7 +234,8 @@ async def test_no_task_is_left_when_it_has_stopped(live_store: Store) -> None:
         await until(lambda: manager.leads)
         assert len(asyncio.all_tasks()) > len(before)
 
-    assert asyncio.all_tasks() == before
+    # A store may have one of its own for a moment after a call of it was cancelled.
+    await until(lambda: asyncio.all_tasks() == before)
 
 
 async def test_an_idle_leader_asks_little(live_store: Store) -> None:

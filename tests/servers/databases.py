@@ -67,6 +67,7 @@ class Databases:
         self._lock = threading.RLock()
         self._admin: Connection[Any] | None = None
         self._template: Template | None = None
+        self._all: set[str] = set()
         self._migrated: set[str] = set()
         self._idle: list[str] = []
         self._finished: list[str] = []
@@ -106,8 +107,7 @@ class Databases:
         """Let go of the server; `drop` also the databases, where they do not end with it."""
         with self._lock:
             if drop:
-                template = [self._template.url] if self._template else []
-                self._drop(*self._migrated, *self._finished, *template)
+                self._drop(*self._all)
             if self._admin is not None:
                 self._admin.close()
                 self._admin = None
@@ -119,7 +119,9 @@ class Databases:
         with self._server() as admin:
             # Quicker than wal_log, the default, on every server measured.
             admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY file_copy')
-        return _with_database(self._url(), name)
+        url = _with_database(self._url(), name)
+        self._all.add(url)
+        return url
 
     def _known_template(self) -> Template:
         if self._template is None:
@@ -136,6 +138,7 @@ class Databases:
         for url in urls:
             with self._server() as admin:
                 admin.execute(f'DROP DATABASE IF EXISTS "{_name(url)}" WITH (FORCE)')
+            self._all.remove(url)
 
     def _leave_alone(self, url: str) -> None:
         end = time.monotonic() + PATIENCE

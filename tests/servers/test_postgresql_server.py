@@ -169,7 +169,6 @@ def test_a_running_server_can_be_named_and_is_left_as_it_was(hasty: Server, monk
     url = named.fresh_database(migrated=False)
     named.done(named.fresh_database(migrated=False))
     assert ask(url, "SELECT current_database()") in ask(hasty.url, names)
-    named.done(url)
     named.close()
     assert ask(hasty.url, names) == before
 

@@ -13,11 +13,10 @@ from .fleet import Fleet
 
 
 @pytest.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
+async def fleet(store_url: str, tmp_path: Path) -> AsyncIterator[Fleet]:
     """A store of its own, on the real clock, that several processes share."""
-    url = f"sqlite:///{tmp_path}/fleet.db"
-    store = await open_store(url)
+    store = await open_store(store_url)
     folder = tmp_path / "seen"
     folder.mkdir()
-    yield Fleet(store, url, folder)
+    yield Fleet(store, store_url, folder)
     await store.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from .yard import Yard, yard_at
 
 
 @pytest.fixture
-async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
+async def yard(store_url: str) -> AsyncIterator[Yard]:
     """A store of its own, on the real clock, with quick intervals."""
-    async with yard_at(tmp_path) as opened:
+    async with yard_at(store_url) as opened:
         yield opened

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from fairlane.backends import open_store
@@ -115,9 +114,8 @@ class Yard:
 
 
 @asynccontextmanager
-async def yard_at(directory: Path) -> AsyncIterator[Yard]:
-    """A yard on an empty file."""
-    url = f"sqlite:///{directory / 'fairlane.db'}"
+async def yard_at(url: str) -> AsyncIterator[Yard]:
+    """A yard on an empty store."""
     store = await open_store(url)
     try:
         yield Yard(store, url)

@@ -63,6 +63,9 @@ class Membership:
             try:
                 self.session = await self._store.register(new)
                 self._joining = None
+                if self._marks is not None:
+                    # A body may hold the interpreter before the first renewal: the supervisor renews for it from here on.
+                    self._marks.beat()
                 break
             except SessionLost:
                 # It was registered, the answer was lost, and the outage outlasted its lease.

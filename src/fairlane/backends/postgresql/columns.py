@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ...job import Acceptance, Claimed, Held, JobKind, JobState, NewJob, Priority, Verdict
@@ -21,35 +21,6 @@ _COMPLETE = Move.COMPLETE
 _APPLIED = Acceptance.APPLIED
 KIND_CODES = {kind: code for code, kind in enumerate(_KINDS)}
 
-Column = tuple[Callable[[NewJob], Any], Any]
-"""How a value is taken from a job, and the usual value, which is not sent when all have it."""
-
-PLAIN: tuple[Column, ...] = (
-    (lambda job: job.lane, None),
-    (lambda job: int(job.priority), 1),
-    (lambda job: float(job.cost), 1.0),
-    (lambda job: job.delay or None, None),
-    (lambda job: job.run_at, None),
-    (lambda job: job.expires, None),
-    (lambda job: job.retries, 3),
-    (lambda job: None if job.backoff is DEFAULT_BACKOFF else encode_backoff(job.backoff), None),
-    (lambda job: job.timeout, None),
-    (lambda job: job.pool, "default"),
-    (lambda job: job.retry_of, None),
-    (lambda job: job.headers, None),
-)
-PECULIAR: tuple[Column, ...] = (
-    (lambda job: KIND_CODES[job.kind], 0),
-    (lambda job: job.unique, None),
-    (lambda job: job.unique_for, None),
-    (lambda job: job.sticky, None),
-    (lambda job: job.worker, None),
-    (lambda job: job.waiter, None),
-    (lambda job: job.ttl, 0.0),
-    (lambda job: None if job.cron is None else job.cron.schedule, None),
-    (lambda job: None if job.cron is None else job.cron.slot, None),
-)
-
 
 def is_plain(job: NewJob) -> bool:
     """Whether a job is nothing but a job: what many of can be stored at once."""
@@ -57,26 +28,57 @@ def is_plain(job: NewJob) -> bool:
     return job.kind is JobKind.JOB and not placed and job.unique is None and job.cron is None
 
 
-def job_columns(jobs: Sequence[NewJob], columns: Iterable[Column]) -> list[list[Any] | None]:
-    """One array for each column, None where all jobs have the usual value."""
-    arrays: list[list[Any] | None] = [
+def job_columns(jobs: Sequence[NewJob]) -> list[list[Any] | None]:
+    """Jobs as `enqueue` takes them: one array for each column, None where all jobs have the usual value."""
+    return [
         [job.id for job in jobs],
         [job.task for job in jobs],
         [job.queue for job in jobs],
         [job.payload for job in jobs],
+        _unusual([job.lane for job in jobs], None),
+        _unusual([job.priority for job in jobs], Priority.NORMAL),
+        _unusual([job.cost for job in jobs], 1.0),
+        _unusual([job.delay or None for job in jobs], None),
+        _unusual([job.run_at for job in jobs], None),
+        _unusual([job.expires for job in jobs], None),
+        _unusual([job.retries for job in jobs], 3),
+        _unusual([_backoff(job) for job in jobs], None),
+        _unusual([job.timeout for job in jobs], None),
+        _unusual([job.pool for job in jobs], "default"),
+        _unusual([job.retry_of for job in jobs], None),
+        _unusual([job.headers for job in jobs], None),
     ]
-    for take, usual in columns:
-        values = [take(job) for job in jobs]
-        arrays.append(None if all(value == usual for value in values) else values)
-    return arrays
+
+
+def any_job_columns(jobs: Sequence[NewJob]) -> list[list[Any] | None]:
+    """Jobs of every kind as `enqueue_any` takes them."""
+    return [
+        *job_columns(jobs),
+        _unusual([KIND_CODES[job.kind] for job in jobs], 0),
+        _unusual([job.unique for job in jobs], None),
+        _unusual([job.unique_for for job in jobs], None),
+        _unusual([job.sticky for job in jobs], None),
+        _unusual([job.worker for job in jobs], None),
+        _unusual([job.waiter for job in jobs], None),
+        _unusual([job.ttl for job in jobs], 0.0),
+        _unusual([None if job.cron is None else job.cron.schedule for job in jobs], None),
+        _unusual([None if job.cron is None else job.cron.slot for job in jobs], None),
+    ]
+
+
+def _unusual(values: list[Any], usual: Any) -> list[Any] | None:
+    return None if values.count(usual) == len(values) else values
+
+
+def _backoff(job: NewJob) -> bytes | None:
+    return None if job.backoff is DEFAULT_BACKOFF else encode_backoff(job.backoff)
 
 
 def job_values(job: NewJob) -> list[Any]:
     """One plain job that is due, as `enqueue_one` takes it."""
     return [
         job.id, job.task, job.queue, job.payload, job.lane, int(job.priority), float(job.cost), job.expires,
-        job.retries, None if job.backoff is DEFAULT_BACKOFF else encode_backoff(job.backoff), job.timeout, job.pool,
-        job.retry_of, job.headers,
+        job.retries, _backoff(job), job.timeout, job.pool, job.retry_of, job.headers,
     ]  # fmt: skip
 
 

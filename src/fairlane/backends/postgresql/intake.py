@@ -31,25 +31,37 @@ class Intake:
     def __init__(self, send: Send) -> None:
         self._send = send
         self._waiting: list[_Caller] = []
-        self._running: asyncio.Task[None] | None = None
+        self._busy = False
+        self._task: asyncio.Task[None] | None = None
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """Store jobs, perhaps together with those of others."""
         if len(jobs) > MOST_SHARED:
             return await self._send(jobs, ALONE_SECONDS)
+        if not self._busy:
+            # Nobody is under way: it goes by itself, without a task of its own, which costs as much as all the rest.
+            self._busy = True
+            try:
+                return await self._send(jobs, ALONE_SECONDS)
+            finally:
+                self._go_on()
         caller = _Caller(jobs, asyncio.get_running_loop())
         self._waiting.append(caller)
-        if self._running is None:
-            # A task of its own: whoever is cancelled must not take the others' call with it.
-            self._running = asyncio.create_task(self._serve())
         return await caller.answer
+
+    def _go_on(self) -> None:
+        """The call that was under way is over: those that came meanwhile go together."""
+        self._busy = bool(self._waiting)
+        if self._busy:
+            # A task of its own: whoever is cancelled must not take the others' call with it.
+            self._task = asyncio.create_task(self._serve())
 
     async def _serve(self) -> None:
         try:
             while self._waiting:
                 await self._send_some(self._next())
         finally:
-            self._running = None
+            self._go_on()
 
     def _next(self) -> list[_Caller]:
         """As many callers as fit into one call."""

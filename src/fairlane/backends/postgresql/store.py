@@ -151,11 +151,12 @@ class PostgresqlStore:
             [job] = jobs
             row = await self._call("enqueue_one", *columns.job_values(job))
             if row["seq"] is not None:
-                self._wakeups.publish((queue_topic(job.queue),))
+                if row["first"]:
+                    self._wakeups.publish((queue_topic(job.queue),))
                 if row["arriving"]:
                     await self._admit(jobs)
                 return [Enqueued(job.id, True, JobState.PENDING)]
-        row = await self._stored("enqueue", jobs, columns.PLAIN, f"{patience * 1000:.0f}ms")
+        row = await self._stored("enqueue", *columns.job_columns(jobs), f"{patience * 1000:.0f}ms")
         if row["arriving"]:
             await self._admit(jobs)
         states = row["states"] or [None] * len(jobs)
@@ -170,17 +171,15 @@ class PostgresqlStore:
             await self._call("admit_queues", list({job.queue for job in jobs}))
 
     async def _enqueue_any(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        row = await self._stored("enqueue_any", jobs, columns.PLAIN + columns.PECULIAR)
+        row = await self._stored("enqueue_any", *columns.any_job_columns(jobs))
         return [
             Enqueued(id, created, columns.state_of(state))
             for id, created, state in zip(row["ids"], row["created"], row["states"], strict=True)
         ]
 
-    async def _stored(
-        self, function: str, jobs: Sequence[NewJob], wanted: tuple[columns.Column, ...], *more: str
-    ) -> Record:
+    async def _stored(self, function: str, *values: Any) -> Record:
         try:
-            return await self._call(function, *columns.job_columns(jobs, wanted), *more)
+            return await self._call(function, *values)
         except FullQueue as exc:
             raise QueueFull(str(exc), await service.room(self._view(), exc.where)) from None
 

@@ -10,9 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 from ...clock import Clock
 from ...errors import FairlaneError, InvalidInput, StoreUnavailable
@@ -23,6 +27,7 @@ from .steps import admission, report
 from .steps.catalog import Catalog
 from .steps.step import Step
 
+T = TypeVar("T")
 LONGEST_SECONDS = 5.0
 """How long a body's transaction may be open: well below the lease of a worker."""
 SUPPORTED = "a store on SQLite takes part in the transaction of a sqlite3.Connection to its own file"
@@ -35,6 +40,7 @@ class SqliteTransactions:
         self._path = path
         self._clock = clock
         self._publish = publish
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     async def prepare(self, jobs: Sequence[NewJob]) -> None:
         """Nothing: a queue that is new is made in the user's transaction, which keeps all others waiting anyway."""
@@ -59,13 +65,20 @@ class SqliteTransactions:
 
     async def begin(self) -> BodyTransaction:
         """Begin a transaction on a connection of the store's own, once nobody else writes."""
-        beginning = asyncio.get_running_loop().run_in_executor(None, self._begin)
+        loop = asyncio.get_running_loop()
+        # One of this event loop at a time: the others would only be threads that wait.
+        turn = self._turns.setdefault(loop, asyncio.Semaphore())
+        await turn.acquire()
+        beginning = _in_thread(self._begin, BodyTransaction.end)
         try:
             opened = await asyncio.shield(beginning)
         except asyncio.CancelledError:
-            beginning.add_done_callback(_let_go)
+            beginning.add_done_callback(lambda begun: _abandon(begun, turn))
             raise
-        opened.watch(asyncio.get_running_loop())
+        except BaseException:
+            turn.release()
+            raise
+        opened.begin(loop, turn)
         return opened
 
     def _begin(self) -> BodyTransaction:
@@ -104,12 +117,14 @@ class BodyTransaction:
         self._clock = clock
         self._publish = publish
         self._timer: asyncio.TimerHandle | None = None
+        self._turn: asyncio.Semaphore | None = None
         self._ended = False
         self.connection = connection
         self.broken: FairlaneError | None = None
 
-    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Roll it back when it is open for too long."""
+    def begin(self, loop: asyncio.AbstractEventLoop, turn: asyncio.Semaphore) -> None:
+        """From now on it is the body's, until its time is over; `turn` is passed on at the end."""
+        self._turn = turn
         self._timer = loop.call_later(LONGEST_SECONDS, self._expire)
 
     async def commit(self, session: str, transition: Transition, progress: bytes | None) -> bool:
@@ -117,7 +132,10 @@ class BodyTransaction:
         self._stop_watch()
         if self.broken is not None:
             raise self.broken
-        return await asyncio.to_thread(self._commit, session, transition, progress)
+        try:
+            return await _in_thread(lambda: self._commit(session, transition, progress))
+        finally:
+            self._pass_on()
 
     def _commit(self, session: str, transition: Transition, progress: bytes | None) -> bool:
         connection = self.connection
@@ -145,7 +163,8 @@ class BodyTransaction:
     async def roll_back(self) -> None:
         """Undo everything."""
         self._stop_watch()
-        await asyncio.to_thread(self.end)
+        await _in_thread(self.end)
+        self._pass_on()
 
     def end(self) -> None:
         """Let go of the connection, which rolls back what is not committed, and then of the lock."""
@@ -164,6 +183,12 @@ class BodyTransaction:
         if self._timer is not None:
             self._timer.cancel()
 
+    def _pass_on(self) -> None:
+        """Let the next of this event loop begin."""
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.release()
+
     def _expire(self) -> None:
         self.broken = StoreUnavailable(
             f"the transaction of the job was open for more than {LONGEST_SECONDS:g} s and was rolled back, because "
@@ -171,6 +196,7 @@ class BodyTransaction:
             "returns: such a call waits for the transaction. Store jobs in it, with app.enqueue_on(connection, …)."
         )
         self.end()
+        self._pass_on()
 
 
 @contextmanager
@@ -197,7 +223,36 @@ def _all_or_none(connection: sqlite3.Connection) -> Iterator[None]:
         connection.execute("RELEASE fairlane_arriving")
 
 
-def _let_go(beginning: asyncio.Future[BodyTransaction]) -> None:
+def _abandon(begun: asyncio.Future[BodyTransaction], turn: asyncio.Semaphore) -> None:
     """Nobody waits for it any more."""
-    if not beginning.cancelled() and beginning.exception() is None:
-        beginning.result().end()
+    if not begun.cancelled() and begun.exception() is None:
+        begun.result().end()
+    turn.release()
+
+
+def _in_thread(work: Callable[[], T], unheard: Callable[[T], object] = lambda _: None) -> asyncio.Future[T]:
+    """Do something in a thread of its own: in a pool it could have to wait for those who wait for it.
+
+    `unheard` is given the answer when the event loop is closed by then, and nobody is left to be told.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def tell(call: Callable[[], None]) -> None:
+        if not future.done():
+            call()
+
+    def run() -> None:
+        try:
+            answer = work()
+        except BaseException as exc:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(tell, partial(future.set_exception, exc))
+            return
+        try:
+            loop.call_soon_threadsafe(tell, partial(future.set_result, answer))
+        except RuntimeError:
+            unheard(answer)
+
+    threading.Thread(target=run, name="fairlane-transaction", daemon=True).start()
+    return future

@@ -15,6 +15,7 @@ BEGIN
 END $$;
 
 -- Flows that had nothing claimable get the tag and the head of what has just arrived.
+-- Whoever could start something is told then; in a lane that has claimable jobs already he was told before, or is busy.
 CREATE FUNCTION fairlane.raise_heads(d fairlane.domain, p_seqs bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_flows bigint[];
@@ -24,6 +25,9 @@ BEGIN
         SELECT l.flow, min(l.arrival) AS arrival FROM fairlane.live l WHERE l.seq = ANY (p_seqs) GROUP BY l.flow) x;
     UPDATE fairlane.flow u SET tag = greatest(d.clock, u.finish), head = v_heads[array_position(v_flows, u.id)]
     WHERE u.id = ANY (v_flows) AND u.tag IS NULL;
+    IF FOUND THEN
+        PERFORM fairlane.tell_ready(d.queue, d.inbox);
+    END IF;
 END $$;
 
 -- Answer the ids that are taken: the same content is a repetition, other content a conflict.
@@ -109,7 +113,7 @@ END $$;
 CREATE FUNCTION fairlane.enqueue_one(p_id text, p_task text, p_queue text, p_payload bytea, p_lane text, p_class smallint,
     p_cost double precision, p_expires double precision, p_retries integer, p_backoff bytea, p_timeout double precision, p_pool text,
     p_retry_of text, p_headers bytea, p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
-    OUT seq bigint, OUT arriving boolean)
+    OUT seq bigint, OUT arriving boolean, OUT first boolean)
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET lock_timeout = '2s' AS $$
 DECLARE
     v_now double precision := coalesce(p_now, extract(epoch FROM clock_timestamp()));
@@ -122,6 +126,7 @@ DECLARE
     v_space integer := fairlane.space();
 BEGIN
     arriving := false;
+    first := true;
     SELECT q.id INTO v_queue FROM fairlane.queue q
     WHERE q.name = p_queue AND NOT q.ruled AND q.max_pending IS NULL AND q.closed IS NULL;
     IF NOT FOUND OR EXISTS (SELECT 1 FROM fairlane.remembered r WHERE r.id = p_id) THEN
@@ -149,6 +154,9 @@ BEGIN
         v_flow := fairlane.join_flow(v_queue, p_class, '', coalesce(p_lane, ''), v_arrival);
     ELSIF v_tag IS NULL THEN
         UPDATE fairlane.flow SET tag = greatest(v_clock, finish), head = v_arrival WHERE id = v_flow;
+    ELSE
+        -- Whoever could start it has been told when the lane got its first claimable job, or is busy.
+        first := false;
     END IF;
     INSERT INTO fairlane.live (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
     VALUES (enqueue_one.seq, v_queue, p_class, p_cost, 2, v_arrival, v_flow, true, v_now + p_expires);
@@ -274,7 +282,6 @@ BEGIN
           ORDER BY g.ord OFFSET 0) x;
     PERFORM fairlane.raise_heads(d, p_seqs);
     INSERT INTO fairlane.tally (queue, class, pending) VALUES (q.id, p_class, cardinality(p_seqs));
-    PERFORM fairlane.tell('queue:' || q.name);
 END $$;
 
 -- The live rows of new plain jobs, as they come. Not admitted: the next claim or the granter does it.

@@ -158,7 +158,6 @@ BEGIN
         (arrival, flow) = (SELECT v_arrivals[n], v_flows[n] FROM array_position(p_seqs, u.seq) n)
     WHERE u.seq = ANY (p_seqs);
     PERFORM fairlane.raise_heads(d, p_seqs);
-    PERFORM fairlane.tell_ready(p_queue, '');
 END $$;
 
 -- Admit one arriving job of any sort.
