@@ -41,6 +41,7 @@ class Procrastinate(Side):
     }
     stored = "SELECT count(*) FROM procrastinate_jobs"
     recorded = "SELECT count(*) FROM procrastinate_jobs WHERE status = 'succeeded'"
+    share = 0.2
 
     async def install(self, url: str) -> None:
         async with _app(url, 4).open_async() as app:

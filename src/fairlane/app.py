@@ -158,6 +158,10 @@ class Fairlane:
         """Store any number of jobs, 1,000 at a time; after an error the same list may be sent again."""
         return await self.client.enqueue_many(calls, progress)
 
+    async def enqueue_on(self, connection: object, *calls: Call[R]) -> list[Handle[R]]:
+        """Store jobs in the transaction that is open on a connection of yours: they exist when you commit it."""
+        return await self.client.enqueue_on(connection, *calls)
+
     async def broadcast(self, call: Call[R], *, pool: str = "default", ttl: Seconds = 0.0) -> BroadcastHandle[R]:
         """Run a call once on every live worker of a pool, and on those that join it within `ttl`."""
         return await self.client.broadcast(call, pool=pool, ttl=ttl)

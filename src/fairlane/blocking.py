@@ -273,6 +273,18 @@ class BlockingClient:
         handles = self._thread.run(lambda: self._client.enqueue_many(calls, progress))
         return [BlockingHandle(self._thread, handle) for handle in handles]
 
+    def enqueue_on(self, connection: object, *calls: Call[R]) -> list[BlockingHandle[R]]:
+        """Store jobs in the transaction that is open on a connection of yours, which is used in this thread alone.
+
+        On PostgreSQL it is a `Connection` of psycopg, a `Connection` or `Session` of SQLAlchemy, or one of Django; on
+        SQLite one of sqlite3.
+        """
+        if not calls:
+            return []
+        joining = self._thread.run(lambda: self._client._joining(calls))
+        handles = self._client._handles_of(calls, joining.enqueue_here(connection))
+        return [BlockingHandle(self._thread, handle) for handle in handles]
+
     def broadcast(self, call: Call[R], *, pool: str = "default", ttl: Seconds = 0.0) -> BlockingBroadcastHandle[R]:
         """Run a call once on every live worker of a pool."""
         handle = self._thread.run(lambda: self._client.broadcast(call, pool=pool, ttl=ttl))

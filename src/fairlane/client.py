@@ -4,6 +4,7 @@ use only this class. It is thin on purpose: what is decided is decided by the st
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, overload
@@ -22,6 +23,7 @@ from .reading import Filter, LaneReading, Page, QueueReading
 from .session import Session, Term
 from .settings import LaneRule, QueueOverride, QueueSettings, SettingsChange
 from .task import Call, Seconds, Task, seconds
+from .transactions import Joining, transactions_of
 from .upkeep import Recount
 
 R = TypeVar("R")
@@ -50,18 +52,51 @@ class Client:
             return await store.enqueue(traced)
 
     async def enqueue_many(self, calls: Sequence[Call[R]], progress: OnSent | None = None) -> list[Handle[R]]:
-        """Store any number of jobs, 1,000 at a time, each thousand all or none.
+        """Store any number of jobs, 1,000 at a time, each thousand all or none, in their order.
 
         The calls have their ids already: after an error the same list may be sent again, and what is missing is stored.
         """
         handles: list[Handle[R]] = []
-        for start in range(0, len(calls), MOST_JOBS_PER_CALL):
-            part = calls[start : start + MOST_JOBS_PER_CALL]
-            answers = await self.send([_job_of(call) for call in part])
-            handles += map(self._handle_of, part, answers)
-            if progress is not None:
-                progress(len(handles), len(calls))
+        parts = [calls[start : start + MOST_JOBS_PER_CALL] for start in range(0, len(calls), MOST_JOBS_PER_CALL)]
+        sending: list[asyncio.Task[list[Enqueued]]] = []
+        try:
+            for number, part in enumerate(parts):
+                # One ahead: the next thousand is made ready while the store works on this one.
+                sending += [
+                    asyncio.create_task(self.send([_job_of(call) for call in other]))
+                    for other in parts[number + len(sending) : number + 2]
+                ]
+                answers = await sending.pop(0)
+                handles += map(self._handle_of, part, answers)
+                if progress is not None:
+                    progress(len(handles), len(calls))
+        finally:
+            for task in sending:
+                task.cancel()
+            await asyncio.gather(*sending, return_exceptions=True)
         return handles
+
+    async def enqueue_on(self, connection: object, *calls: Call[R]) -> list[Handle[R]]:
+        """Store jobs in the transaction that is open on a connection of yours: they exist when you commit it.
+
+        The connection leads to the store's own database. On PostgreSQL it is one of asyncpg, an `AsyncConnection` of
+        psycopg, or an `AsyncConnection` or `AsyncSession` of SQLAlchemy; on SQLite one of sqlite3. Raises `Conflict`,
+        `Busy`, `InvalidInput`, and `NotSupported` for a store that has no transactions.
+        """
+        if not calls:
+            return []
+        joining = await self._joining(calls)
+        return self._handles_of(calls, await joining.enqueue_on(connection))
+
+    async def _joining(self, calls: Sequence[Call[R]]) -> Joining:
+        """The jobs of calls, ready to be stored on somebody's connection."""
+        transactions = transactions_of(await self._connection.store())
+        with self._tracing([_job_of(call) for call in calls]) as jobs:
+            await transactions.prepare(jobs)
+        return Joining(transactions, jobs)
+
+    def _handles_of(self, calls: Sequence[Call[R]], answers: Sequence[Enqueued]) -> list[Handle[R]]:
+        return list(map(self._handle_of, calls, answers))
 
     async def broadcast(self, call: Call[R], *, pool: str = "default", ttl: Seconds = 0.0) -> BroadcastHandle[R]:
         """Run a call once on every live worker of a pool, and on those that join it within `ttl`."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
 
 from . import codec
-from .errors import FairlaneError
+from .errors import FairlaneError, NotSupported
 from .job import Claimed, Held, Priority
 from .names import ERROR_BYTES
+from .transactions import RunTransaction
 
 Report = Callable[[Held, bytes], None]
 """Takes the latest progress of a job; called from whatever thread the body runs in."""
@@ -42,13 +43,25 @@ class HeldPlace:
 class RunningJob:
     """The job whose body is running: what it may know about itself, and how it reports."""
 
-    __slots__ = ("_cancel_requested", "_claimed", "_deadline", "_place", "_report")
+    __slots__ = (
+        *("_cancel_requested", "_claimed", "_deadline", "_place", "_report", "_told", "_transact"),
+        "_transaction",
+    )
 
-    def __init__(self, claimed: Claimed, report: Report, deadline: float | None = None) -> None:
+    def __init__(
+        self,
+        claimed: Claimed,
+        report: Report,
+        deadline: float | None = None,
+        transact: Callable[[], RunTransaction] | None = None,
+    ) -> None:
         self._claimed = claimed
         self._report = report
         self._deadline = deadline
+        self._transact = transact
         self._cancel_requested = False
+        self._transaction: RunTransaction | None = None
+        self._told: bytes | None = None
         self._place = None if claimed.lane is None else HeldPlace(claimed.queue, claimed.lane)
 
     @property
@@ -113,7 +126,27 @@ class RunningJob:
 
     def progress(self, value: Any) -> None:
         """Tell how far it is: anything JSON can hold. Never waits; of several reports in a row the last one counts."""
-        self._report(self._claimed.held, codec.encode("progress", value, ERROR_BYTES))
+        self._told = codec.encode("progress", value, ERROR_BYTES)
+        # Inside a transaction it is written with the commit: on a way of its own it could come after the end.
+        if self._transaction is None:
+            self._report(self._claimed.held, self._told)
+
+    def transaction(self) -> Awaitable[Any]:
+        """A connection to the store's database, inside a transaction that commits together with this job.
+
+        When the body returns, the job is completed in that transaction and both are committed; when it raises, is
+        stopped or has lost the job, all is rolled back. Asking again gives the same connection: on PostgreSQL one of
+        asyncpg, on SQLite one of sqlite3. Raises `NotSupported` in a plain function, and for a store that has no
+        transactions.
+        """
+        if self._transaction is None:
+            if self._transact is None:
+                raise NotSupported(
+                    "current_job().transaction() is for a task that is a coroutine function, while its body runs: use "
+                    "`async def`, or make the body repeatable, by its job's idempotency_key"
+                )
+            self._transaction = self._transact()
+        return self._transaction.connection()
 
     def request_cancel(self) -> None:
         """Called by the worker when somebody asked to cancel the job."""
@@ -124,6 +157,19 @@ class RunningJob:
         _current.set(self)
         if self._place is not None:
             self._place.__enter__()
+
+    def asked(self) -> RunTransaction | None:
+        """Called where the body ends: the transaction that it asked for, which ends with it."""
+        # What the body has started and left behind comes too late.
+        self._transact = None
+        if self._transaction is not None:
+            self._transaction.progress = self._told
+        return self._transaction
+
+    def rolled_back(self) -> None:
+        """Called when there was no commit that what was reported last could have been written with."""
+        if self._told is not None:
+            self._report(self._claimed.held, self._told)
 
     def leave(self) -> None:
         """Called when the body has ended: what it has started and left behind holds no place of its lane."""

@@ -23,6 +23,8 @@ from fairlane.backends.postgresql.address import driver
 from fairlane.task import Call
 
 asyncpg = driver()
+importlib.import_module("django.conf").settings.configure(DATABASES={}, USE_TZ=True)
+importlib.import_module("django").setup()
 
 
 class Own(Protocol):
@@ -253,10 +255,6 @@ class Django(_Blocking):
     _names = iter(range(1_000_000))
 
     def _open(self, url: str, autocommit: bool) -> None:
-        settings = importlib.import_module("django.conf").settings
-        if not settings.configured:
-            settings.configure(DATABASES={}, USE_TZ=True)
-            importlib.import_module("django").setup()
         connections = importlib.import_module("django.db").connections
         place = urlsplit(url)
         self._alias = f"own_{next(self._names)}"

@@ -17,6 +17,7 @@ from fairlane import (
     Release,
     Turn,
     Update,
+    current_job,
 )
 
 app = Fairlane("sqlite:///never-opened.db")
@@ -69,6 +70,7 @@ async def calls_keep_their_type() -> None:
     assert_type(broadcast, BroadcastHandle[float])
     assert_type(await broadcast.result(), dict[str, JobState])
     assert_type(await broadcast.children(), dict[str, Handle[float]])
+    assert_type(await app.enqueue_on(object(), resize.call("a", 0.5)), list[Handle[tuple[int, int]]])
     assert_type(await app.release("plan-7", cleanup=purge.call("m")), Release)
     assert_type(await app.handle("id", render).result(), bytes)
     assert_type(await app.handle("id").result(), Any)
@@ -86,12 +88,17 @@ async def handles_tell() -> None:
         assert_type(turn, Turn)
 
 
+async def a_body_asks_for_its_transaction() -> None:
+    assert_type(await current_job().transaction(), Any)
+
+
 def blocking_code_has_the_same_types() -> None:
     assert_type(render.blocking.enqueue("ann", "a cat"), BlockingHandle[bytes])
     assert_type(render.blocking.enqueue("ann", "a cat").result(timeout=1), bytes)
     assert_type(resize.options(worker=2).blocking.enqueue("a", 0.5).result(), tuple[int, int])
     assert_type(app.blocking.enqueue(ping.call()).result(), float)
     assert_type(app.blocking.enqueue_many([ping.call()]), list[BlockingHandle[float]])
+    assert_type(app.blocking.enqueue_on(object(), ping.call(), ping.call()), list[BlockingHandle[float]])
     assert_type(app.blocking.broadcast(ping.call()).children(), dict[str, BlockingHandle[float]])
     assert_type(app.blocking.handle("id", render).result(), bytes)
     for update in ping.blocking.enqueue().watch():

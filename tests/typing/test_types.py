@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGINNING = """\
-from fairlane import Fairlane
+from fairlane import Fairlane, current_job
 
 app = Fairlane("sqlite:///never-opened.db")
 
@@ -41,6 +41,9 @@ WRONG = {
     "await resize('a', 1.0)": "misc",
     "drawn: str = await render('ann', 'a cat')": "assignment",
     "await app.enqueue_many([render('ann', 'a cat')])": "list-item|arg-type",
+    "await app.enqueue_on(object(), render)": "arg-type",
+    "app.enqueue_on(object(), render.call('ann', 'a cat'))": "unused-coroutine|unused-awaitable",
+    "current_job().transaction()": "unused-awaitable",
     "await app.broadcast(render)": "arg-type",
     "await app.release('plan-7', cleanup=render)": "arg-type",
     "render.enqueue('ann', 'a cat')": "unused-coroutine|unused-awaitable",

@@ -29,7 +29,6 @@ class Odd(BaseException):
 class Opened:
     """A transaction that does as it is told, and writes down what becomes of it."""
 
-    alone = False
     broken = None
     connection = "connection"
 
@@ -182,8 +181,8 @@ async def test_the_reason_of_a_store_that_had_to_end_it_is_told_instead_of_what_
     assert "too long" in ending.error
 
 
-async def test_a_report_waits_for_the_end_where_nobody_else_can_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Opened, "alone", True)
+@pytest.mark.parametrize("committed", [True, False])
+async def test_what_is_reported_inside_is_written_with_the_commit_or_after_its_failure(committed: bool) -> None:
     reported: list[bytes] = []
 
     async def reporting() -> None:
@@ -193,8 +192,9 @@ async def test_a_report_waits_for_the_end_where_nobody_else_can_write(monkeypatc
 
     stage = Stage(reporting)
     stage.running._report = lambda held, value: reported.append(value)
+    stage.opened.answer = committed
     await stage.run
-    assert reported == [b'"before"']
+    assert reported == ([b'"before"'] if committed else [b'"before"', b'"inside"'])
     assert stage.opened.told == ["begin", "commit b'\"inside\"'"]
 
 

@@ -146,7 +146,9 @@ class Rehearsal:
         self._store = reign.store
         self._workers = workers
         self._tasks = tasks
-        self._executor = Executor(tasks, MOST_SLOTS, self._ended, self._report, tracer=tracer, threads=_threads)
+        self._executor = Executor(
+            tasks, MOST_SLOTS, self._ended, self._report, store=self._store, tracer=tracer, threads=_threads
+        )
         self._services: list[Service] = [Promoter(reign), Granter(reign), Scheduler(reign)]
         self._sources: list[str | None] = [None]
         self._runs: dict[Run, LabWorker] = {}
@@ -264,7 +266,7 @@ class Rehearsal:
         return claimed
 
     def _start(self, worker: LabWorker, job: Claimed) -> None:
-        run = Run(self._tasks.suited(job))
+        run = Run(self._tasks.suited(job), worker.session)
         self._runs[run] = worker
         self._counts["runs"] += 1
         self._executor.start(run)
@@ -272,6 +274,8 @@ class Rehearsal:
     # -- ending --------------------------------------------------------------------------------------------------
 
     def _ended(self, run: Run, transition: Transition | None) -> None:
+        if run.committed:
+            self._progress.pop(run.claimed.held, None)
         self._endings.append((run, transition))
         self._news.set()
 

@@ -19,8 +19,10 @@ from .. import codec, states
 from ..errors import Cancel, Control, Fail, InvalidInput, Retry, Snooze
 from ..job import Claimed, Held, Reason
 from ..names import RESULT_BYTES
+from ..running import RunningJob
 from ..states import Transition
 from ..task import Task
+from ..transactions import RunTransaction
 
 PACKAGE = str(Path(__file__).parent.parent)
 
@@ -29,6 +31,8 @@ class Returned(msgspec.Struct, frozen=True, tag="returned"):
     """The body returned; `result` is JSON."""
 
     result: bytes
+    committed: bool = False
+    """The job was completed in the transaction of its body; writing that once more repeats it."""
 
 
 class Raised(msgspec.Struct, frozen=True, tag="raised", kw_only=True):
@@ -108,6 +112,41 @@ def run_plain(task: Task[..., Any], job: Claimed) -> Ending:
     except Exception as exc:
         return raised(exc)
     return returned(value)
+
+
+async def run_coroutine(task: Task[..., Any], job: Claimed, running: RunningJob) -> Ending:
+    """Run a coroutine function here, in this task. A transaction that it asks for ends with it."""
+    arguments = read_arguments(task, job)
+    if isinstance(arguments, Raised):
+        return arguments
+    args, kwargs = arguments
+    try:
+        ending = returned(await task.function(*args, **kwargs))
+    except Exception as exc:
+        ending = raised(exc)
+    except BaseException:
+        if (transaction := running.asked()) is not None:
+            await transaction.roll_back()
+        raise
+    transaction = running.asked()
+    if transaction is None:
+        return ending
+    settled = await _settled(transaction, ending, job.held)
+    if not (isinstance(settled, Returned) and settled.committed):
+        running.rolled_back()
+    return settled
+
+
+async def _settled(transaction: RunTransaction, ending: Ending, held: Held) -> Ending:
+    """End the transaction of a body as the body ended. Only what is committed counts as returned."""
+    if not isinstance(ending, Returned):
+        broken = await transaction.roll_back()
+        return ending if broken is None else raised(broken)
+    try:
+        committed = await transaction.commit(states.complete(held, ending.result))
+    except Exception as exc:
+        return raised(exc)
+    return Returned(ending.result, committed)
 
 
 def transition_of(ending: Ending, job: Claimed, draw: Callable[[], float] = random) -> Transition:

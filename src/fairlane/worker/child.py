@@ -19,15 +19,18 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
 import msgspec
 
-from ..job import Held
+from ..job import Claimed, Held
 from ..running import RunningJob
 from ..task import Task
+from ..transactions import RunTransaction
 from . import body, wire
+from .whereabouts import store_of
 
 SECONDS_TO_END = 5.0
 """For what bodies left behind, threads and exit handlers, when the worker has no more to do or is gone."""
@@ -81,24 +84,20 @@ class Child:
             task = run.where.find(job.task)
             self._send(wire.Started())
             deadline = None if job.timeout is None else time.monotonic() + job.timeout
-            RunningJob(job, self._report, deadline).enter()
-            arguments = body.read_arguments(task, job)
-            if isinstance(arguments, body.Raised):
-                return arguments
-            args, kwargs = arguments
+            transact = partial(_transact, task, run) if task.is_async else None
+            running = RunningJob(job, self._report, deadline, transact)
+            running.enter()
             if task.is_async:
-                value = self._runner.run(self._await(task, args, kwargs), context=copy_context())
-            else:
-                value = task.function(*args, **kwargs)
+                return self._runner.run(self._await(task, job, running), context=copy_context())
+            return body.run_plain(task, job)
         except Stopped:
             raise
         except BaseException as exc:
             if self._stop and isinstance(exc, asyncio.CancelledError):
                 raise Stopped from None
             return body.raised(exc)
-        return body.returned(value)
 
-    async def _await(self, task: Task[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    async def _await(self, task: Task[..., Any], job: Claimed, running: RunningJob) -> body.Ending:
         loop, me = asyncio.get_running_loop(), asyncio.current_task()
         assert me is not None
 
@@ -107,7 +106,7 @@ class Child:
 
         self._interrupt = interrupt
         try:
-            return await task.function(*args, **kwargs)
+            return await body.run_coroutine(task, job, running)
         finally:
             self._interrupt = None
 
@@ -166,6 +165,11 @@ class Child:
         # That the worker is gone is noticed by the one who listens.
         with suppress(OSError), self._sending:
             self._sock.sendall(frame)
+
+
+def _transact(task: Task[..., Any], run: wire.Run) -> RunTransaction:
+    """A transaction for a body here, in the store of its application, under the session of the worker."""
+    return RunTransaction(partial(store_of, task), run.session, run.job.held)
 
 
 def _see_as(hello: wire.Hello) -> None:

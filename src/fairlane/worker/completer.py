@@ -99,6 +99,10 @@ class Completer:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to report to
             self._loop.call_soon_threadsafe(self._reported.set)
 
+    def forget(self, held: Held) -> None:
+        """Drop what a job reported: it has ended, and its last report was written with that."""
+        self._progress.pop(held, None)
+
     async def write_progress(self, session: Callable[[], str]) -> None:
         """Write progress until cancelled. What cannot be written is dropped: the next report replaces it anyway."""
         while True:

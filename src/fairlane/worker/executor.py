@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from random import random
 from typing import Any, Protocol
 
@@ -19,7 +20,9 @@ from ..job import Claimed, Held, Reason
 from ..retry import may_retry
 from ..running import RunningJob
 from ..states import Transition
+from ..store import Store
 from ..task import Registry, Task
+from ..transactions import RunTransaction
 from . import body
 from .isolation import Crashed, Isolation, importable
 from .run import Run, Stop
@@ -60,6 +63,7 @@ class Executor:
         ended: Ended,
         report: running.Report,
         *,
+        store: Store | None = None,
         marks: Marks | None = None,
         tracer: Tracer | None = None,
         threads: Threads | None = None,
@@ -67,6 +71,7 @@ class Executor:
         self._registry = registry
         self._ended = ended
         self._report = report
+        self._store = store
         self._marks = marks
         self._tracer = tracer
         self._threads = threads or Threads(slots)
@@ -161,6 +166,7 @@ class Executor:
             # Also SystemExit: a body does not end the worker.
             return body.transition_of(body.raised(exc), job)
         transition = _crashed(job, ending) if isinstance(ending, Crashed) else body.transition_of(ending, job)
+        run.committed = isinstance(ending, body.Returned) and ending.committed
         if run.stop is not None and transition.move is not states.Move.COMPLETE:
             return self._stopped(run)
         return transition
@@ -180,20 +186,20 @@ class Executor:
     async def _here(self, run: Run, task: Task[..., Any], job: Claimed) -> body.Ending:
         self._mark(run)
         self._time(run)
-        run.running = RunningJob(job, self._report, run.deadline)
+        transact = partial(self._transact, run) if task.is_async and self._store is not None else None
+        run.running = RunningJob(job, self._report, run.deadline, transact)
         run.running.enter()
         if not task.is_async:
             run.in_thread = True
             return await self._threads.run(body.run_plain, task, job)
-        arguments = body.read_arguments(task, job)
-        if isinstance(arguments, body.Raised):
-            return arguments
-        args, kwargs = arguments
-        try:
-            value = await task.function(*args, **kwargs)
-        except Exception as exc:
-            return body.raised(exc)
-        return body.returned(value)
+        return await body.run_coroutine(task, job, run.running)
+
+    def _transact(self, run: Run) -> RunTransaction:
+        return RunTransaction(self._get_store, run.session, run.claimed.held)
+
+    async def _get_store(self) -> Store:
+        assert self._store is not None
+        return self._store
 
     async def _apart(self, run: Run, task: Task[..., Any], job: Claimed) -> body.Ending | Crashed:
         if not importable(task):
@@ -206,7 +212,12 @@ class Executor:
             # The time of a body begins when the child has imported it; that itself must end some day too.
             self._watch(run, time.monotonic() + job.timeout + START_UP_SECONDS)
         return await self._isolation.run(
-            task, job, report=self._report, started=lambda: self._time(run), patience=lambda: _patience(run)
+            task,
+            job,
+            session=run.session,
+            report=self._report,
+            started=lambda: self._time(run),
+            patience=lambda: _patience(run),
         )
 
     def _mark(self, run: Run) -> None:

@@ -63,6 +63,7 @@ class Isolation:
         task: Task[..., Any],
         job: Claimed,
         *,
+        session: str = "",
         report: running.Report,
         started: Callable[[], None] = lambda: None,
         patience: Callable[[], float] | None = None,
@@ -78,7 +79,9 @@ class Isolation:
             raise FairlaneError(
                 f"task {task.name} cannot run in a child process: it is not found by importing its module"
             )
-        talk = Talk(wire.Run(where=where, job=job), report, started, patience or (lambda: self._kill_after))
+        talk = Talk(
+            wire.Run(where=where, job=job, session=session), report, started, patience or (lambda: self._kill_after)
+        )
         async with self._room:
             for _ in range(TRIES):
                 child = self._take()

@@ -64,7 +64,7 @@ class Membership:
                 self.session = await self._store.register(new)
                 self._joining = None
                 if self._marks is not None:
-                    # A body may hold the interpreter before the first renewal: the supervisor renews for it from here on.
+                    # A body may hold the interpreter before the first renewal: from here on the supervisor renews.
                     self._marks.beat()
                 break
             except SessionLost:

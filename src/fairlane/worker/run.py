@@ -22,10 +22,15 @@ class Stop(Enum):
 class Run:
     """A claim in progress. Belongs to the worker's event loop."""
 
-    __slots__ = ("begun", "body", "claimed", "deadline", "ended", "in_thread", "mark", "running", "stop")
+    __slots__ = (
+        *("begun", "body", "claimed", "committed", "deadline", "ended", "in_thread", "mark", "running", "session"),
+        "stop",
+    )
 
-    def __init__(self, claimed: Claimed) -> None:
+    def __init__(self, claimed: Claimed, session: str = "") -> None:
         self.claimed = claimed
+        self.session = session
+        """Who has claimed it."""
         self.body: asyncio.Task[None] | None = None
         self.begun = False
         self.running: RunningJob | None = None
@@ -36,3 +41,5 @@ class Run:
         self.ended = False
         """Its ending was handed on; what the body does from now on does not count."""
         self.mark: int | None = None
+        self.committed = False
+        """Its body has completed the job itself, in a transaction."""

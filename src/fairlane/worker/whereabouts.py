@@ -1,6 +1,7 @@
 """Where the function of a task is, told by one process so that another finds it. The address comes from the registry.
 
 A module that was run as a script has another name there than everybody else knows it by, and is loaded from its file.
+An application that was moved to another store, by ``--url`` or by a lab, is moved there too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from typing import Any
 
 import msgspec
 
+from ..connection import Connection
+from ..errors import NotSupported
+from ..store import Store
 from ..task import Task
 
 SCRIPT = "__fairlane_script__"
@@ -21,11 +25,12 @@ SCRIPT = "__fairlane_script__"
 
 
 class Where(msgspec.Struct, frozen=True):
-    """A module and the name in it; `file` is given for a script."""
+    """A module and the name in it; `file` is given for a script, `url` is the store of the task's application."""
 
     module: str
     qualname: str
     file: str | None = None
+    url: str | None = None
 
     @classmethod
     def of(cls, task: Task[..., Any]) -> Where | None:
@@ -39,22 +44,42 @@ class Where(msgspec.Struct, frozen=True):
             return None
         if (found.function if isinstance(found, Task) else found) is not task.function:
             return None
+        url = getattr(getattr(task._sender, "settings", None), "url", None)
         spec = getattr(module, "__spec__", None)
         if spec is not None:
-            return cls(spec.name, task.qualname)
+            return cls(spec.name, task.qualname, url=url)
         file = Path(getattr(module, "__file__", None) or "<none>")
         if module.__name__ != "__main__" or not file.is_file():
             return None
-        return cls(file.stem, task.qualname, str(file.absolute()))
+        return cls(file.stem, task.qualname, str(file.absolute()), url)
 
     def find(self, name: str) -> Task[..., Any]:
         """The task that is there, by this `name`. Raises whatever importing its module raises."""
         module = importlib.import_module(self.module) if self.file is None else _load(self.module, self.file)
         found = _look(module, self.qualname)
         if isinstance(found, Task):
+            self._move(found)
             return found
         # Registered by a call instead of a decorator: the name still stands for the function itself.
         return Task(None, found, {"name": name})  # type: ignore[arg-type]  # it is run here, never enqueued
+
+    def _move(self, task: Task[..., Any]) -> None:
+        """Let the application of a task use the store that it uses where the job comes from."""
+        app: Any = task._sender
+        settings = getattr(app, "settings", None)
+        if self.url is not None and settings is not None and settings.url != self.url:
+            app.settings = msgspec.structs.replace(settings, url=self.url)
+
+
+async def store_of(task: Task[..., Any]) -> Store:
+    """The store of the application that a task belongs to."""
+    connection: Connection | None = getattr(task._sender, "connection", None)
+    if connection is None:
+        raise NotSupported(
+            f"task {task.name} does not know its application in a child process: register it with @app.task, at the "
+            "top of its module"
+        )
+    return await connection.store()
 
 
 def importable(task: Task[..., Any]) -> bool:

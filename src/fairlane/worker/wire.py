@@ -32,6 +32,8 @@ class Run(msgspec.Struct, frozen=True, tag="run", kw_only=True):
 
     where: Where
     job: Claimed
+    session: str = ""
+    """The worker's, which holds the job."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):

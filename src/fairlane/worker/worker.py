@@ -113,6 +113,7 @@ class Worker:
             self._settings.slots.total,
             self._ended,
             self._completer.report,
+            store=self._store,
             marks=self._marks,
             tracer=self._tracer,
         )
@@ -200,7 +201,7 @@ class Worker:
             return False
         for job in finished.claimed:
             # In the books before the number is: a renewal that names the number must name its jobs too.
-            self._runs[job.held] = Run(job)
+            self._runs[job.held] = Run(job, self.session.id)
         self._fetcher.started(finished.claimed)
         if claim is not None:
             self._fetcher.answered = claim.number
@@ -222,6 +223,9 @@ class Worker:
             self._marks.end(run.mark)
 
     def _ended(self, run: Run, transition: Transition | None) -> None:
+        if run.committed:
+            # Written again all the same: it is answered as a repetition, and everybody is told as of any other.
+            self._completer.forget(run.claimed.held)
         self._endings.append((run, transition))
         self._news.set()
 

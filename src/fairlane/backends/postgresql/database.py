@@ -36,6 +36,7 @@ IDLE_SECONDS = 60.0
 """A connection that nobody used for so long is closed."""
 SETTLED_SECONDS = 0.1
 """After a failed attempt to connect, so long all others fail without one: a hundred callers make one attempt."""
+FRESH_SECONDS = 0.01
 REPEATS = 5
 """How often a call that collided is repeated."""
 LONGEST_PAUSE = 0.2
@@ -252,8 +253,9 @@ class _Pool:
     async def take(self) -> Connection:
         """A connection that is alive, as far as can be told without asking the server."""
         while self._kept:
-            connection, _ = self._kept.pop()
-            if sockets.is_alive(connection):
+            connection, since = self._kept.pop()
+            # One that was used a moment ago is not asked again: looking costs as much as sending.
+            if self._loop.time() - since < FRESH_SECONDS or sockets.is_alive(connection):
                 return cast("Connection", connection)
             self.drop(connection)
         for _ in range(self._address.pool + 1):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -29,7 +29,7 @@ from . import columns, migrator, service, settings, standings, views
 from .address import Address, parse
 from .database import Connection, Database, Record
 from .failures import FullQueue
-from .intake import Intake
+from .intake import MOST_SHARED, Intake
 from .moments import Moments
 from .statements import placed, queries
 from .transactions import PostgresqlTransactions
@@ -156,7 +156,11 @@ class PostgresqlStore:
                 if row["arriving"]:
                     await self._admit(jobs)
                 return [Enqueued(job.id, True, JobState.PENDING)]
-        row = await self._stored("enqueue", *columns.job_columns(jobs), f"{patience * 1000:.0f}ms")
+        values = columns.job_columns(jobs)
+        # Large calls of one event loop go one after the other, so that they arrive in the order they were made. This
+        # one was made ready while another was under way.
+        async with self._lock("enqueue") if len(jobs) > MOST_SHARED else nullcontext():
+            row = await self._stored("enqueue", *values, f"{patience * 1000:.0f}ms")
         if row["arriving"]:
             await self._admit(jobs)
         states = row["states"] or [None] * len(jobs)
@@ -197,13 +201,14 @@ class PostgresqlStore:
             row = await self._database.fetchrow(self._exchange, *arguments)
         else:
             # Claims of one session go one after the other: on two connections their numbers could overtake each other.
-            async with self._claiming(session):
+            async with self._lock(f"claim {session}"):
                 row = await self._database.fetchrow(self._exchange, *arguments)
         assert row is not None
         return self._take_in(transitions, row)
 
-    def _claiming(self, session: str) -> asyncio.Lock:
-        key = (id(asyncio.get_running_loop()), session)
+    def _lock(self, name: str) -> asyncio.Lock:
+        """The lock of this name in this event loop, which is forgotten when nobody has it."""
+        key = (id(asyncio.get_running_loop()), name)
         lock = self._locks.get(key)
         if lock is None:
             lock = self._locks[key] = asyncio.Lock()

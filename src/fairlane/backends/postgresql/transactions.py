@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from ...errors import FairlaneError, InvalidInput, StoreError, StoreUnavailable
-from ...job import Enqueued, Held, JobKind, NewJob, Verdict
+from ...errors import FairlaneError, InvalidInput, StoreUnavailable
+from ...job import Enqueued, JobKind, NewJob, Verdict
 from ...states import Transition
 from ...wakeups import Wakeups, queue_topic
 from ..codes import STATES
@@ -33,6 +33,8 @@ QUEUES = "SELECT n, fairlane.queue_number(n), current_database()::text FROM unne
 LAST_MOMENT = """SELECT current_setting('transaction_isolation'),
 set_config('idle_in_transaction_session_timeout', '5000', true)"""
 """From here on the transaction holds locks that others wait for: whoever does not go on within 5 s is cut off."""
+REPORT = """INSERT INTO fairlane.progress (seq, value) SELECT j.seq, $2 FROM fairlane.job j WHERE j.id = $1
+ON CONFLICT (seq) DO UPDATE SET value = excluded.value"""
 END_SECONDS = 3.0
 
 
@@ -47,9 +49,6 @@ class Finishing(Protocol):
         self, connection: Connection, session: str, transitions: Sequence[Transition]
     ) -> tuple[Sequence[Verdict], Sequence[str]]:
         """Write what a session decided, in the transaction open on a connection; also the topics to publish then."""
-
-    async def progress(self, session: str, reports: Sequence[tuple[Held, bytes]]) -> list[Verdict]:
-        """Store the latest progress of running jobs."""
 
 
 class PostgresqlTransactions:
@@ -167,7 +166,6 @@ class PostgresqlTransactions:
 class BodyTransaction:
     """A transaction in which a body writes, and in which its job is completed."""
 
-    alone = False
     broken: FairlaneError | None = None
     """Never: the server itself says what is wrong."""
 
@@ -176,6 +174,7 @@ class BodyTransaction:
     ) -> None:
         self._store = store
         self._database = database
+        self._report = placed(REPORT, database.address.schema)
         self._transaction = transaction
         self._holding = holding
         self.connection = connection
@@ -184,10 +183,7 @@ class BodyTransaction:
         """Write how the job ends, and commit; False when the claim was lost."""
         topics: Sequence[str] | None = None
         try:
-            if progress is not None:
-                with contextlib.suppress(StoreError):
-                    await self._store.progress(session, [(transition.held, progress)])
-            topics = await self._commit(session, transition)
+            topics = await self._commit(session, transition, progress)
         except Exception as exc:
             if is_ours(exc):
                 error = translate(exc, self._database.address, self.connection)
@@ -200,7 +196,7 @@ class BodyTransaction:
             self._store.wakeups.publish(topics)
         return topics is not None
 
-    async def _commit(self, session: str, transition: Transition) -> Sequence[str] | None:
+    async def _commit(self, session: str, transition: Transition, progress: bytes | None) -> Sequence[str] | None:
         connection = self.connection
         if not connection.is_in_transaction():
             raise FairlaneError(
@@ -213,6 +209,9 @@ class BodyTransaction:
         [verdict], topics = await self._store.finish_on(connection, session, [transition])
         if not verdict.accepted:
             return None
+        if progress is not None:
+            # Not before: a report that is on its way keeps the job, and would wait for what is written here.
+            await connection.execute(self._report, transition.held.id, progress)
         await self._transaction.commit()
         return topics
 

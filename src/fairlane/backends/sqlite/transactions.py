@@ -102,8 +102,6 @@ class SqliteTransactions:
 class BodyTransaction:
     """A transaction in which a body writes, and in which its job is completed."""
 
-    alone = True
-
     def __init__(
         self,
         path: Path,

@@ -197,6 +197,7 @@ DECLARE
     v_inbox text;
     v_locked integer[];
     v_arriving boolean;
+    v_sources integer[];
     v_taken bigint[] := '{}';
     v_some bigint[];
     v_left integer := p_total;
@@ -220,14 +221,17 @@ BEGIN
     END IF;
     v_inbox := s.pool || '/' || s.idx;
     -- Only queues in which there is something to start are locked: an idle worker disturbs nobody.
-    SELECT array_agg(DISTINCT x.id), bool_or(x.arriving) INTO v_locked, v_arriving FROM (
-        SELECT y.id, y.arriving FROM (
-            SELECT w.id, (SELECT a.seq FROM fairlane.live a WHERE a.queue = w.id AND a.state = 0 ORDER BY a.seq LIMIT 1) IS NOT NULL AS arriving
-            FROM fairlane.queue w WHERE w.name = ANY (p_queues) AND NOT w.paused OFFSET 0) y
-        WHERE y.arriving OR 0 < ANY (ARRAY(SELECT fairlane.next_flow(z.id, z.clock) FROM fairlane.domain z
-                              WHERE z.inbox = '' AND z.class = ANY ('{0,1,2}') AND z.queue = y.id))
+    -- `sources`: the classes, twice their number, and one more for the inbox.
+    SELECT array_agg(DISTINCT x.queue), bool_or(x.source IS NULL), array_agg(x.source) INTO v_locked, v_arriving, v_sources FROM (
+        SELECT y.id AS queue, NULL::integer AS source FROM fairlane.queue y WHERE y.name = ANY (p_queues) AND NOT y.paused
+        AND (SELECT a.seq FROM fairlane.live a WHERE a.queue = y.id AND a.state = 0 ORDER BY a.seq LIMIT 1) IS NOT NULL
         UNION ALL
-        SELECT z.queue, false FROM fairlane.domain z WHERE z.inbox = v_inbox AND array_position(p_queues, NULL) IS NOT NULL
+        SELECT y.id, 2 * z.class FROM fairlane.queue y CROSS JOIN LATERAL (SELECT w.class FROM fairlane.domain w
+            WHERE w.inbox = '' AND w.class = ANY ('{0,1,2}') AND w.queue = y.id AND fairlane.next_flow(w.id, w.clock) IS NOT NULL
+            OFFSET 0) z
+        WHERE y.name = ANY (p_queues) AND NOT y.paused
+        UNION ALL
+        SELECT z.queue, 2 * z.class + 1 FROM fairlane.domain z WHERE z.inbox = v_inbox AND array_position(p_queues, NULL) IS NOT NULL
         AND fairlane.next_flow(z.id, z.clock) IS NOT NULL) x;
     IF v_locked IS NULL THEN
         RETURN v_taken;
@@ -241,11 +245,13 @@ BEGIN
     m := fairlane.moment_of(p_now, p_lease);
     IF v_arriving THEN
         PERFORM fairlane.admit_arriving(v_locked, 1000, m);
+        v_sources := NULL;  -- perhaps there are others now
     END IF;
     v_running := ARRAY[s.running_high, s.running_normal, s.running_low];
     FOR i IN 1 .. cardinality(p_mosts) LOOP
         EXIT WHEN v_left <= 0;
         c := p_classes[i];
+        CONTINUE WHEN v_sources IS NOT NULL AND 2 * c + (p_queues[i] IS NULL)::integer <> ALL (v_sources);
         v_most := least(p_mosts[i], v_left,
             fairlane.room(s.slots, s.reserved_high, s.reserved_normal, v_running[1], v_running[2], v_running[3], c));
         IF p_belows[i] IS NOT NULL THEN
