@@ -304,10 +304,16 @@ BEGIN
     topics := fairlane.topics();
 END $$;
 
--- Workers with bindings that are not there, and whose lease would have ended.
+-- Workers with bindings that are not there, and whose lease would have ended. It goes from one worker to the next in the
+-- index, so that it costs what there are workers, not what is bound to them.
 CREATE FUNCTION fairlane.bindings_unserved(m fairlane.moment) RETURNS TABLE (pool text, idx integer) LANGUAGE sql STABLE AS $$
-    SELECT d.pool, d.idx FROM (SELECT DISTINCT b.pool, b.idx FROM fairlane.binding b WHERE b.closed_at IS NULL) d
-    WHERE NOT fairlane.served(d.pool, d.idx, m)
+    WITH RECURSIVE place (pool, idx) AS (
+        (SELECT b.pool, b.idx FROM fairlane.binding b WHERE b.closed_at IS NULL ORDER BY b.pool, b.idx LIMIT 1)
+        UNION ALL
+        SELECT n.pool, n.idx FROM place p CROSS JOIN LATERAL (SELECT b.pool, b.idx FROM fairlane.binding b
+            WHERE b.closed_at IS NULL AND (b.pool, b.idx) > (p.pool, p.idx) ORDER BY b.pool, b.idx LIMIT 1) n
+    )
+    SELECT p.pool, p.idx FROM place p WHERE NOT fairlane.served(p.pool, p.idx, m)
 $$;
 
 CREATE FUNCTION fairlane.needs_rescue(p_declare boolean, m fairlane.moment) RETURNS boolean LANGUAGE sql STABLE AS $$
