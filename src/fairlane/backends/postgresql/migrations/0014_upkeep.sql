@@ -306,9 +306,9 @@ BEGIN
         AND NOT EXISTS (SELECT 1 FROM fairlane.live x WHERE x.session = s.seq) LIMIT p_limit);
     v_bindings := ARRAY(SELECT b.seq FROM fairlane.binding b WHERE b.closed_at <= m.now - p_history_seconds LIMIT p_limit);
     v_ids := ARRAY(SELECT r.id FROM fairlane.remembered r WHERE r.until <= m.now LIMIT p_limit);
-    -- Values whose time is over and whose job is final or gone.
+    -- Values whose time is over and whose job is final or gone. One that an open transaction takes again is left alone.
     v_uniques := ARRAY(SELECT u.seq FROM fairlane.held_unique u WHERE u.until <= m.now
-        AND NOT EXISTS (SELECT 1 FROM fairlane.live x WHERE x.seq = u.seq) LIMIT p_limit);
+        AND NOT EXISTS (SELECT 1 FROM fairlane.live x WHERE x.seq = u.seq) LIMIT p_limit FOR UPDATE SKIP LOCKED);
     IF cardinality(v_jobs) < p_limit THEN
         v_queues := fairlane.untidy();
     END IF;
