@@ -47,6 +47,8 @@ INSERT INTO fairlane.flow (domain, lane, tag, head, finish)
 SELECT d.id, coalesce(p.lane, ''), 1000 + min(p.seq) % 7, min(p.seq), 1000
 FROM plan p JOIN fairlane.domain d ON d.queue = p.queue WHERE p.alive AND p.state = 2 GROUP BY 1, 2
 ON CONFLICT DO NOTHING;
+INSERT INTO fairlane.line (domain, tag, head, flow)
+SELECT domain, tag, head, id FROM fairlane.flow WHERE tag IS NOT NULL ON CONFLICT DO NOTHING;
 INSERT INTO fairlane.live (seq, arrival, flow, session, lane, due, cost, queue, class, state, rank, granted, fence,
     attempt, started_at, inbox)
 SELECT p.seq, CASE WHEN p.state > 1 THEN p.seq END, CASE WHEN p.state = 2 AND n.id IS NULL THEN f.id END,

@@ -170,7 +170,19 @@ async def test_nothing_that_reads_writes(busy: Kit, connection: Any) -> None:
 async def test_who_reads_waits_for_no_writer(busy: Kit, connection: Any) -> None:
     async with connection.transaction():
         await connection.execute("SELECT fairlane.lock_alone()")
-        for table in ("job", "live", "outcome", "queue", "session", "flow", "domain", "binding", "leader", "schedule"):
+        for table in (
+            "job",
+            "live",
+            "outcome",
+            "queue",
+            "session",
+            "flow",
+            "line",
+            "domain",
+            "binding",
+            "leader",
+            "schedule",
+        ):
             await connection.execute(f"SELECT * FROM fairlane.{table} FOR UPDATE")
         async with asyncio.timeout(5):
             await busy.store.get(["job-1"])

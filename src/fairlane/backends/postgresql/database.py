@@ -36,7 +36,7 @@ IDLE_SECONDS = 60.0
 """A connection that nobody used for so long is closed."""
 SETTLED_SECONDS = 0.1
 """After a failed attempt to connect, so long all others fail without one: a hundred callers make one attempt."""
-FRESH_SECONDS = 0.01
+FRESH_SECONDS = 0.001
 REPEATS = 5
 """How often a call that collided is repeated."""
 LONGEST_PAUSE = 0.2
@@ -255,7 +255,8 @@ class _Pool:
         while self._kept:
             connection, since = self._kept.pop()
             # One that was used a moment ago is not asked again: looking costs as much as sending.
-            if self._loop.time() - since < FRESH_SECONDS or sockets.is_alive(connection):
+            fresh = self._loop.time() - since < FRESH_SECONDS and not is_closed(connection)
+            if fresh or sockets.is_alive(connection):
                 return cast("Connection", connection)
             self.drop(connection)
         for _ in range(self._address.pool + 1):

@@ -149,9 +149,11 @@ class PostgresqlStore:
     async def _enqueue_plain(self, jobs: Sequence[NewJob], patience: float) -> list[Enqueued]:
         if len(jobs) == 1 and not jobs[0].delay and jobs[0].run_at is None:
             [job] = jobs
-            row = await self._call("enqueue_one", *columns.job_values(job))
+            row = await self._call("enqueue_one", *columns.job_values(job), self._wakeups.channels.others)
             if row["seq"] is not None:
-                if row["first"]:
+                if row["told"]:
+                    self._wakeups.was_sent((queue_topic(job.queue),))
+                elif row["first"]:
                     self._wakeups.publish((queue_topic(job.queue),))
                 if row["arriving"]:
                     await self._admit(jobs)

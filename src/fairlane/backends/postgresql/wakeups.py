@@ -112,6 +112,12 @@ class NotifyWakeups:
         except Exception:
             logger.debug("a wake-up was lost", exc_info=True)
 
+    def was_sent(self, topics: Collection[str]) -> None:
+        """Topics that a transaction has sent itself: told here too, unless they come back by themselves."""
+        if not self._closed and not (self._listen and self._notifier.listens(jobs=False, others=True)):
+            self._notice_fork()
+            self._ears.tell(topics)
+
     def subscribe(self, topics: Iterable[str]) -> NotifySubscription:
         """Listen from the running event loop. A topic ending in ``*`` stands for all that begin like it."""
         if self._closed:

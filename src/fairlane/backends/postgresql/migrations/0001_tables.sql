@@ -187,8 +187,10 @@ CREATE INDEX live_waiter   ON fairlane.live (waiter) WHERE waiter IS NOT NULL;
 CREATE INDEX live_holding  ON fairlane.live (granted_at) WHERE granted_at IS NOT NULL;
 
 -- Fair order. A domain is (queue, class, inbox) with its clock; a flow is a lane in it. Only a flow with a claimable job
--- has a tag: that of its next job, whose arrival is `head`. No tag is ever lower than the clock, so a claim looks only
--- at tags from there on, and never at the dead entries of those before.
+-- has a tag: that of its next job, whose arrival is `head`; `line` has a row for each of them. No tag is ever lower than
+-- the clock, so a claim looks only at tags from there on, and never at the dead entries of those before. Tag and head are
+-- in no index of `flow`: then a row that changes all day leaves nothing in the indexes it is found by, even while some
+-- open transaction keeps all its old versions.
 CREATE TABLE fairlane.domain (
     id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     queue integer NOT NULL,
@@ -210,7 +212,13 @@ CREATE TABLE fairlane.flow (
     CHECK ((tag IS NULL) = (head IS NULL))
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000,
         autovacuum_vacuum_cost_delay = 0);
-CREATE INDEX flow_next ON fairlane.flow (domain, tag, head) WHERE tag IS NOT NULL;
+CREATE TABLE fairlane.line (
+    domain bigint NOT NULL,
+    tag    bigint NOT NULL,
+    head   bigint NOT NULL,
+    flow   bigint NOT NULL,
+    PRIMARY KEY (domain, tag, head)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
 
 -- Lanes with a limit that have jobs; `granted` = claimable + running + kept for a retry.
 CREATE TABLE fairlane.lane (

@@ -111,7 +111,7 @@ CREATE FUNCTION fairlane.tell_waiting(p_queue integer) RETURNS void LANGUAGE plp
 BEGIN
     PERFORM fairlane.tell_ready(p_queue, '');
     PERFORM fairlane.tell('worker:' || d.inbox) FROM fairlane.domain d WHERE d.queue = p_queue AND d.inbox <> ''
-        AND EXISTS (SELECT 1 FROM fairlane.flow f WHERE f.domain = d.id AND f.tag IS NOT NULL);
+        AND fairlane.next_flow(d.id, d.clock) IS NOT NULL;
 END $$;
 
 -- Whoever waits behind this job in its limited lane has moved up.

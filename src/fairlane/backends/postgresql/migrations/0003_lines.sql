@@ -12,6 +12,18 @@ BEGIN
     RETURN d;
 END $$;
 
+-- Give a flow another tag and head, or neither when nothing of it is claimable. Where it stood in line is told by its row.
+CREATE FUNCTION fairlane.move_flow(f fairlane.flow, p_tag bigint, p_head bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF f.tag IS NOT NULL THEN
+        DELETE FROM fairlane.line x WHERE x.domain = f.domain AND x.tag = f.tag AND x.head = f.head;
+    END IF;
+    UPDATE fairlane.flow SET tag = p_tag, head = p_head WHERE id = f.id;
+    IF p_tag IS NOT NULL THEN
+        INSERT INTO fairlane.line VALUES (f.domain, p_tag, p_head, f.id);
+    END IF;
+END $$;
+
 -- Put an arrival into the flow of its lane, and tell those who could start it. Returns the number of the flow.
 CREATE FUNCTION fairlane.join_flow(p_queue integer, p_class integer, p_inbox text, p_lane text, p_arrival bigint)
 RETURNS bigint LANGUAGE plpgsql AS $$
@@ -23,10 +35,9 @@ BEGIN
     IF NOT FOUND THEN
         INSERT INTO fairlane.flow (domain, lane, tag, head, weight)
         VALUES (d.id, p_lane, d.clock, p_arrival, (fairlane.terms(p_queue, p_lane)).weight) RETURNING * INTO f;
-    ELSIF f.tag IS NULL THEN
-        UPDATE fairlane.flow SET tag = greatest(d.clock, f.finish), head = p_arrival WHERE id = f.id;
-    ELSIF p_arrival < f.head THEN
-        UPDATE fairlane.flow SET head = p_arrival WHERE id = f.id;
+        INSERT INTO fairlane.line VALUES (d.id, f.tag, f.head, f.id);
+    ELSIF f.tag IS NULL OR p_arrival < f.head THEN
+        PERFORM fairlane.move_flow(f, coalesce(f.tag, greatest(d.clock, f.finish)), p_arrival);
     END IF;
     PERFORM fairlane.tell_ready(p_queue, p_inbox);
     RETURN f.id;
@@ -50,13 +61,15 @@ END $$;
 -- one that has gone: looked for from the beginning, every dead row of the flow would be in the way.
 CREATE FUNCTION fairlane.find_head(p_flow bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_gone bigint;
+    f fairlane.flow;
     v_head bigint;
 BEGIN
-    SELECT f.head INTO v_gone FROM fairlane.flow f WHERE f.id = p_flow;
+    SELECT * INTO f FROM fairlane.flow x WHERE x.id = p_flow;
     SELECT l.arrival INTO v_head FROM fairlane.live l
-    WHERE l.flow = p_flow AND l.flow IS NOT NULL AND l.session IS NULL AND l.arrival >= v_gone ORDER BY l.arrival LIMIT 1;
-    UPDATE fairlane.flow SET head = v_head, tag = CASE WHEN v_head IS NULL THEN NULL ELSE tag END WHERE id = p_flow;
+    WHERE l.flow = p_flow AND l.flow IS NOT NULL AND l.session IS NULL AND l.arrival >= f.head ORDER BY l.arrival LIMIT 1;
+    IF v_head IS DISTINCT FROM f.head THEN
+        PERFORM fairlane.move_flow(f, CASE WHEN v_head IS NOT NULL THEN f.tag END, v_head);
+    END IF;
 END $$;
 
 -- Take a job out of the line, before it has started. Nothing was charged for it, so nothing is owed.
@@ -80,10 +93,13 @@ END $$;
 CREATE FUNCTION fairlane.give_back(l fairlane.live) RETURNS fairlane.live LANGUAGE plpgsql AS $$
 DECLARE
     d fairlane.domain := fairlane.domain_for(l.queue, l.class, l.inbox);
+    f fairlane.flow;
 BEGIN
-    UPDATE fairlane.flow f SET finish = greatest(0, f.finish - l.paid),
-        tag = CASE WHEN f.tag IS NOT NULL THEN greatest(d.clock, greatest(0, f.finish - l.paid)) END
-    WHERE f.domain = d.id AND f.lane = fairlane.lane_key(l.seq);
+    UPDATE fairlane.flow u SET finish = greatest(0, u.finish - l.paid) WHERE u.domain = d.id AND u.lane = fairlane.lane_key(l.seq)
+    RETURNING * INTO f;
+    IF f.tag IS NOT NULL THEN
+        PERFORM fairlane.move_flow(f, greatest(d.clock, f.finish), f.head);
+    END IF;
     l.paid := 0;
     RETURN l;
 END $$;

@@ -23,8 +23,11 @@ DECLARE
 BEGIN
     SELECT array_agg(x.flow), array_agg(x.arrival) INTO v_flows, v_heads FROM (
         SELECT l.flow, min(l.arrival) AS arrival FROM fairlane.live l WHERE l.seq = ANY (p_seqs) GROUP BY l.flow) x;
-    UPDATE fairlane.flow u SET tag = greatest(d.clock, u.finish), head = v_heads[array_position(v_flows, u.id)]
-    WHERE u.id = ANY (v_flows) AND u.tag IS NULL;
+    WITH raised AS (
+        UPDATE fairlane.flow u SET tag = greatest(d.clock, u.finish), head = v_heads[array_position(v_flows, u.id)]
+        WHERE u.id = ANY (v_flows) AND u.tag IS NULL RETURNING u.id, u.tag, u.head
+    )
+    INSERT INTO fairlane.line (domain, tag, head, flow) SELECT d.id, r.tag, r.head, r.id FROM raised r;
     IF FOUND THEN
         PERFORM fairlane.tell_ready(d.queue, d.inbox);
     END IF;
@@ -112,8 +115,8 @@ END $$;
 -- unusual is left to `enqueue`: then `seq` is NULL and nothing was done.
 CREATE FUNCTION fairlane.enqueue_one(p_id text, p_task text, p_queue text, p_payload bytea, p_lane text, p_class smallint,
     p_cost double precision, p_expires double precision, p_retries integer, p_backoff bytea, p_timeout double precision, p_pool text,
-    p_retry_of text, p_headers bytea, p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
-    OUT seq bigint, OUT arriving boolean, OUT first boolean)
+    p_retry_of text, p_headers bytea, p_channel text, p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
+    OUT seq bigint, OUT arriving boolean, OUT first boolean, OUT told boolean)
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET lock_timeout = '2s' AS $$
 DECLARE
     v_now double precision := coalesce(p_now, extract(epoch FROM clock_timestamp()));
@@ -127,6 +130,7 @@ DECLARE
 BEGIN
     arriving := false;
     first := true;
+    told := false;
     SELECT q.id INTO v_queue FROM fairlane.queue q
     WHERE q.name = p_queue AND NOT q.ruled AND q.max_pending IS NULL AND q.closed IS NULL;
     IF NOT FOUND OR EXISTS (SELECT 1 FROM fairlane.remembered r WHERE r.id = p_id) THEN
@@ -150,10 +154,17 @@ BEGIN
     SELECT d.id, d.clock, f.id, f.tag INTO v_domain, v_clock, v_flow, v_tag FROM fairlane.domain d
     LEFT JOIN fairlane.flow f ON f.domain = d.id AND f.lane = coalesce(p_lane, '')
     WHERE d.inbox = '' AND d.class = p_class AND d.queue = v_queue;
+    IF v_tag IS NULL AND (v_domain IS NULL OR fairlane.next_flow(v_domain, v_clock) IS NULL) THEN
+        -- Nothing at all was claimable: somebody is probably idle, and hears of it with the commit. A NOTIFY makes commits
+        -- wait for each other, so in a queue that is busy the caller sends it, together with others.
+        PERFORM pg_notify(p_channel, 'queue:' || p_queue);
+        told := true;
+    END IF;
     IF v_flow IS NULL THEN
         v_flow := fairlane.join_flow(v_queue, p_class, '', coalesce(p_lane, ''), v_arrival);
     ELSIF v_tag IS NULL THEN
-        UPDATE fairlane.flow SET tag = greatest(v_clock, finish), head = v_arrival WHERE id = v_flow;
+        UPDATE fairlane.flow SET tag = greatest(v_clock, finish), head = v_arrival WHERE id = v_flow RETURNING tag INTO v_tag;
+        INSERT INTO fairlane.line VALUES (v_domain, v_tag, v_arrival, v_flow);
     ELSE
         -- Whoever could start it has been told when the lane got its first claimable job, or is busy.
         first := false;

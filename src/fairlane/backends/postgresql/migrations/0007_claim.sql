@@ -5,8 +5,7 @@
 -- The flow of a domain whose next job comes first; NULL when nothing in it is claimable.
 CREATE FUNCTION fairlane.next_flow(p_domain bigint, p_clock bigint) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN (SELECT f.id FROM fairlane.flow f WHERE f.domain = p_domain AND f.tag >= p_clock AND f.tag IS NOT NULL
-            ORDER BY f.tag, f.head LIMIT 1);
+    RETURN (SELECT x.flow FROM fairlane.line x WHERE x.domain = p_domain AND x.tag >= p_clock ORDER BY x.tag, x.head LIMIT 1);
 END $$;
 
 -- Start jobs of the only flow there is, in their order, when they all cost the same and none has expired: nearly always.
@@ -35,6 +34,10 @@ BEGIN
     WHERE u.seq = ANY (v_seqs);
     UPDATE fairlane.flow SET finish = p_tag + 1000 * k, head = v_next, tag = CASE WHEN v_next IS NOT NULL THEN p_tag + 1000 * k END
     WHERE id = p_flow;
+    DELETE FROM fairlane.line x WHERE x.domain = p_domain AND x.tag = p_tag AND x.head = p_head;
+    IF v_next IS NOT NULL THEN
+        INSERT INTO fairlane.line VALUES (p_domain, p_tag + 1000 * k, v_next, p_flow);
+    END IF;
     IF p_tag + 1000 * (k - 1) > p_clock THEN
         UPDATE fairlane.domain SET clock = p_tag + 1000 * (k - 1) WHERE id = p_domain;
     END IF;
@@ -52,6 +55,7 @@ DECLARE
     v_flows bigint[];
     v_tags bigint[];
     v_heads bigint[];
+    v_places tid[];
     v_weights double precision[];
     v_chunk integer;
     v_cut bigint;
@@ -64,9 +68,11 @@ DECLARE
 BEGIN
     SELECT d.clock INTO v_clock FROM fairlane.domain d WHERE d.id = p_domain;
     WHILE v_left > 0 LOOP
-        SELECT array_agg(x.id), array_agg(x.tag), array_agg(x.head), array_agg(x.weight) INTO v_flows, v_tags, v_heads, v_weights
-        FROM (SELECT f.id, f.tag, f.head, f.weight FROM fairlane.flow f
-              WHERE f.domain = p_domain AND f.tag >= v_clock AND f.tag IS NOT NULL ORDER BY f.tag, f.head LIMIT v_left) x;
+        SELECT array_agg(x.flow), array_agg(x.tag), array_agg(x.head), array_agg(x.place),
+            array_agg((SELECT f.weight FROM fairlane.flow f WHERE f.id = x.flow))
+        INTO v_flows, v_tags, v_heads, v_places, v_weights
+        FROM (SELECT n.flow, n.tag, n.head, n.ctid AS place FROM fairlane.line n
+              WHERE n.domain = p_domain AND n.tag >= v_clock ORDER BY n.tag, n.head LIMIT v_left) x;
         EXIT WHEN v_flows IS NULL;
         IF cardinality(v_flows) = 1 THEN
             IF v_weights[1] = 1.0 THEN
@@ -107,13 +113,14 @@ BEGIN
                 AND n.arrival > c.arrival ORDER BY n.arrival LIMIT 1) END AS head
             FROM chosen c ORDER BY c.flow, c.nth DESC
         )
-        SELECT a.seqs, a.pays, a.gone, a.top, e.flows, e.finishes, e.heads
-        INTO v_seqs, v_pays, v_gone, v_top, v_flows, v_tags, v_heads
+        SELECT a.seqs, a.pays, a.gone, a.top, e.flows, e.finishes, e.heads, e.places
+        INTO v_seqs, v_pays, v_gone, v_top, v_flows, v_tags, v_heads, v_places
         FROM (SELECT array_agg(c.seq ORDER BY c.start, c.arrival) FILTER (WHERE NOT c.expired) AS seqs,
                   array_agg(c.pay ORDER BY c.start, c.arrival) FILTER (WHERE NOT c.expired) AS pays,
                   array_agg(c.seq) FILTER (WHERE c.expired) AS gone, max(c.start) FILTER (WHERE NOT c.expired) AS top
               FROM chosen c) a,
-            (SELECT array_agg(x.flow) AS flows, array_agg(x.finish) AS finishes, array_agg(x.head) AS heads FROM ends x) e;
+            (SELECT array_agg(x.flow) AS flows, array_agg(x.finish) AS finishes, array_agg(x.head) AS heads,
+                 array_agg(v_places[array_position(v_flows, x.flow)]) AS places FROM ends x) e;
         IF v_seqs IS NULL AND v_gone IS NULL THEN
             -- The head that the flow names is not there: repaired by a recount, never waited for.
             EXIT;
@@ -123,6 +130,10 @@ BEGIN
             SELECT greatest(u.finish, v_tags[p.at]), v_heads[p.at], CASE WHEN v_heads[p.at] IS NOT NULL THEN v_tags[p.at] END
             FROM (SELECT array_position(v_flows, u.id) AS at) p)
         WHERE u.id = ANY (v_flows);
+        -- Nobody else moves rows of this line, so they are still where they were read.
+        DELETE FROM fairlane.line x WHERE x.ctid = ANY (v_places);
+        INSERT INTO fairlane.line (domain, tag, head, flow)
+        SELECT p_domain, g.tag, g.head, g.flow FROM unnest(v_flows, v_tags, v_heads) g(flow, tag, head) WHERE g.head IS NOT NULL;
         IF v_seqs IS NOT NULL THEN
             -- A job keeps its flow while it runs: the index of claimable jobs leaves out what has a session.
             FOREACH v_pay IN ARRAY ARRAY(SELECT DISTINCT p FROM unnest(v_pays) p) LOOP
@@ -194,6 +205,7 @@ DECLARE
     q fairlane.queue;
     d record;
     m fairlane.moment;
+    v_space integer := fairlane.space();
     v_inbox text;
     v_locked integer[];
     v_arriving boolean;
@@ -211,7 +223,9 @@ DECLARE
     c integer;
 BEGIN
     SELECT * INTO s FROM fairlane.session x WHERE x.id = p_session;
-    PERFORM fairlane.check_claim(s, p_number);
+    IF s.state IS DISTINCT FROM 'live' OR p_number < s.claim THEN
+        PERFORM fairlane.check_claim(s, p_number);
+    END IF;
     IF p_number = s.claim THEN
         RETURN ARRAY(SELECT l.seq FROM fairlane.live l WHERE l.session = s.seq AND l.session IS NOT NULL AND l.claim = p_number
                      ORDER BY l.class, l.arrival);
@@ -236,13 +250,18 @@ BEGIN
     IF v_locked IS NULL THEN
         RETURN v_taken;
     END IF;
-    PERFORM fairlane.lock_some(NULL, v_locked);
+    IF cardinality(v_locked) = 1 THEN
+        PERFORM pg_advisory_xact_lock_shared(v_space, 0), pg_advisory_xact_lock(v_space, v_locked[1]);
+    ELSE
+        PERFORM fairlane.lock_some(NULL, v_locked);
+    END IF;
     SELECT * INTO s FROM fairlane.session x WHERE x.id = p_session FOR UPDATE;
-    PERFORM fairlane.check_claim(s, p_number);
-    IF s.state <> 'live' OR p_number = s.claim THEN
+    IF s.state IS DISTINCT FROM 'live' OR p_number <= s.claim THEN
+        PERFORM fairlane.check_claim(s, p_number);
         RETURN v_taken;
     END IF;
-    m := fairlane.moment_of(p_now, p_lease);
+    m.now := coalesce(p_now, extract(epoch FROM clock_timestamp()));
+    m.lease := coalesce(p_lease, m.now);
     IF v_arriving THEN
         PERFORM fairlane.admit_arriving(v_locked, 1000, m);
         v_sources := NULL;  -- perhaps there are others now

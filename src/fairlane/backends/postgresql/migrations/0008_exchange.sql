@@ -12,6 +12,7 @@ DECLARE
     v_flows bigint[];
     v_arrivals bigint[];
     v_lane bigint;
+    v_moving fairlane.flow;
     r record;
 BEGIN
     -- `simple`: one place is free, and the next in line is a job that nothing else holds.
@@ -35,9 +36,17 @@ BEGIN
         UPDATE fairlane.live u SET granted = true, flow = v_flows[array_position(v_seqs, u.seq)],
             granted_at = CASE WHEN u.inbox <> '' THEN m.now END
         WHERE u.seq = ANY (v_seqs);
-        UPDATE fairlane.flow u SET tag = coalesce(u.tag, greatest(u.finish, (SELECT d.clock FROM fairlane.domain d WHERE d.id = u.domain))),
-            head = least(u.head, v_arrivals[array_position(v_flows, u.id)])
-        WHERE u.id = ANY (v_flows) AND (u.tag IS NULL OR v_arrivals[array_position(v_flows, u.id)] < u.head);
+        FOR v_moving IN SELECT x.* FROM fairlane.flow x
+            WHERE x.id = ANY (v_flows) AND v_arrivals[array_position(v_flows, x.id)] < x.head
+        LOOP
+            PERFORM fairlane.move_flow(v_moving, v_moving.tag, v_arrivals[array_position(v_flows, v_moving.id)]);
+        END LOOP;
+        WITH raised AS (
+            UPDATE fairlane.flow u SET tag = greatest(u.finish, (SELECT d.clock FROM fairlane.domain d WHERE d.id = u.domain)),
+                head = v_arrivals[array_position(v_flows, u.id)]
+            WHERE u.id = ANY (v_flows) AND u.tag IS NULL RETURNING u.id, u.domain, u.tag, u.head
+        )
+        INSERT INTO fairlane.line (domain, tag, head, flow) SELECT x.domain, x.tag, x.head, x.id FROM raised x;
         FOR r IN SELECT DISTINCT l.queue, l.inbox FROM fairlane.live l WHERE l.seq = ANY (v_seqs) LOOP
             PERFORM fairlane.tell_ready(r.queue, r.inbox);
         END LOOP;
@@ -166,7 +175,8 @@ BEGIN
     IF v_queues IS NOT NULL THEN
         PERFORM fairlane.lock_some(NULL, v_queues);
     END IF;
-    m := fairlane.moment_of(p_now, p_lease);
+    m.now := coalesce(p_now, extract(epoch FROM clock_timestamp()));
+    m.lease := coalesce(p_lease, m.now);
     v_done := fairlane.complete_jobs(v_holder, p_seqs, p_fences, p_moves, p_results, m);
     acceptances := array_fill(0::smallint, ARRAY[cardinality(p_ids)]);
     states := array_fill(4::smallint, ARRAY[cardinality(p_ids)]);
@@ -283,7 +293,9 @@ BEGIN
                   ORDER BY g.ord) x;
         END IF;
     END IF;
-    topics := fairlane.topics();
+    IF current_setting('fairlane_step.topics', true) <> '' THEN
+        topics := fairlane.topics();
+    END IF;
 END $$;
 
 -- Keep the latest progress of running jobs.

@@ -178,8 +178,8 @@ BEGIN
         WHERE x.gate > 0 AND x.state = 2 AND x.queue = p_queue AND j.lane = p_key);
     v_running := ARRAY(SELECT x.seq FROM fairlane.live x JOIN fairlane.job j ON j.seq = x.seq
         WHERE x.session IS NOT NULL AND x.queue = p_queue AND j.lane = p_key);
-    UPDATE fairlane.flow f SET tag = NULL, head = NULL FROM fairlane.domain d
-    WHERE d.queue = p_queue AND f.domain = d.id AND f.lane = p_key AND f.tag IS NOT NULL;
+    PERFORM fairlane.move_flow(f, NULL, NULL) FROM fairlane.domain d JOIN fairlane.flow f ON f.domain = d.id AND f.lane = p_key
+    WHERE d.queue = p_queue AND f.tag IS NOT NULL;
     UPDATE fairlane.live SET flow = NULL, granted = false, granted_at = NULL, lane = n.id,
         rank = CASE WHEN n.ordered THEN 0 ELSE class END WHERE seq = ANY (v_waiting);
     UPDATE fairlane.live SET granted = true, lane = n.id, rank = CASE WHEN n.ordered THEN 0 ELSE class END WHERE seq = ANY (v_running);
@@ -368,8 +368,19 @@ BEGIN
         v_found := v_found || CASE WHEN r.kept IS DISTINCT FROM r.true
             THEN format('flow of lane %L: head was %s, is %s', r.lane, coalesce(r.kept::text, 'None'), coalesce(r.true::text, 'None'))
             ELSE format('flow of lane %L: tag was %s, is %s', r.lane, r.tag, r.clock) END;
-        UPDATE fairlane.flow SET head = r.true, tag = CASE WHEN r.true IS NOT NULL
-            THEN greatest(r.clock, coalesce(r.tag, r.finish)) END WHERE id = r.id;
+        PERFORM fairlane.move_flow(f, CASE WHEN r.true IS NOT NULL THEN greatest(r.clock, coalesce(r.tag, r.finish)) END, r.true)
+        FROM fairlane.flow f WHERE f.id = r.id;
+    END LOOP;
+    FOR r IN SELECT f.id, f.lane, f.domain, f.tag, f.head FROM fairlane.flow f WHERE f.tag IS NOT NULL AND NOT EXISTS (
+        SELECT 1 FROM fairlane.line x WHERE x.domain = f.domain AND x.tag = f.tag AND x.head = f.head AND x.flow = f.id)
+    LOOP
+        v_found := v_found || format('flow of lane %L: was not in line', r.lane);
+        INSERT INTO fairlane.line VALUES (r.domain, r.tag, r.head, r.id);
+    END LOOP;
+    FOR r IN DELETE FROM fairlane.line x WHERE NOT EXISTS (SELECT 1 FROM fairlane.flow f WHERE f.id = x.flow
+        AND f.domain = x.domain AND f.tag = x.tag AND f.head = x.head) RETURNING x.flow
+    LOOP
+        v_found := v_found || format('line: flow %s stood in it twice, or where it is not', r.flow);
     END LOOP;
     FOR l IN SELECT v.* FROM fairlane.live v WHERE v.state = 2 AND v.gate = 0 AND v.granted AND v.kind <> 1
         AND NOT EXISTS (SELECT 1 FROM fairlane.flow f WHERE f.id = v.flow)

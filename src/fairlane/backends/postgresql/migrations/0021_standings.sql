@@ -98,8 +98,7 @@ BEGIN
     END IF;
     SELECT * INTO f FROM fairlane.flow x WHERE x.domain = d.id AND x.lane = p_key;
     -- No tag is lower than the clock.
-    SELECT count(*) INTO v_active FROM (SELECT 1 FROM fairlane.flow x
-        WHERE x.domain = d.id AND x.tag IS NOT NULL AND x.tag >= d.clock LIMIT p_many) y;
+    SELECT count(*) INTO v_active FROM (SELECT 1 FROM fairlane.line x WHERE x.domain = d.id AND x.tag >= d.clock LIMIT p_many) y;
     IF l.inbox = '' THEN
         SELECT count(*) INTO v_limited FROM (SELECT 1 FROM fairlane.lane x WHERE x.queue = l.queue LIMIT p_many) y;
     END IF;
@@ -112,8 +111,9 @@ BEGIN
                 AND r.session IS NULL AND r.arrival >= x.head LIMIT v_most) c) AS claimable,
             (SELECT count(*) FROM (SELECT 1 FROM fairlane.live w WHERE w.lane = n.id AND w.lane IS NOT NULL
                 AND NOT w.granted AND w.rank = CASE WHEN n.ordered THEN 0 ELSE l.class END LIMIT v_most) c) AS waiting
-        FROM (SELECT * FROM fairlane.flow a WHERE a.domain = d.id AND a.tag IS NOT NULL AND a.tag >= d.clock
-            AND a.lane <> p_key ORDER BY a.tag, a.head LIMIT p_lanes) x
+        FROM (SELECT a.flow AS id, a.tag, a.head, (SELECT o.lane FROM fairlane.flow o WHERE o.id = a.flow) AS lane
+            FROM fairlane.line a WHERE a.domain = d.id AND a.tag >= d.clock AND a.flow IS DISTINCT FROM f.id
+            ORDER BY a.tag, a.head LIMIT p_lanes) x
         CROSS JOIN LATERAL (SELECT a.cost FROM fairlane.live a WHERE a.flow = x.id AND a.flow IS NOT NULL
             AND a.session IS NULL AND a.arrival = x.head LIMIT 1) h
         LEFT JOIN LATERAL (SELECT a.* FROM fairlane.lane a WHERE a.queue = l.queue AND a.key = x.lane LIMIT 1) n ON true
@@ -186,7 +186,7 @@ BEGIN
     ELSIF v_place = 1 AND l.flow IS NOT NULL THEN
         SELECT count(*) INTO v_before FROM (SELECT 1 FROM fairlane.flow m
             CROSS JOIN LATERAL (SELECT a.clock FROM fairlane.domain a WHERE a.id = m.domain LIMIT 1) d
-            CROSS JOIN LATERAL (SELECT 1 FROM fairlane.flow a WHERE a.domain = m.domain AND a.tag IS NOT NULL
+            CROSS JOIN LATERAL (SELECT 1 FROM fairlane.line a WHERE a.domain = m.domain
                 AND a.tag >= d.clock AND (a.tag, a.head) < (m.tag, m.head) LIMIT p_slots) x
             WHERE m.id = l.flow LIMIT p_slots) y;
     END IF;
