@@ -77,13 +77,18 @@ class Fleet:
         return [job for job in await self.store.get(ids) if job is not None]
 
     async def until_running(self, ids: Sequence[str], *, not_by: str = "") -> list[Job]:
-        """The jobs, once all of them run, and none in the session `not_by`."""
+        """The jobs, once all of them run, and none in the session `not_by`. Those that begin have begun: the store
+        knows of a claim before the process that has it does."""
 
         async def all_run() -> bool:
             return all(j.state is JobState.RUNNING and j.session != not_by for j in await self.jobs(ids))
 
         await until(all_run)
-        return await self.jobs(ids)
+        jobs = await self.jobs(ids)
+        for job in jobs:
+            if job.task == "begin":
+                await self.until_file(f"begun-{job.id}-{job.fence}")
+        return jobs
 
     async def remaining(self, session: str) -> float:
         """Seconds until the lease of a session ends."""

@@ -72,6 +72,7 @@ class SmallWorker:
         if job.task == "hold":
             return
         self.marks.begin(job.held)
+        (self.folder / f"begun-{job.id}-{job.fence}").touch()
         if job.task == "busy":
             # A call that keeps the interpreter: no other thread of this process runs meanwhile.
             ctypes.PyDLL(None).sleep(BUSY_SECONDS)
