@@ -110,7 +110,9 @@ class Server:
         self._programs = installation(name)
         self.version = self._programs.version
         self.durable = durable
-        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=DISK if durable else quick_place()))
+        # Durable ones too: what outlives the death of its processes does so in memory, and a disk that is slow for a
+        # moment, because other tests write, is not taken for a store that is.
+        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=quick_place()))
         self.port = 0
         self.pid: int | None = None
         """The process of the server while it runs."""
@@ -306,7 +308,7 @@ def own_server(name: str = "any", *, durable: bool = True) -> Server:
 
 
 def borrowed_server() -> Server:
-    """A durable server that nobody else uses now; starting one takes a second on a slow disk."""
+    """A durable server that nobody else uses now."""
     with _lock:
         return _spare.pop() if _spare else _new("any", durable=True)
 
@@ -345,7 +347,7 @@ def free_port() -> int:
 
 
 def quick_place() -> Path:
-    """Where a server lives that need not be durable. It begins with 1,000 files, and 400 are a database: in memory they
+    """Where a server lives. It begins with 1,000 files, and 400 are a database: in memory they
     take 130 ms and 12 ms, on a disk three to ten times as long."""
     with contextlib.suppress(OSError):
         if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ENOUGH:
