@@ -111,14 +111,14 @@ def collected(request: pytest.FixtureRequest) -> Iterator[Collected]:
 async def _collect(url: str, jobs: int) -> Collected:
     connection = await driver().connect(url)
     await fill(connection, FEW)
+    # Filling takes longer than a lease, and nobody renews meanwhile.
+    await connection.execute("UPDATE fairlane.session SET slots = 100000, lease = 1e9")
     await connection.execute("ANALYZE")
     caller = Caller(connection)
     for _ in range(2):
         for _, call in caller.calls():
             await call()
     other = await driver().connect(url)
-    # Without autovacuum's look, which would have the plans made anew.
-    await other.execute("UPDATE fairlane.session SET slots = 100000")
     await fill(other, jobs)
     # Bindings of workers that are not there: closed now, so that the pass below is one that finds nothing.
     await other.fetchrow(RESCUE)
