@@ -49,7 +49,7 @@ def hasty() -> Iterator[Server]:
 def ask(url: str, statement: str) -> Any:
     """The one value that a statement answers."""
     with contextlib.closing(psycopg.connect(url, autocommit=True, connect_timeout=10)) as connection:
-        cursor = connection.execute(statement)  # type: ignore[call-overload,unused-ignore]
+        cursor = connection.execute(statement.encode())
         row = cursor.fetchone() if cursor.description else None
         return row[0] if row else None
 

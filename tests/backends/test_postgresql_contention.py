@@ -1,0 +1,115 @@
+"""Two at once, and one who dies in between: what the locks of a queue must not lose, block or tangle."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from fairlane.backends.postgresql.address import driver
+from fairlane.backends.postgresql.store import PostgresqlStore
+from fairlane.clock import ManualClock
+from fairlane.job import Claimed, JobState, Priority
+from fairlane.reading import Gate
+from fairlane.session import Claim
+from fairlane.slots import Ask
+from fairlane.states import complete
+from tests.conformance.kit import Kit
+from tests.servers.postgresql import server
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def kit() -> AsyncIterator[Kit]:
+    """A store by the server's own clock."""
+    url = server().fresh_database()
+    store = await PostgresqlStore.open(url)
+    yield Kit(store, ManualClock())
+    await store.close()
+    server().done(url)
+
+
+@pytest.fixture
+async def other(kit: Kit) -> AsyncIterator[Any]:
+    """A connection of somebody else."""
+    assert isinstance(kit.store, PostgresqlStore)
+    connection = await driver().connect(kit.store._address.dsn)
+    yield connection
+    await connection.close()
+
+
+async def test_what_a_sender_left_unadmitted_when_it_died_is_admitted_by_the_next_claim(
+    kit: Kit, other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def dies(*_: object) -> None:
+        return None
+
+    worker = await kit.worker()
+    await kit.enqueue(id="known")  # the queue is there
+    assert await worker.claim_ids() == ["known"]
+    monkeypatch.setattr(kit.store, "_admit", dies)
+    async with other.transaction():
+        await other.execute("SELECT fairlane.lock_alone()")
+        begun = time.monotonic()
+        await kit.enqueue(id="left")
+        await kit.store.enqueue([kit.new(id="left-too"), kit.new(id="later", delay=3_600)])
+        assert time.monotonic() - begun < 1.0, "a plain enqueue waits for nobody's lock"
+        standing = await kit.standing("left")
+        assert standing is not None
+        assert standing.gate is Gate.ARRIVING
+
+    assert await worker.claim_ids(10) == ["left", "left-too"]
+
+    assert await kit.state("later") is JobState.SCHEDULED
+    assert (await kit.store.recount()).differences == ()
+
+
+async def test_cancelling_what_others_finish_neither_tangles_nor_fails(kit: Kit, other: Any) -> None:
+    workers = [await kit.worker(slots=50) for _ in range(2)]
+    ids = [f"job-{n}" for n in range(400)]
+    await kit.store.enqueue([kit.new(id=id, lane=f"lane-{n % 7}") for n, id in enumerate(ids)])
+    done = asyncio.Event()
+
+    async def work(index: int) -> None:
+        worker = workers[index]
+        held: list[Claimed] = []
+        while True:
+            claim = Claim(number=kit.number(), asks=(Ask("default", Priority.NORMAL, 20),), total=20)
+            answer = await kit.store.finish(worker.id, [complete(job.held) for job in held], claim=claim)
+            held = list(answer.claimed)
+            if not held:
+                return
+
+    async def cancel() -> None:
+        while not done.is_set():
+            for start in range(0, len(ids), 40):
+                await kit.store.cancel(ids[start : start + 40])
+
+    cancelling = asyncio.create_task(cancel())
+    await asyncio.gather(work(0), work(1))
+    done.set()
+    await cancelling
+
+    states = {await kit.state(id) for id in ids}
+    assert states <= {JobState.COMPLETED, JobState.CANCELLED}
+    assert (await kit.store.recount()).differences == ()
+    await other.execute("SELECT pg_stat_clear_snapshot()")
+    assert await other.fetchval("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == 0
+
+
+async def test_a_recount_mends_a_line_that_lost_or_doubled_a_lane(kit: Kit, other: Any) -> None:
+    worker = await kit.worker()
+    await kit.enqueue(id="first", lane="a")
+    await kit.enqueue(id="second", lane="b")
+    await other.execute("DELETE FROM fairlane.line WHERE flow = (SELECT flow FROM fairlane.live ORDER BY seq LIMIT 1)")
+    await other.execute("INSERT INTO fairlane.line SELECT domain, tag + 5, head, flow FROM fairlane.line")
+
+    differences = (await kit.store.recount()).differences
+
+    assert len(differences) == 2
+    assert (await kit.store.recount()).differences == ()
+    assert sorted(await worker.claim_ids(10)) == ["first", "second"]
