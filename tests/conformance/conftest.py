@@ -3,7 +3,8 @@ and the whole suite runs on it.
 
 Every test runs on SQLite and on PostgreSQL. If the system has a PostgreSQL of another version than the wheel's, a part
 runs there as well: the tests that are the first in their file, or the first there to name a verb of the port, a quarter
-of all (`tests/servers/test_stores.py` proves that they call every verb). ``FAIRLANE_TEST_EVERY_VERSION=1`` runs all.
+of all (`tests/servers/test_stores.py` proves that they call every verb). ``FAIRLANE_TEST_EVERY_VERSION=1`` runs all but
+those of `LONG`.
 """
 
 from __future__ import annotations

@@ -5,11 +5,13 @@ The suite knows no backend, so the one place that does, its conftest, is asked.
 
 from __future__ import annotations
 
-from fairlane.backends import open_store
 from fairlane.clock import Clock
 from fairlane.store import Store
+
+from . import conftest
 
 
 async def open_again(url: str, clock: Clock | None = None) -> Store:
     """A store of its own at `url`; without `clock` it goes by its real one."""
-    return await open_store(url, clock=clock)
+    store: Store = await conftest.open_store(url, clock=clock)  # type: ignore[attr-defined]  # imported there
+    return store

@@ -117,7 +117,7 @@ class Databases:
     def _made(self, template: str = "template0") -> str:
         name = f"{self._prefix}_{next(self._numbers)}"
         with self._server() as admin:
-            # Quicker than wal_log, the default, on every server measured.
+            # Quicker than wal_log, the default, in most of the comparisons made.
             admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY file_copy')
         url = _with_database(self._url(), name)
         self._all.add(url)

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from importlib.resources import files
 
 import msgspec
 
-from ..sql import Migration, load_queries
+from ..sql import Migration, load_migrations, load_queries
 from .address import SCHEMA
 
 PACKAGE = "fairlane.backends.postgresql"
@@ -59,7 +58,7 @@ class Change(msgspec.Struct, frozen=True):
 @lru_cache(maxsize=16)
 def changes(schema: str) -> tuple[Change, ...]:
     """The migrations in their order."""
-    return tuple(_change(migration, schema) for migration in _migrations())
+    return tuple(_change(migration, schema) for migration in load_migrations(PACKAGE))
 
 
 def _change(migration: Migration, schema: str) -> Change:
@@ -68,16 +67,3 @@ def _change(migration: Migration, schema: str) -> Change:
     if len(said) > 1 or needs > migration.number:
         raise ValueError(f"migration {migration.number} says more than once what it needs, or more than itself")
     return Change(migration.number, migration.name, placed(migration.script, schema), needs)
-
-
-def _migrations() -> list[Migration]:
-    """Numbered upwards. Numbers may be left out: those that are there were all applied in this order."""
-    found: dict[int, Migration] = {}
-    for file in files(PACKAGE).joinpath("migrations").iterdir():
-        if not file.name.endswith(".sql"):
-            continue
-        number, _, name = file.name.removesuffix(".sql").partition("_")
-        if int(number) in found:
-            raise ValueError(f"two migrations have the number {int(number)}, one of them {file.name}")
-        found[int(number)] = Migration(int(number), name, file.read_text())
-    return [found[number] for number in sorted(found)]

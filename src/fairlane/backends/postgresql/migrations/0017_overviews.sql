@@ -1,4 +1,4 @@
--- Queues, sessions and bindings as readers see them; see 0020_reading.sql for the settings.
+-- Queues, sessions and bindings as readers see them; see 0015_reading.sql for the settings.
 
 -- Every queue, by name. `tallies` has a row for each class that ever had a job: the class, then jobs by state. What is
 -- stored and not admitted yet is pending too, and in no tally.

@@ -1,12 +1,6 @@
 -- Settings of queues and lanes, schedules, and leadership: the small records that everybody shares. And how all that is derived
 -- from the jobs is computed anew.
 
--- What a change of settings is computed from. No row: the queue is new, and its stamp is 0.
-CREATE FUNCTION fairlane.queue_settings(p_name text) RETURNS TABLE (id integer, version bigint, declared text, override text, stamp bigint)
-LANGUAGE sql STABLE AS $$
-    SELECT q.id, q.version, q.declared, q.override, q.stamp FROM fairlane.queue q WHERE q.name = p_name
-$$;
-
 -- Store settings, and bring lanes in line with them. A change is an object with the names of the columns of `queue`: `queue`
 -- (its name), `stamp` (as it was read), `version`, `declared`, `override`, and what counts of the two: `paused`, `slots`,
 -- `reserved_high`, `reserved_normal`, `max_pending`, `closed`, and `rules`, a list of `pattern`, `places`, `weight`, `ordered`,
