@@ -282,8 +282,7 @@ async def test_a_task_that_ends_with_its_event_loop_can_still_call(url: str) -> 
 
     async def main() -> None:
         await database.execute("SELECT 1")
-        main.task = asyncio.create_task(last_words())  # type: ignore[attr-defined]
-        await asyncio.sleep(0)
+        await asyncio.wait([asyncio.create_task(last_words())], timeout=0.01)
 
     await asyncio.to_thread(lambda: asyncio.run(main()))
 
