@@ -53,7 +53,8 @@ class Ledger:
         """Everything so far, by time."""
         if not self.path.exists():
             return []
-        lines = self.path.read_bytes().splitlines()
+        # What stands behind the last line end is still being written.
+        lines = self.path.read_bytes().split(b"\n")[:-1]
         return sorted((msgspec.json.decode(line, type=Entry) for line in lines), key=lambda entry: entry.at)
 
     def of(self, job: str, event: str | None = None) -> list[Entry]:
