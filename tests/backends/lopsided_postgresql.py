@@ -20,8 +20,11 @@ INSERT INTO fairlane.queue (name, declared) VALUES ('calm', '{{}}'),
 INSERT INTO fairlane.session (id, kind, state, host, pid, pool, idx, named, queues, slots, started_at, lease, expires)
 SELECT name, 'worker', state, 'host', 1, 'default', idx, false, '{{calm,crowd}}', 500, 0, 15, 1e12
 FROM (VALUES ('former', 'ended', 7), ('worker', 'live', 1)) v (name, state, idx) ON CONFLICT DO NOTHING;
-INSERT INTO fairlane.domain (queue, class, inbox, clock)
-SELECT id, 1, '', 1000 FROM fairlane.queue ON CONFLICT DO NOTHING;
+INSERT INTO fairlane.load (session)
+SELECT seq FROM fairlane.session WHERE seq NOT IN (SELECT session FROM fairlane.load);
+INSERT INTO fairlane.domain (queue, class, inbox) SELECT id, 1, '' FROM fairlane.queue ON CONFLICT DO NOTHING;
+INSERT INTO fairlane.clock (domain, value)
+SELECT id, 1000 FROM fairlane.domain WHERE id NOT IN (SELECT domain FROM fairlane.clock);
 INSERT INTO fairlane.lane (queue, key, places, granted, ordered)
 SELECT id, 'bulk', 2, 2, false FROM fairlane.queue WHERE name = 'crowd' ON CONFLICT DO NOTHING;
 
@@ -43,12 +46,16 @@ INSERT INTO fairlane.outcome (seq, session, arrival, started_at, finished_at, qu
 SELECT p.seq, s.seq, p.seq, p.seq, p.seq + 1, p.queue, 1, 1, CASE WHEN p.old THEN 4 + p.seq % 3 ELSE 4 END, 0,
     CASE WHEN p.old AND p.seq % 3 = 1 THEN 'error' END, CASE WHEN p.old AND p.seq % 3 = 1 THEN 'broken' END
 FROM plan p JOIN fairlane.session s ON s.id = CASE WHEN p.old THEN 'former' ELSE 'worker' END WHERE NOT p.alive;
-INSERT INTO fairlane.flow (domain, lane, tag, head, finish)
-SELECT d.id, coalesce(p.lane, ''), 1000 + min(p.seq) % 7, min(p.seq), 1000
-FROM plan p JOIN fairlane.domain d ON d.queue = p.queue WHERE p.alive AND p.state = 2 GROUP BY 1, 2
-ON CONFLICT DO NOTHING;
+INSERT INTO fairlane.flow (domain, lane)
+SELECT DISTINCT d.id, coalesce(p.lane, '') FROM plan p JOIN fairlane.domain d ON d.queue = p.queue
+WHERE p.alive AND p.state = 2 ON CONFLICT DO NOTHING;
+INSERT INTO fairlane.pace (flow, domain, tag, head, finish, weight)
+SELECT f.id, f.domain, 1000 + min(p.seq) % 7, min(p.seq), 1000, 1.0
+FROM plan p JOIN fairlane.domain d ON d.queue = p.queue
+JOIN fairlane.flow f ON f.domain = d.id AND f.lane = coalesce(p.lane, '')
+WHERE p.alive AND p.state = 2 AND f.id NOT IN (SELECT flow FROM fairlane.pace) GROUP BY f.id;
 INSERT INTO fairlane.line (domain, tag, head, flow)
-SELECT domain, tag, head, id FROM fairlane.flow WHERE tag IS NOT NULL ON CONFLICT DO NOTHING;
+SELECT domain, tag, head, flow FROM fairlane.pace WHERE tag IS NOT NULL ON CONFLICT DO NOTHING;
 INSERT INTO fairlane.live (seq, arrival, flow, session, lane, due, cost, queue, class, state, rank, granted, fence,
     attempt, started_at, inbox)
 SELECT p.seq, CASE WHEN p.state > 1 THEN p.seq END, CASE WHEN p.state = 2 AND n.id IS NULL THEN f.id END,

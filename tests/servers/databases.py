@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from fairlane.backends import open_store
+from fairlane.backends.postgresql.address import SCHEMA
+from fairlane.backends.postgresql.statements import queries
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -166,13 +168,18 @@ class Databases:
 
 
 class Template:
-    """A database with the schema as it is made, and what it takes to make another one like it again."""
+    """A database with the schema as it is made, and what it takes to make another one like it again.
+
+    Its hot tables check every row, so that whatever breaks one of them is found out by any test.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.name = _name(url)
         self._seeds: dict[str, bytes] = {}
         with _connected(url) as connection:
+            for statement in queries(SCHEMA)["invariants"].split(";"):
+                connection.execute(statement)
             tables = [name for (name,) in connection.execute(TABLES)]
             for table in tables:
                 with connection.cursor().copy(f"COPY {table} TO STDOUT") as rows:

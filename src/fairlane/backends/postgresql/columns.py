@@ -29,11 +29,14 @@ def is_plain(job: NewJob) -> bool:
 
 
 def job_columns(jobs: Sequence[NewJob]) -> list[list[Any] | None]:
-    """Jobs as `enqueue` takes them: one array for each column, None where all jobs have the usual value."""
+    """Jobs as `enqueue` takes them: one array for each column, None where all jobs have the usual value.
+
+    Tasks and queues that are all the same are sent once.
+    """
     return [
         [job.id for job in jobs],
-        [job.task for job in jobs],
-        [job.queue for job in jobs],
+        _same([job.task for job in jobs]),
+        _same([job.queue for job in jobs]),
         [job.payload for job in jobs],
         _unusual([job.lane for job in jobs], None),
         _unusual([job.priority for job in jobs], Priority.NORMAL),
@@ -52,8 +55,12 @@ def job_columns(jobs: Sequence[NewJob]) -> list[list[Any] | None]:
 
 def any_job_columns(jobs: Sequence[NewJob]) -> list[list[Any] | None]:
     """Jobs of every kind as `enqueue_any` takes them."""
+    ids, _, _, *rest = job_columns(jobs)
     return [
-        *job_columns(jobs),
+        ids,
+        [job.task for job in jobs],
+        [job.queue for job in jobs],
+        *rest,
         _unusual([KIND_CODES[job.kind] for job in jobs], 0),
         _unusual([job.unique for job in jobs], None),
         _unusual([job.unique_for for job in jobs], None),
@@ -64,6 +71,10 @@ def any_job_columns(jobs: Sequence[NewJob]) -> list[list[Any] | None]:
         _unusual([None if job.cron is None else job.cron.schedule for job in jobs], None),
         _unusual([None if job.cron is None else job.cron.slot for job in jobs], None),
     ]
+
+
+def _same(values: list[str]) -> list[str]:
+    return values[:1] if values.count(values[0]) == len(values) else values
 
 
 def _unusual(values: list[Any], usual: Any) -> list[Any] | None:

@@ -7,7 +7,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from itertools import count
+from itertools import count, repeat
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -165,10 +165,12 @@ class PostgresqlStore:
             row = await self._stored("enqueue", *values, f"{patience * 1000:.0f}ms")
         if row["arriving"]:
             await self._admit(jobs)
-        states = row["states"] or [None] * len(jobs)
+        states = row["states"]
+        if states is None:
+            return [Enqueued(job.id, True, JobState.PENDING) for job in jobs]
         return [
             Enqueued(job.id, created, columns.state_of(state))
-            for job, created, state in zip(jobs, row["created"], states, strict=True)
+            for job, created, state in zip(jobs, row["created"] or repeat(True), states, strict=False)
         ]
 
     async def _admit(self, jobs: Sequence[NewJob]) -> None:

@@ -111,7 +111,7 @@ CREATE FUNCTION fairlane.tell_waiting(p_queue integer) RETURNS void LANGUAGE plp
 BEGIN
     PERFORM fairlane.tell_ready(p_queue, '');
     PERFORM fairlane.tell('worker:' || d.inbox) FROM fairlane.domain d WHERE d.queue = p_queue AND d.inbox <> ''
-        AND fairlane.next_flow(d.id, d.clock) IS NOT NULL;
+        AND fairlane.next_flow(d.id) IS NOT NULL;
 END $$;
 
 -- Whoever waits behind this job in its limited lane has moved up.

@@ -8,19 +8,50 @@ BEGIN
     SELECT * INTO d FROM fairlane.domain x WHERE x.inbox = p_inbox AND x.class = p_class AND x.queue = p_queue;
     IF NOT FOUND THEN
         INSERT INTO fairlane.domain (queue, class, inbox) VALUES (p_queue, p_class, p_inbox) RETURNING * INTO d;
+        INSERT INTO fairlane.clock VALUES (d.id, 0);
     END IF;
     RETURN d;
 END $$;
 
--- Give a flow another tag and head, or neither when nothing of it is claimable. Where it stood in line is told by its row.
-CREATE FUNCTION fairlane.move_flow(f fairlane.flow, p_tag bigint, p_head bigint) RETURNS void LANGUAGE plpgsql AS $$
+-- The newest versions of what changes with every call, found from the end; see `0001_tables.sql`.
+CREATE FUNCTION fairlane.clock_of(p_domain bigint) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    IF f.tag IS NOT NULL THEN
-        DELETE FROM fairlane.line x WHERE x.domain = f.domain AND x.tag = f.tag AND x.head = f.head;
+    RETURN (SELECT c.value FROM fairlane.clock c WHERE c.domain >= p_domain AND c.domain <= p_domain ORDER BY c.domain DESC LIMIT 1);
+END $$;
+
+CREATE FUNCTION fairlane.pace_of(p_flow bigint) RETURNS fairlane.pace LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    p fairlane.pace;
+BEGIN
+    SELECT * INTO p FROM fairlane.pace x WHERE x.flow >= p_flow AND x.flow <= p_flow ORDER BY x.flow DESC LIMIT 1;
+    RETURN p;
+END $$;
+
+-- Where they lie. Nobody but who holds the lock of their queue moves them.
+CREATE FUNCTION fairlane.paces_at(p_flows bigint[]) RETURNS tid[] LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN ARRAY(SELECT x.place FROM unnest(p_flows) g(flow) CROSS JOIN LATERAL (
+        SELECT y.ctid AS place FROM fairlane.pace y WHERE y.flow >= g.flow AND y.flow <= g.flow ORDER BY y.flow DESC LIMIT 1) x);
+END $$;
+
+CREATE FUNCTION fairlane.set_clock(p_domain bigint, p_value bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_place tid;
+BEGIN
+    SELECT c.ctid INTO v_place FROM fairlane.clock c WHERE c.domain >= p_domain AND c.domain <= p_domain
+    ORDER BY c.domain DESC LIMIT 1;
+    UPDATE fairlane.clock SET value = p_value WHERE ctid = v_place;
+END $$;
+
+-- Give a flow another tag and head, or neither when nothing of it is claimable. Where it stood in line is told by its pace.
+CREATE FUNCTION fairlane.move_flow(p fairlane.pace, p_tag bigint, p_head bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF p.tag IS NOT NULL THEN
+        DELETE FROM fairlane.line x WHERE x.domain = p.domain AND x.tag = p.tag AND x.head = p.head;
     END IF;
-    UPDATE fairlane.flow SET tag = p_tag, head = p_head WHERE id = f.id;
+    UPDATE fairlane.pace SET tag = p_tag, head = p_head WHERE ctid = ANY (fairlane.paces_at(ARRAY[p.flow]));
     IF p_tag IS NOT NULL THEN
-        INSERT INTO fairlane.line VALUES (f.domain, p_tag, p_head, f.id);
+        INSERT INTO fairlane.line VALUES (p.domain, p_tag, p_head, p.flow);
     END IF;
 END $$;
 
@@ -29,18 +60,25 @@ CREATE FUNCTION fairlane.join_flow(p_queue integer, p_class integer, p_inbox tex
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     d fairlane.domain := fairlane.domain_for(p_queue, p_class, p_inbox);
-    f fairlane.flow;
+    p fairlane.pace;
+    v_flow bigint;
+    v_clock bigint;
 BEGIN
-    SELECT * INTO f FROM fairlane.flow x WHERE x.domain = d.id AND x.lane = p_lane;
-    IF NOT FOUND THEN
-        INSERT INTO fairlane.flow (domain, lane, tag, head, weight)
-        VALUES (d.id, p_lane, d.clock, p_arrival, (fairlane.terms(p_queue, p_lane)).weight) RETURNING * INTO f;
-        INSERT INTO fairlane.line VALUES (d.id, f.tag, f.head, f.id);
-    ELSIF f.tag IS NULL OR p_arrival < f.head THEN
-        PERFORM fairlane.move_flow(f, coalesce(f.tag, greatest(d.clock, f.finish)), p_arrival);
+    SELECT x.id INTO v_flow FROM fairlane.flow x WHERE x.domain = d.id AND x.lane = p_lane;
+    IF v_flow IS NULL THEN
+        v_clock := fairlane.clock_of(d.id);
+        INSERT INTO fairlane.flow (domain, lane) VALUES (d.id, p_lane) RETURNING id INTO v_flow;
+        INSERT INTO fairlane.pace (flow, domain, finish, tag, head, weight)
+        VALUES (v_flow, d.id, 0, v_clock, p_arrival, (fairlane.terms(p_queue, p_lane)).weight);
+        INSERT INTO fairlane.line VALUES (d.id, v_clock, p_arrival, v_flow);
+    ELSE
+        p := fairlane.pace_of(v_flow);
+        IF p.tag IS NULL OR p_arrival < p.head THEN
+            PERFORM fairlane.move_flow(p, coalesce(p.tag, greatest(fairlane.clock_of(d.id), p.finish)), p_arrival);
+        END IF;
     END IF;
     PERFORM fairlane.tell_ready(p_queue, p_inbox);
-    RETURN f.id;
+    RETURN v_flow;
 END $$;
 
 CREATE FUNCTION fairlane.lane_key(p_seq bigint) RETURNS text LANGUAGE plpgsql STABLE AS $$
@@ -61,14 +99,13 @@ END $$;
 -- one that has gone: looked for from the beginning, every dead row of the flow would be in the way.
 CREATE FUNCTION fairlane.find_head(p_flow bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    f fairlane.flow;
+    p fairlane.pace := fairlane.pace_of(p_flow);
     v_head bigint;
 BEGIN
-    SELECT * INTO f FROM fairlane.flow x WHERE x.id = p_flow;
     SELECT l.arrival INTO v_head FROM fairlane.live l
-    WHERE l.flow = p_flow AND l.flow IS NOT NULL AND l.session IS NULL AND l.arrival >= f.head ORDER BY l.arrival LIMIT 1;
-    IF v_head IS DISTINCT FROM f.head THEN
-        PERFORM fairlane.move_flow(f, CASE WHEN v_head IS NOT NULL THEN f.tag END, v_head);
+    WHERE l.flow = p_flow AND l.flow IS NOT NULL AND l.session IS NULL AND l.arrival >= p.head ORDER BY l.arrival LIMIT 1;
+    IF v_head IS DISTINCT FROM p.head THEN
+        PERFORM fairlane.move_flow(p, CASE WHEN v_head IS NOT NULL THEN p.tag END, v_head);
     END IF;
 END $$;
 
@@ -83,7 +120,7 @@ BEGIN
     l.flow := NULL;
     l.granted_at := NULL;
     UPDATE fairlane.live SET flow = NULL, granted_at = NULL WHERE seq = l.seq;
-    IF EXISTS (SELECT 1 FROM fairlane.flow f WHERE f.id = v_flow AND f.head = l.arrival) THEN
+    IF (fairlane.pace_of(v_flow)).head = l.arrival THEN
         PERFORM fairlane.find_head(v_flow);
     END IF;
     RETURN l;
@@ -93,12 +130,16 @@ END $$;
 CREATE FUNCTION fairlane.give_back(l fairlane.live) RETURNS fairlane.live LANGUAGE plpgsql AS $$
 DECLARE
     d fairlane.domain := fairlane.domain_for(l.queue, l.class, l.inbox);
-    f fairlane.flow;
+    p fairlane.pace;
+    v_flow bigint;
 BEGIN
-    UPDATE fairlane.flow u SET finish = greatest(0, u.finish - l.paid) WHERE u.domain = d.id AND u.lane = fairlane.lane_key(l.seq)
-    RETURNING * INTO f;
-    IF f.tag IS NOT NULL THEN
-        PERFORM fairlane.move_flow(f, greatest(d.clock, f.finish), f.head);
+    SELECT f.id INTO v_flow FROM fairlane.flow f WHERE f.domain = d.id AND f.lane = fairlane.lane_key(l.seq);
+    IF v_flow IS NOT NULL THEN
+        UPDATE fairlane.pace u SET finish = greatest(0, u.finish - l.paid) WHERE u.ctid = ANY (fairlane.paces_at(ARRAY[v_flow]))
+        RETURNING * INTO p;
+        IF p.tag IS NOT NULL THEN
+            PERFORM fairlane.move_flow(p, greatest(fairlane.clock_of(d.id), p.finish), p.head);
+        END IF;
     END IF;
     l.paid := 0;
     RETURN l;

@@ -6,10 +6,19 @@
 CREATE FUNCTION fairlane.unload(l fairlane.live) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF l.session IS NOT NULL AND l.kind <> 1 THEN
-        UPDATE fairlane.session SET running_high = running_high - (l.class = 0)::integer,
-            running_normal = running_normal - (l.class = 1)::integer, running_low = running_low - (l.class = 2)::integer
-        WHERE seq = l.session;
+        PERFORM fairlane.lighten(l.session, (l.class = 0)::integer, (l.class = 1)::integer, (l.class = 2)::integer);
     END IF;
+END $$;
+
+CREATE FUNCTION fairlane.lighten(p_session bigint, p_high integer, p_normal integer, p_low integer) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_place tid;
+BEGIN
+    -- Held first: another call of the same session may change it at this moment, and then it lies somewhere else.
+    SELECT x.ctid INTO v_place FROM fairlane.load x WHERE x.session >= p_session AND x.session <= p_session
+    ORDER BY x.session DESC LIMIT 1 FOR UPDATE;
+    UPDATE fairlane.load SET running_high = running_high - p_high, running_normal = running_normal - p_normal,
+        running_low = running_low - p_low WHERE ctid = v_place;
 END $$;
 
 -- Make a job final. What it held goes on to the next: place, binding, unique value, parent.
@@ -29,7 +38,7 @@ BEGIN
     IF l.state = 3 THEN
         PERFORM fairlane.unload(l);
         PERFORM fairlane.tell_room(l.queue);
-    ELSIF l.flow IS NOT NULL AND EXISTS (SELECT 1 FROM fairlane.flow f WHERE f.id = l.flow AND f.head = l.arrival) THEN
+    ELSIF l.flow IS NOT NULL AND (fairlane.pace_of(l.flow)).head = l.arrival THEN
         PERFORM fairlane.find_head(l.flow);
     END IF;
     IF j.uniq IS NOT NULL THEN

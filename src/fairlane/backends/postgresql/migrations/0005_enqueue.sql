@@ -2,32 +2,40 @@
 -- transaction with the same id or unique value, two seconds at most. The locks come after it, so that nobody else waits
 -- for that transaction too.
 
--- The flows of lanes in a domain. A look-up by itself for each, so that no plan can turn it into a walk over all flows.
-CREATE FUNCTION fairlane.make_flows(d fairlane.domain, p_lanes text[]) RETURNS void LANGUAGE plpgsql AS $$
+-- The flows of lanes in a domain, made when they are new, in the order of the lanes. A look-up by itself for each, so that
+-- no plan can turn it into a walk over all flows.
+CREATE FUNCTION fairlane.flows_of(d fairlane.domain, p_lanes text[]) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_ruled boolean;
+    v_flows bigint[] := ARRAY(SELECT (SELECT f.id FROM fairlane.flow f WHERE f.domain = d.id AND f.lane = coalesce(g.lane, ''))
+                              FROM unnest(p_lanes) WITH ORDINALITY g(lane, ord) ORDER BY g.ord);
 BEGIN
+    IF array_position(v_flows, NULL) IS NULL THEN
+        RETURN v_flows;
+    END IF;
     SELECT q.ruled INTO v_ruled FROM fairlane.queue q WHERE q.id = d.queue;
-    INSERT INTO fairlane.flow (domain, lane, weight)
-    SELECT d.id, x.lane, CASE WHEN v_ruled AND x.lane <> '' THEN (fairlane.terms(d.queue, x.lane)).weight ELSE 1.0 END
-    FROM (SELECT DISTINCT g AS lane FROM unnest(p_lanes) g) x
-    WHERE (SELECT f.id FROM fairlane.flow f WHERE f.domain = d.id AND f.lane = x.lane) IS NULL;
+    WITH new AS (
+        INSERT INTO fairlane.flow (domain, lane) SELECT DISTINCT d.id, coalesce(g.lane, '')
+        FROM unnest(p_lanes, v_flows) g(lane, flow) WHERE g.flow IS NULL RETURNING id, lane
+    )
+    INSERT INTO fairlane.pace (flow, domain, finish, weight)
+    SELECT n.id, d.id, 0, CASE WHEN v_ruled AND n.lane <> '' THEN (fairlane.terms(d.queue, n.lane)).weight ELSE 1.0 END FROM new n;
+    RETURN ARRAY(SELECT coalesce(g.flow, (SELECT f.id FROM fairlane.flow f WHERE f.domain = d.id AND f.lane = coalesce(g.lane, '')))
+                 FROM unnest(p_lanes, v_flows) WITH ORDINALITY g(lane, flow, ord) ORDER BY g.ord);
 END $$;
 
--- Flows that had nothing claimable get the tag and the head of what has just arrived.
+-- Flows that had nothing claimable get the tag and the head of what has just arrived: the first of each flow.
 -- Whoever could start something is told then; in a lane that has claimable jobs already he was told before, or is busy.
-CREATE FUNCTION fairlane.raise_heads(d fairlane.domain, p_seqs bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.raise_heads(d fairlane.domain, p_flows bigint[], p_heads bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_flows bigint[];
-    v_heads bigint[];
+    v_clock bigint := fairlane.clock_of(d.id);
+    v_places tid[] := fairlane.paces_at(p_flows);
 BEGIN
-    SELECT array_agg(x.flow), array_agg(x.arrival) INTO v_flows, v_heads FROM (
-        SELECT l.flow, min(l.arrival) AS arrival FROM fairlane.live l WHERE l.seq = ANY (p_seqs) GROUP BY l.flow) x;
     WITH raised AS (
-        UPDATE fairlane.flow u SET tag = greatest(d.clock, u.finish), head = v_heads[array_position(v_flows, u.id)]
-        WHERE u.id = ANY (v_flows) AND u.tag IS NULL RETURNING u.id, u.tag, u.head
+        UPDATE fairlane.pace u SET tag = greatest(v_clock, u.finish), head = p_heads[array_position(p_flows, u.flow)]
+        WHERE u.ctid = ANY (v_places) AND u.tag IS NULL RETURNING u.flow, u.tag, u.head
     )
-    INSERT INTO fairlane.line (domain, tag, head, flow) SELECT d.id, r.tag, r.head, r.id FROM raised r;
+    INSERT INTO fairlane.line (domain, tag, head, flow) SELECT d.id, r.tag, r.head, r.flow FROM raised r;
     IF FOUND THEN
         PERFORM fairlane.tell_ready(d.queue, d.inbox);
     END IF;
@@ -121,10 +129,10 @@ LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = o
 DECLARE
     v_now double precision := coalesce(p_now, extract(epoch FROM clock_timestamp()));
     v_queue integer;
-    v_clock bigint;
     v_domain bigint;
     v_flow bigint;
     v_tag bigint;
+    v_place tid;
     v_arrival bigint;
     v_space integer := fairlane.space();
 BEGIN
@@ -151,10 +159,12 @@ BEGIN
         RETURN;
     END IF;
     v_arrival := nextval('fairlane.arrival');
-    SELECT d.id, d.clock, f.id, f.tag INTO v_domain, v_clock, v_flow, v_tag FROM fairlane.domain d
+    SELECT d.id, f.id, p.tag, p.place INTO v_domain, v_flow, v_tag, v_place FROM fairlane.domain d
     LEFT JOIN fairlane.flow f ON f.domain = d.id AND f.lane = coalesce(p_lane, '')
+    LEFT JOIN LATERAL (SELECT x.tag, x.ctid AS place FROM fairlane.pace x WHERE x.flow >= f.id AND x.flow <= f.id
+        ORDER BY x.flow DESC LIMIT 1) p ON true
     WHERE d.inbox = '' AND d.class = p_class AND d.queue = v_queue;
-    IF v_tag IS NULL AND (v_domain IS NULL OR fairlane.next_flow(v_domain, v_clock) IS NULL) THEN
+    IF v_tag IS NULL AND (v_domain IS NULL OR fairlane.next_flow(v_domain) IS NULL) THEN
         -- Nothing at all was claimable: somebody is probably idle, and hears of it with the commit. A NOTIFY makes commits
         -- wait for each other, so in a queue that is busy the caller sends it, together with others.
         PERFORM pg_notify(p_channel, 'queue:' || p_queue);
@@ -163,7 +173,8 @@ BEGIN
     IF v_flow IS NULL THEN
         v_flow := fairlane.join_flow(v_queue, p_class, '', coalesce(p_lane, ''), v_arrival);
     ELSIF v_tag IS NULL THEN
-        UPDATE fairlane.flow SET tag = greatest(v_clock, finish), head = v_arrival WHERE id = v_flow RETURNING tag INTO v_tag;
+        UPDATE fairlane.pace SET tag = greatest(fairlane.clock_of(v_domain), finish), head = v_arrival WHERE ctid = v_place
+        RETURNING tag INTO v_tag;
         INSERT INTO fairlane.line VALUES (v_domain, v_tag, v_arrival, v_flow);
     ELSE
         -- Whoever could start it has been told when the lane got its first claimable job, or is busy.
@@ -174,7 +185,8 @@ BEGIN
     INSERT INTO fairlane.tally (queue, class, pending) VALUES (v_queue, p_class, 1);
 END $$;
 
--- Plain jobs, up to a thousand at once: the hot path. An array that is NULL means the usual value for all.
+-- Plain jobs, up to a thousand at once: the hot path. An array that is NULL means the usual value for all; one task or one
+-- queue is that of all.
 CREATE FUNCTION fairlane.enqueue(p_ids text[], p_tasks text[], p_queues text[], p_payloads bytea[], p_lanes text[], p_classes smallint[],
     p_costs double precision[], p_delays double precision[], p_run_ats double precision[], p_expires double precision[],
     p_retries integer[], p_backoffs bytea[], p_timeouts double precision[], p_pools text[], p_retry_ofs text[], p_headers bytea[],
@@ -184,7 +196,10 @@ LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = o
 SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off SET lock_timeout = '2s' AS $$
 DECLARE
     m fairlane.moment := fairlane.moment_of(p_now, p_lease);
-    v_queues integer[];
+    v_count integer := cardinality(p_ids);
+    v_queues integer[];          -- the number of each job's queue, or of the only one
+    v_distinct integer[];
+    v_first bigint := nextval('fairlane.job_seq_seq');
     v_seqs bigint[];
     v_new text[];
     v_counted boolean := false;  -- somebody counts what waits
@@ -192,107 +207,140 @@ DECLARE
     v_admit boolean;
     q fairlane.queue;
     j fairlane.job;
-    v_name text;
     i integer;
 BEGIN
     -- Whoever sends for several does not let all of them wait for the id of one.
     PERFORM set_config('lock_timeout', p_patience, true);
-    FOR v_name IN SELECT DISTINCT n FROM unnest(p_queues) n ORDER BY n LOOP
-        v_queues := v_queues || fairlane.queue_number(v_name);
-    END LOOP;
-    FOR q IN SELECT x.* FROM fairlane.queue x WHERE x.id = ANY (v_queues) LOOP
+    v_queues := fairlane.queue_numbers(p_queues);
+    v_distinct := ARRAY(SELECT DISTINCT n FROM unnest(v_queues) n);
+    FOR q IN SELECT x.* FROM fairlane.queue x WHERE x.id = ANY (v_distinct) LOOP
         v_counted := v_counted OR fairlane.is_counted(q);
         v_limited := v_limited OR (q.ruled AND fairlane.is_limited(q, p_lanes));
         IF q.closed IS NOT NULL THEN
-            FOR i IN 1 .. cardinality(p_ids) LOOP
-                IF p_queues[i] = q.name THEN
+            FOR i IN 1 .. v_count LOOP
+                IF coalesce(v_queues[i], v_queues[1]) = q.id THEN
                     PERFORM fairlane.check_lane(q, p_lanes[i]);
                 END IF;
             END LOOP;
         END IF;
     END LOOP;
-    -- The numbers are given first, in the order of the call.
-    WITH stored AS (
-        INSERT INTO fairlane.job (seq, id, task, queue, kind, class, lane, cost, payload, headers, retries, backoff, timeout, pool,
-            retry_of, enqueued_at, delay, run_at, expires)
-        SELECT nextval('fairlane.job_seq_seq'), g.id, g.task,
-            CASE WHEN cardinality(v_queues) = 1 THEN v_queues[1] ELSE (SELECT y.id FROM fairlane.queue y WHERE y.name = g.queue) END,
-            0, coalesce(g.class, 1), g.lane, coalesce(g.cost, 1.0), g.payload, g.headers, coalesce(g.retries, 3), g.backoff, g.timeout,
-            coalesce(g.pool, 'default'), g.retry_of, m.now, g.delay, g.run_at, g.expires
-        FROM (SELECT * FROM unnest(p_ids, p_tasks, p_queues, p_payloads, p_lanes, p_classes, p_costs, p_delays, p_run_ats, p_expires,
-                p_retries, p_backoffs, p_timeouts, p_pools, p_retry_ofs, p_headers) WITH ORDINALITY
-                x(id, task, queue, payload, lane, class, cost, delay, run_at, expires, retries, backoff, timeout, pool, retry_of,
-                headers, ord) ORDER BY ord OFFSET 0) g
-        WHERE ((SELECT r.until FROM fairlane.remembered r WHERE r.id = g.id) > m.now) IS NOT TRUE
-        ON CONFLICT (id) DO NOTHING RETURNING seq, id
-    )
-    SELECT array_agg(s.seq ORDER BY s.seq), array_agg(s.id ORDER BY s.seq) INTO v_seqs, v_new FROM stored s;
+    -- Ids grow with time, so one look tells that none of them can be one that was forgotten.
+    IF NOT EXISTS (SELECT 1 FROM fairlane.remembered r WHERE r.id BETWEEN (SELECT min(g) FROM unnest(p_ids) g)
+                   AND (SELECT max(g) FROM unnest(p_ids) g)) THEN
+        -- Nearly always they are all new. The numbers of a call lie side by side, in its order.
+        BEGIN
+            INSERT INTO fairlane.job (seq, id, task, queue, kind, class, lane, cost, payload, headers, retries, backoff, timeout, pool,
+                retry_of, enqueued_at, delay, run_at, expires)
+            SELECT v_first + g.i - 1, p_ids[g.i], coalesce(p_tasks[g.i], p_tasks[1]), coalesce(v_queues[g.i], v_queues[1]), 0,
+                coalesce(p_classes[g.i], 1), p_lanes[g.i], coalesce(p_costs[g.i], 1.0), p_payloads[g.i], p_headers[g.i],
+                coalesce(p_retries[g.i], 3), p_backoffs[g.i], p_timeouts[g.i], coalesce(p_pools[g.i], 'default'), p_retry_ofs[g.i],
+                m.now, p_delays[g.i], p_run_ats[g.i], p_expires[g.i]
+            FROM generate_series(1, v_count) g(i);
+            v_seqs := ARRAY(SELECT v_first + g.i - 1 FROM generate_series(1, v_count) g(i));
+        EXCEPTION WHEN unique_violation THEN
+            NULL;
+        END;
+    END IF;
+    IF v_seqs IS NULL THEN
+        WITH stored AS (
+            INSERT INTO fairlane.job (seq, id, task, queue, kind, class, lane, cost, payload, headers, retries, backoff, timeout, pool,
+                retry_of, enqueued_at, delay, run_at, expires)
+            SELECT v_first + g.i - 1, p_ids[g.i], coalesce(p_tasks[g.i], p_tasks[1]), coalesce(v_queues[g.i], v_queues[1]), 0,
+                coalesce(p_classes[g.i], 1), p_lanes[g.i], coalesce(p_costs[g.i], 1.0), p_payloads[g.i], p_headers[g.i],
+                coalesce(p_retries[g.i], 3), p_backoffs[g.i], p_timeouts[g.i], coalesce(p_pools[g.i], 'default'), p_retry_ofs[g.i],
+                m.now, p_delays[g.i], p_run_ats[g.i], p_expires[g.i]
+            FROM generate_series(1, v_count) g(i)
+            WHERE ((SELECT r.until FROM fairlane.remembered r WHERE r.id = p_ids[g.i]) > m.now) IS NOT TRUE
+            ON CONFLICT (id) DO NOTHING RETURNING seq, id
+        )
+        SELECT array_agg(s.seq ORDER BY s.seq), array_agg(s.id ORDER BY s.seq) INTO v_seqs, v_new FROM stored s;
+    ELSE
+        v_new := p_ids;
+    END IF;
     IF v_seqs IS NOT NULL THEN
         IF v_counted OR v_limited THEN
             -- Whoever is told its place must have one: such jobs wait for the locks.
             PERFORM set_config('lock_timeout', '0', true);
-            PERFORM fairlane.lock_some(NULL, v_queues);
+            PERFORM fairlane.lock_some(NULL, v_distinct);
             v_admit := true;
         ELSE
-            v_admit := fairlane.try_lock(v_queues);
+            v_admit := fairlane.try_lock(v_distinct);
         END IF;
         m := fairlane.moment_of(p_now, p_lease);
         IF v_counted OR v_limited THEN
             PERFORM fairlane.store_counted(v_seqs, v_counted, m);
-        ELSIF v_admit AND p_delays IS NULL AND p_run_ats IS NULL AND cardinality(v_queues) = 1
-            AND cardinality(v_new) = cardinality(p_ids)
+        ELSIF v_admit AND p_delays IS NULL AND p_run_ats IS NULL AND cardinality(v_distinct) = 1 AND cardinality(v_new) = v_count
             AND (p_classes IS NULL OR p_classes[1] = ALL (p_classes)) THEN
-            PERFORM fairlane.store_alike(v_seqs, q, coalesce(p_classes[1], 1), p_lanes, p_costs, p_expires, m);
+            PERFORM fairlane.store_alike(v_seqs, v_distinct[1], coalesce(p_classes[1], 1), p_lanes, p_costs, p_expires, m);
         ELSE
             PERFORM fairlane.store_plain(v_seqs, v_admit, m);
         END IF;
     END IF;
     arriving := NOT coalesce(v_admit, true);
-    created := array_fill(true, ARRAY[cardinality(p_ids)]);
-    IF cardinality(v_new) IS DISTINCT FROM cardinality(p_ids) THEN
-        FOR i IN 1 .. cardinality(p_ids) LOOP
+    -- No answer for each: all of them are new.
+    IF cardinality(v_new) IS DISTINCT FROM v_count THEN
+        created := array_fill(true, ARRAY[v_count]);
+        FOR i IN 1 .. v_count LOOP
             IF p_ids[i] = ANY (v_new) THEN
                 v_new := array_remove(v_new, p_ids[i]);  -- a second one with this id repeats the first
                 CONTINUE;
             END IF;
             SELECT NULL::bigint, NULL::bigint, m.now, coalesce(p_costs[i], 1.0), p_timeouts[i], p_delays[i], p_run_ats[i], p_expires[i],
-                y.id, coalesce(p_retries[i], 3), NULL::integer, coalesce(p_classes[i], 1), 0, p_ids[i], p_tasks[i],
-                coalesce(p_pools[i], 'default'), p_lanes[i], NULL::text, NULL::text, p_retry_ofs[i], p_backoffs[i], p_payloads[i],
-                p_headers[i] INTO j FROM fairlane.queue y WHERE y.name = p_queues[i];
+                coalesce(v_queues[i], v_queues[1]), coalesce(p_retries[i], 3), NULL::integer, coalesce(p_classes[i], 1), 0, p_ids[i],
+                coalesce(p_tasks[i], p_tasks[1]), coalesce(p_pools[i], 'default'), p_lanes[i], NULL::text, NULL::text, p_retry_ofs[i],
+                p_backoffs[i], p_payloads[i], p_headers[i] INTO j;
             PERFORM fairlane.known(j, m);
             created[i] := false;
         END LOOP;
     END IF;
     -- No states: all of them are pending.
-    IF p_delays IS NOT NULL OR p_run_ats IS NOT NULL OR false = ANY (created) THEN
+    IF p_delays IS NOT NULL OR p_run_ats IS NOT NULL OR created IS NOT NULL THEN
         states := fairlane.states_of(p_ids);
     END IF;
     topics := fairlane.topics();
 END $$;
 
--- The live rows of new jobs that are due, of one queue and class: the arrays of the call are used as they are.
-CREATE FUNCTION fairlane.store_alike(p_seqs bigint[], q fairlane.queue, p_class integer, p_lanes text[], p_costs double precision[],
+-- The numbers of queues, made when they are new, always in the order of their names.
+CREATE FUNCTION fairlane.queue_numbers(p_names text[]) RETURNS integer[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_name text;
+BEGIN
+    IF cardinality(p_names) = 1 THEN
+        RETURN ARRAY[fairlane.queue_number(p_names[1])];
+    END IF;
+    FOR v_name IN SELECT DISTINCT n FROM unnest(p_names) n ORDER BY n LOOP
+        PERFORM fairlane.queue_number(v_name);
+    END LOOP;
+    RETURN ARRAY(SELECT (SELECT q.id FROM fairlane.queue q WHERE q.name = g.name)
+                 FROM unnest(p_names) WITH ORDINALITY g(name, ord) ORDER BY g.ord);
+END $$;
+
+-- The live rows of new jobs that are due, of one queue and class: the arrays of the call are used as they are. Their arrivals
+-- lie side by side.
+CREATE FUNCTION fairlane.store_alike(p_seqs bigint[], p_queue integer, p_class integer, p_lanes text[], p_costs double precision[],
     p_expires double precision[], m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    d fairlane.domain := fairlane.domain_for(q.id, p_class, '');
-    v_flow bigint;
+    d fairlane.domain := fairlane.domain_for(p_queue, p_class, '');
+    v_first bigint := nextval('fairlane.arrival');
+    v_flows bigint[];
+    v_heads bigint[];
 BEGIN
     IF p_lanes IS NULL THEN
-        SELECT f.id INTO v_flow FROM fairlane.flow f WHERE f.domain = d.id AND f.lane = '';
-        IF v_flow IS NULL THEN
-            INSERT INTO fairlane.flow (domain, lane) VALUES (d.id, '') RETURNING id INTO v_flow;
-        END IF;
+        v_flows := fairlane.flows_of(d, ARRAY['']);
+        v_heads := ARRAY[v_first];
+        INSERT INTO fairlane.live (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
+        SELECT p_seqs[g.i], p_queue, p_class, coalesce(p_costs[g.i], 1.0), 2, v_first + g.i - 1, v_flows[1], true, m.now + p_expires[g.i]
+        FROM generate_series(1, cardinality(p_seqs)) g(i);
     ELSE
-        PERFORM fairlane.make_flows(d, ARRAY(SELECT coalesce(g, '') FROM unnest(p_lanes) g));
+        v_flows := fairlane.flows_of(d, p_lanes);
+        INSERT INTO fairlane.live (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
+        SELECT p_seqs[g.i], p_queue, p_class, coalesce(p_costs[g.i], 1.0), 2, v_first + g.i - 1, v_flows[g.i], true, m.now + p_expires[g.i]
+        FROM generate_series(1, cardinality(p_seqs)) g(i);
+        SELECT array_agg(x.flow), array_agg(x.head) INTO v_flows, v_heads FROM (
+            SELECT g.flow, min(v_first + g.i - 1) AS head FROM unnest(v_flows) WITH ORDINALITY g(flow, i) GROUP BY g.flow) x;
     END IF;
-    INSERT INTO fairlane.live (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
-    SELECT x.seq, q.id, p_class, coalesce(x.cost, 1.0), 2, nextval('fairlane.arrival'),
-        coalesce(v_flow, (SELECT f.id FROM fairlane.flow f WHERE f.domain = d.id AND f.lane = coalesce(x.lane, ''))), true,
-        m.now + x.expires
-    FROM (SELECT * FROM unnest(p_seqs, p_lanes, p_costs, p_expires) WITH ORDINALITY g(seq, lane, cost, expires, ord)
-          ORDER BY g.ord OFFSET 0) x;
-    PERFORM fairlane.raise_heads(d, p_seqs);
-    INSERT INTO fairlane.tally (queue, class, pending) VALUES (q.id, p_class, cardinality(p_seqs));
+    PERFORM fairlane.raise_heads(d, v_flows, v_heads);
+    INSERT INTO fairlane.tally (queue, class, pending) VALUES (p_queue, p_class, cardinality(p_seqs));
 END $$;
 
 -- The live rows of new plain jobs, as they come. Not admitted: the next claim or the granter does it.

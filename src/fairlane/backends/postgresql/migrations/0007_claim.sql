@@ -3,15 +3,17 @@
 -- what is claimed: not on the backlog, the number of lanes, how many of them are blocked, or how many dead rows there are.
 
 -- The flow of a domain whose next job comes first; NULL when nothing in it is claimable.
-CREATE FUNCTION fairlane.next_flow(p_domain bigint, p_clock bigint) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION fairlane.next_flow(p_domain bigint) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_clock bigint := fairlane.clock_of(p_domain);
 BEGIN
-    RETURN (SELECT x.flow FROM fairlane.line x WHERE x.domain = p_domain AND x.tag >= p_clock ORDER BY x.tag, x.head LIMIT 1);
+    RETURN (SELECT x.flow FROM fairlane.line x WHERE x.domain = p_domain AND x.tag >= v_clock ORDER BY x.tag, x.head LIMIT 1);
 END $$;
 
 -- Start jobs of the only flow there is, in their order, when they all cost the same and none has expired: nearly always.
 -- NULL when it is not so; then nothing was done.
-CREATE FUNCTION fairlane.take_alike(p_domain bigint, p_clock bigint, p_flow bigint, p_tag bigint, p_head bigint, p_most integer,
-    p_session bigint, p_claim bigint, m fairlane.moment) RETURNS bigint[] LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.take_alike(p_domain bigint, p_clock bigint, p_flow bigint, p_pace tid, p_tag bigint, p_head bigint,
+    p_most integer, p_session bigint, p_claim bigint, m fairlane.moment) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_seqs bigint[];
     v_arrivals bigint[];
@@ -32,14 +34,51 @@ BEGIN
     UPDATE fairlane.live u SET state = 3, granted_at = NULL, session = p_session, claim = p_claim, fence = u.fence + 1,
         attempt = u.attempt + 1, started_at = m.now, paid = 1000
     WHERE u.seq = ANY (v_seqs);
-    UPDATE fairlane.flow SET finish = p_tag + 1000 * k, head = v_next, tag = CASE WHEN v_next IS NOT NULL THEN p_tag + 1000 * k END
-    WHERE id = p_flow;
+    UPDATE fairlane.pace SET finish = p_tag + 1000 * k, head = v_next, tag = CASE WHEN v_next IS NOT NULL THEN p_tag + 1000 * k END
+    WHERE ctid = p_pace;
     DELETE FROM fairlane.line x WHERE x.domain = p_domain AND x.tag = p_tag AND x.head = p_head;
     IF v_next IS NOT NULL THEN
         INSERT INTO fairlane.line VALUES (p_domain, p_tag + 1000 * k, v_next, p_flow);
     END IF;
     IF p_tag + 1000 * (k - 1) > p_clock THEN
-        UPDATE fairlane.domain SET clock = p_tag + 1000 * (k - 1) WHERE id = p_domain;
+        PERFORM fairlane.set_clock(p_domain, p_tag + 1000 * (k - 1));
+    END IF;
+    RETURN v_seqs;
+END $$;
+
+-- Start the next job of each of these flows, when they all cost the same and none has expired; the flows do too, and the next
+-- but one of none of them comes before the next one of another. NULL when it is not so; then nothing was done.
+CREATE FUNCTION fairlane.take_heads(p_domain bigint, p_clock bigint, p_flows bigint[], p_paces tid[], p_tags bigint[], p_heads bigint[],
+    p_places tid[], p_session bigint, p_claim bigint, m fairlane.moment) RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_seqs bigint[];
+    v_next bigint[];
+    v_odd boolean;
+BEGIN
+    SELECT array_agg(x.seq), array_agg(x.next), bool_or(x.odd) INTO v_seqs, v_next, v_odd
+    FROM unnest(p_flows, p_heads) f(flow, head)
+    CROSS JOIN LATERAL (
+        SELECT (array_agg(y.seq))[1] AS seq, (array_agg(y.arrival))[2] AS next,
+            ((array_agg(y.cost))[1] <> 1.0 OR (array_agg(y.arrival))[1] <> f.head OR bool_or(y.expires_at <= m.now)) IS NOT FALSE AS odd
+        FROM (SELECT r.seq, r.arrival, r.cost, coalesce(r.expires_at, m.now + 1) AS expires_at FROM fairlane.live r
+              WHERE r.flow = f.flow AND r.flow IS NOT NULL AND r.session IS NULL AND r.arrival >= f.head
+              ORDER BY r.arrival LIMIT 2) y) x;
+    IF v_odd THEN
+        RETURN NULL;
+    END IF;
+    UPDATE fairlane.live u SET state = 3, granted_at = NULL, session = p_session, claim = p_claim, fence = u.fence + 1,
+        attempt = u.attempt + 1, started_at = m.now, paid = 1000
+    WHERE u.seq = ANY (v_seqs);
+    -- Nobody else moves rows of this line, so they are still where they were read.
+    UPDATE fairlane.pace u SET (finish, head, tag) = (
+        SELECT p_tags[p.at] + 1000, v_next[p.at], CASE WHEN v_next[p.at] IS NOT NULL THEN p_tags[p.at] + 1000 END
+        FROM (SELECT array_position(p_flows, u.flow) AS at) p)
+    WHERE u.ctid = ANY (p_paces);
+    DELETE FROM fairlane.line x WHERE x.ctid = ANY (p_places);
+    INSERT INTO fairlane.line (domain, tag, head, flow)
+    SELECT p_domain, g.tag + 1000, g.head, g.flow FROM unnest(p_flows, p_tags, v_next) g(flow, tag, head) WHERE g.head IS NOT NULL;
+    IF p_tags[cardinality(p_tags)] > p_clock THEN
+        PERFORM fairlane.set_clock(p_domain, p_tags[cardinality(p_tags)]);
     END IF;
     RETURN v_seqs;
 END $$;
@@ -56,6 +95,7 @@ DECLARE
     v_tags bigint[];
     v_heads bigint[];
     v_places tid[];
+    v_paces tid[];
     v_weights double precision[];
     v_chunk integer;
     v_cut bigint;
@@ -66,25 +106,29 @@ DECLARE
     v_seq bigint;
     v_top bigint;
 BEGIN
-    SELECT d.clock INTO v_clock FROM fairlane.domain d WHERE d.id = p_domain;
+    v_clock := fairlane.clock_of(p_domain);
     WHILE v_left > 0 LOOP
-        SELECT array_agg(x.flow), array_agg(x.tag), array_agg(x.head), array_agg(x.place),
-            array_agg((SELECT f.weight FROM fairlane.flow f WHERE f.id = x.flow))
-        INTO v_flows, v_tags, v_heads, v_places, v_weights
+        SELECT array_agg(x.flow), array_agg(x.tag), array_agg(x.head), array_agg(x.place), array_agg(p.pace), array_agg(p.weight)
+        INTO v_flows, v_tags, v_heads, v_places, v_paces, v_weights
         FROM (SELECT n.flow, n.tag, n.head, n.ctid AS place FROM fairlane.line n
-              WHERE n.domain = p_domain AND n.tag >= v_clock ORDER BY n.tag, n.head LIMIT v_left) x;
+              WHERE n.domain = p_domain AND n.tag >= v_clock ORDER BY n.tag, n.head LIMIT v_left) x
+        CROSS JOIN LATERAL (SELECT y.ctid AS pace, y.weight FROM fairlane.pace y WHERE y.flow >= x.flow AND y.flow <= x.flow
+            ORDER BY y.flow DESC LIMIT 1) p;
         EXIT WHEN v_flows IS NULL;
-        IF cardinality(v_flows) = 1 THEN
-            IF v_weights[1] = 1.0 THEN
-                v_seqs := fairlane.take_alike(p_domain, v_clock, v_flows[1], v_tags[1], v_heads[1], v_left, p_session, p_claim, m);
-                IF v_seqs IS NOT NULL THEN
-                    RETURN v_taken || v_seqs;
-                END IF;
+        v_seqs := NULL;
+        v_chunk := cardinality(v_flows);
+        IF 1.0 = ALL (v_weights) THEN
+            IF v_chunk = 1 THEN
+                v_seqs := fairlane.take_alike(p_domain, v_clock, v_flows[1], v_paces[1], v_tags[1], v_heads[1], v_left, p_session,
+                    p_claim, m);
+            ELSIF v_chunk = v_left AND v_tags[v_chunk] < v_tags[1] + 1000 THEN
+                v_seqs := fairlane.take_heads(p_domain, v_clock, v_flows, v_paces, v_tags, v_heads, v_places, p_session, p_claim, m);
             END IF;
-            v_chunk := v_left + 1;
-        ELSE
-            v_chunk := greatest(2, v_left / cardinality(v_flows) + 2);
+            IF v_seqs IS NOT NULL THEN
+                RETURN v_taken || v_seqs;
+            END IF;
         END IF;
+        v_chunk := CASE WHEN v_chunk = 1 THEN v_left + 1 ELSE v_left / v_chunk + 2 END;
         -- Each flow's next jobs with the tag each would start with: that of the flow plus what those before it pay. The
         -- lowest tags start. Where a flow was not read far enough, only what surely comes before the rest of it (`cut`).
         WITH jobs AS MATERIALIZED (
@@ -113,24 +157,24 @@ BEGIN
                 AND n.arrival > c.arrival ORDER BY n.arrival LIMIT 1) END AS head
             FROM chosen c ORDER BY c.flow, c.nth DESC
         )
-        SELECT a.seqs, a.pays, a.gone, a.top, e.flows, e.finishes, e.heads, e.places
-        INTO v_seqs, v_pays, v_gone, v_top, v_flows, v_tags, v_heads, v_places
+        SELECT a.seqs, a.pays, a.gone, a.top, e.flows, e.finishes, e.heads, e.places, e.paces
+        INTO v_seqs, v_pays, v_gone, v_top, v_flows, v_tags, v_heads, v_places, v_paces
         FROM (SELECT array_agg(c.seq ORDER BY c.start, c.arrival) FILTER (WHERE NOT c.expired) AS seqs,
                   array_agg(c.pay ORDER BY c.start, c.arrival) FILTER (WHERE NOT c.expired) AS pays,
                   array_agg(c.seq) FILTER (WHERE c.expired) AS gone, max(c.start) FILTER (WHERE NOT c.expired) AS top
               FROM chosen c) a,
             (SELECT array_agg(x.flow) AS flows, array_agg(x.finish) AS finishes, array_agg(x.head) AS heads,
-                 array_agg(v_places[array_position(v_flows, x.flow)]) AS places FROM ends x) e;
+                 array_agg(v_places[array_position(v_flows, x.flow)]) AS places,
+                 array_agg(v_paces[array_position(v_flows, x.flow)]) AS paces FROM ends x) e;
         IF v_seqs IS NULL AND v_gone IS NULL THEN
             -- The head that the flow names is not there: repaired by a recount, never waited for.
             EXIT;
         END IF;
-        -- A table that is written is found by its keys alone, never through a join: no plan can turn that into a walk.
-        UPDATE fairlane.flow u SET (finish, head, tag) = (
-            SELECT greatest(u.finish, v_tags[p.at]), v_heads[p.at], CASE WHEN v_heads[p.at] IS NOT NULL THEN v_tags[p.at] END
-            FROM (SELECT array_position(v_flows, u.id) AS at) p)
-        WHERE u.id = ANY (v_flows);
         -- Nobody else moves rows of this line, so they are still where they were read.
+        UPDATE fairlane.pace u SET (finish, head, tag) = (
+            SELECT greatest(u.finish, v_tags[p.at]), v_heads[p.at], CASE WHEN v_heads[p.at] IS NOT NULL THEN v_tags[p.at] END
+            FROM (SELECT array_position(v_flows, u.flow) AS at) p)
+        WHERE u.ctid = ANY (v_paces);
         DELETE FROM fairlane.line x WHERE x.ctid = ANY (v_places);
         INSERT INTO fairlane.line (domain, tag, head, flow)
         SELECT p_domain, g.tag, g.head, g.flow FROM unnest(v_flows, v_tags, v_heads) g(flow, tag, head) WHERE g.head IS NOT NULL;
@@ -146,7 +190,7 @@ BEGIN
             v_left := v_left - cardinality(v_seqs);
             IF v_top > v_clock THEN
                 v_clock := v_top;
-                UPDATE fairlane.domain SET clock = v_clock WHERE id = p_domain;
+                PERFORM fairlane.set_clock(p_domain, v_clock);
             END IF;
         END IF;
         IF v_gone IS NOT NULL THEN
@@ -197,11 +241,13 @@ BEGIN
     END IF;
 END $$;
 
--- Start jobs for a session, ask by ask. An ask without a queue is for the session's own inbox.
-CREATE FUNCTION fairlane.claim_jobs(p_session text, p_number bigint, p_total integer, p_queues text[], p_classes smallint[],
-    p_mosts integer[], p_belows integer[], p_now double precision, p_lease double precision) RETURNS bigint[] LANGUAGE plpgsql AS $$
+-- Start jobs for a session, ask by ask. An ask without a queue is for the session's own inbox. `p_freed`: what the session has
+-- ended in the same call, by class; `counted` says that its load is without them now.
+CREATE FUNCTION fairlane.claim_jobs(s fairlane.session, p_freed integer[], p_number bigint, p_total integer, p_queues text[],
+    p_classes smallint[], p_mosts integer[], p_belows integer[], p_now double precision, p_lease double precision,
+    OUT taken bigint[], OUT counted boolean) LANGUAGE plpgsql AS $$
 DECLARE
-    s fairlane.session;
+    h record;
     q fairlane.queue;
     d record;
     m fairlane.moment;
@@ -210,7 +256,6 @@ DECLARE
     v_locked integer[];
     v_arriving boolean;
     v_sources integer[];
-    v_taken bigint[] := '{}';
     v_some bigint[];
     v_left integer := p_total;
     v_most integer;
@@ -222,16 +267,17 @@ DECLARE
     k integer;
     c integer;
 BEGIN
-    SELECT * INTO s FROM fairlane.session x WHERE x.id = p_session;
-    IF s.state IS DISTINCT FROM 'live' OR p_number < s.claim THEN
-        PERFORM fairlane.check_claim(s, p_number);
-    END IF;
-    IF p_number = s.claim THEN
-        RETURN ARRAY(SELECT l.seq FROM fairlane.live l WHERE l.session = s.seq AND l.session IS NOT NULL AND l.claim = p_number
-                     ORDER BY l.class, l.arrival);
+    taken := '{}';
+    counted := false;
+    SELECT x.claim INTO h FROM fairlane.load x WHERE x.session >= s.seq AND x.session <= s.seq ORDER BY x.session DESC LIMIT 1;
+    PERFORM fairlane.check_claim(s, h.claim, p_number);
+    IF p_number = h.claim THEN
+        taken := ARRAY(SELECT l.seq FROM fairlane.live l WHERE l.session = s.seq AND l.session IS NOT NULL AND l.claim = p_number
+                       ORDER BY l.class, l.arrival);
+        RETURN;
     END IF;
     IF s.state <> 'live' OR s.slots IS NULL OR s.idx IS NULL OR p_total <= 0 THEN
-        RETURN v_taken;
+        RETURN;
     END IF;
     v_inbox := s.pool || '/' || s.idx;
     -- Only queues in which there is something to start are locked: an idle worker disturbs nobody.
@@ -241,24 +287,27 @@ BEGIN
         AND (SELECT a.seq FROM fairlane.live a WHERE a.queue = y.id AND a.state = 0 ORDER BY a.seq LIMIT 1) IS NOT NULL
         UNION ALL
         SELECT y.id, 2 * z.class FROM fairlane.queue y CROSS JOIN LATERAL (SELECT w.class FROM fairlane.domain w
-            WHERE w.inbox = '' AND w.class = ANY ('{0,1,2}') AND w.queue = y.id AND fairlane.next_flow(w.id, w.clock) IS NOT NULL
+            WHERE w.inbox = '' AND w.class = ANY ('{0,1,2}') AND w.queue = y.id AND fairlane.next_flow(w.id) IS NOT NULL
             OFFSET 0) z
         WHERE y.name = ANY (p_queues) AND NOT y.paused
         UNION ALL
         SELECT z.queue, 2 * z.class + 1 FROM fairlane.domain z WHERE z.inbox = v_inbox AND array_position(p_queues, NULL) IS NOT NULL
-        AND fairlane.next_flow(z.id, z.clock) IS NOT NULL) x;
+        AND fairlane.next_flow(z.id) IS NOT NULL) x;
     IF v_locked IS NULL THEN
-        RETURN v_taken;
+        RETURN;
     END IF;
     IF cardinality(v_locked) = 1 THEN
         PERFORM pg_advisory_xact_lock_shared(v_space, 0), pg_advisory_xact_lock(v_space, v_locked[1]);
     ELSE
         PERFORM fairlane.lock_some(NULL, v_locked);
     END IF;
-    SELECT * INTO s FROM fairlane.session x WHERE x.id = p_session FOR UPDATE;
-    IF s.state IS DISTINCT FROM 'live' OR p_number <= s.claim THEN
-        PERFORM fairlane.check_claim(s, p_number);
-        RETURN v_taken;
+    -- From here on nobody can declare the session dead. It is looked at again, because that may have happened before.
+    SELECT * INTO s FROM fairlane.session x WHERE x.seq = s.seq;
+    SELECT x.claim, x.running_high, x.running_normal, x.running_low, x.ctid AS place INTO h FROM fairlane.load x
+    WHERE x.session >= s.seq AND x.session <= s.seq ORDER BY x.session DESC LIMIT 1 FOR UPDATE;
+    PERFORM fairlane.check_claim(s, h.claim, p_number);
+    IF s.state <> 'live' OR p_number = h.claim THEN
+        RETURN;
     END IF;
     m.now := coalesce(p_now, extract(epoch FROM clock_timestamp()));
     m.lease := coalesce(p_lease, m.now);
@@ -266,7 +315,7 @@ BEGIN
         PERFORM fairlane.admit_arriving(v_locked, 1000, m);
         v_sources := NULL;  -- perhaps there are others now
     END IF;
-    v_running := ARRAY[s.running_high, s.running_normal, s.running_low];
+    v_running := ARRAY[h.running_high - p_freed[1], h.running_normal - p_freed[2], h.running_low - p_freed[3]];
     FOR i IN 1 .. cardinality(p_mosts) LOOP
         EXIT WHEN v_left <= 0;
         c := p_classes[i];
@@ -281,7 +330,7 @@ BEGIN
             -- The inbox holds jobs of any queue: the queues take turns, in equal shares and then for the rest.
             SELECT array_agg(x.id ORDER BY x.id) INTO v_domains FROM fairlane.domain x WHERE x.inbox = v_inbox AND x.class = c
             AND x.queue = ANY (v_locked)
-            AND fairlane.next_flow(x.id, x.clock) IS NOT NULL;
+            AND fairlane.next_flow(x.id) IS NOT NULL;
         ELSE
             SELECT array_agg(x.id) INTO v_domains FROM fairlane.domain x WHERE x.inbox = '' AND x.class = c
             AND x.queue = (SELECT y.id FROM fairlane.queue y WHERE y.name = p_queues[i]) AND x.queue = ANY (v_locked);
@@ -303,7 +352,7 @@ BEGIN
                     s.seq, p_number, m);
                 k := cardinality(v_some);
                 CONTINUE WHEN k = 0;
-                v_taken := v_taken || v_some;
+                taken := taken || v_some;
                 v_most := v_most - k;
                 v_left := v_left - k;
                 v_running[c + 1] := v_running[c + 1] + k;
@@ -311,20 +360,20 @@ BEGIN
             END LOOP;
         END LOOP;
     END LOOP;
-    IF cardinality(v_taken) > 0 THEN
+    IF cardinality(taken) > 0 THEN
         -- Only then: an idle worker asks once a second, and nothing is lost when an empty answer is not repeated.
-        UPDATE fairlane.session SET claim = p_number, running_high = v_running[1], running_normal = v_running[2],
-            running_low = v_running[3] WHERE seq = s.seq;
+        UPDATE fairlane.load SET claim = p_number, running_high = v_running[1], running_normal = v_running[2],
+            running_low = v_running[3] WHERE ctid = h.place;
+        counted := true;
     END IF;
-    RETURN v_taken;
 END $$;
 
-CREATE FUNCTION fairlane.check_claim(s fairlane.session, p_number bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.check_claim(s fairlane.session, p_last bigint, p_number bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF s.seq IS NULL OR s.state NOT IN ('live', 'stopping') THEN
         PERFORM fairlane.refuse('FL006', 'this session is unknown, ended or declared dead; register a new one');
-    ELSIF p_number < s.claim THEN
-        PERFORM fairlane.refuse('FL005', format('claim %s is older than the last one, %s', p_number, s.claim));
+    ELSIF p_number < p_last THEN
+        PERFORM fairlane.refuse('FL005', format('claim %s is older than the last one, %s', p_number, p_last));
     END IF;
 END $$;
 

@@ -11,8 +11,11 @@ DECLARE
     v_seqs bigint[];
     v_flows bigint[];
     v_arrivals bigint[];
+    v_paces tid[];
+    v_domains bigint[];
+    v_clocks bigint[];
     v_lane bigint;
-    v_moving fairlane.flow;
+    v_moving fairlane.pace;
     r record;
 BEGIN
     -- `simple`: one place is free, and the next in line is a job that nothing else holds.
@@ -36,17 +39,21 @@ BEGIN
         UPDATE fairlane.live u SET granted = true, flow = v_flows[array_position(v_seqs, u.seq)],
             granted_at = CASE WHEN u.inbox <> '' THEN m.now END
         WHERE u.seq = ANY (v_seqs);
-        FOR v_moving IN SELECT x.* FROM fairlane.flow x
-            WHERE x.id = ANY (v_flows) AND v_arrivals[array_position(v_flows, x.id)] < x.head
+        v_paces := fairlane.paces_at(v_flows);
+        SELECT array_agg(x.domain), array_agg(fairlane.clock_of(x.domain)) INTO v_domains, v_clocks
+        FROM (SELECT DISTINCT y.domain FROM fairlane.pace y WHERE y.ctid = ANY (v_paces)) x;
+        FOR v_moving IN SELECT x.* FROM fairlane.pace x
+            WHERE x.ctid = ANY (v_paces) AND v_arrivals[array_position(v_flows, x.flow)] < x.head
         LOOP
-            PERFORM fairlane.move_flow(v_moving, v_moving.tag, v_arrivals[array_position(v_flows, v_moving.id)]);
+            PERFORM fairlane.move_flow(v_moving, v_moving.tag, v_arrivals[array_position(v_flows, v_moving.flow)]);
         END LOOP;
+        -- Those that were moved have a tag, and lie somewhere else now.
         WITH raised AS (
-            UPDATE fairlane.flow u SET tag = greatest(u.finish, (SELECT d.clock FROM fairlane.domain d WHERE d.id = u.domain)),
-                head = v_arrivals[array_position(v_flows, u.id)]
-            WHERE u.id = ANY (v_flows) AND u.tag IS NULL RETURNING u.id, u.domain, u.tag, u.head
+            UPDATE fairlane.pace u SET tag = greatest(u.finish, v_clocks[array_position(v_domains, u.domain)]),
+                head = v_arrivals[array_position(v_flows, u.flow)]
+            WHERE u.ctid = ANY (v_paces) AND u.tag IS NULL RETURNING u.flow, u.domain, u.tag, u.head
         )
-        INSERT INTO fairlane.line (domain, tag, head, flow) SELECT x.domain, x.tag, x.head, x.id FROM raised x;
+        INSERT INTO fairlane.line (domain, tag, head, flow) SELECT x.domain, x.tag, x.head, x.flow FROM raised x;
         FOR r IN SELECT DISTINCT l.queue, l.inbox FROM fairlane.live l WHERE l.seq = ANY (v_seqs) LOOP
             PERFORM fairlane.tell_ready(r.queue, r.inbox);
         END LOOP;
@@ -137,24 +144,23 @@ BEGIN
 END $$;
 
 -- Apply decisions. Plain jobs that complete are written together: the hot path; in lanes without a limit it takes no lock
--- of a queue. `p_seqs` says where to look first (0: by id), `p_moves` NULL that all complete.
-CREATE FUNCTION fairlane.finish_jobs(p_session text, p_ids text[], p_seqs bigint[], p_fences integer[], p_moves smallint[],
+-- of a queue. `p_seqs` says where to look first (0: by id), `p_moves` NULL that all complete. `freed`: how many of each class
+-- the session does not hold any more, for the caller to take from its load.
+CREATE FUNCTION fairlane.finish_jobs(s fairlane.session, p_ids text[], p_seqs bigint[], p_fences integer[], p_moves smallint[],
     p_results bytea[], p_delays double precision[], p_reasons text[], p_errors text[], p_groups text[], p_now double precision,
-    p_lease double precision, OUT acceptances smallint[], OUT states smallint[]) LANGUAGE plpgsql AS $$
+    p_lease double precision, OUT acceptances smallint[], OUT states smallint[], OUT freed integer[]) LANGUAGE plpgsql AS $$
 DECLARE
-    s fairlane.session;
     l fairlane.live;
     m fairlane.moment;
     v_holder bigint := -1;
     v_done bigint[];
+    v_completed record;
     v_queues integer[];
     v_pools text[];
     v_bindings bigint[];
     v_judged record;
     i integer;
 BEGIN
-    PERFORM pg_advisory_xact_lock_shared(fairlane.space(), 0);
-    SELECT * INTO s FROM fairlane.session x WHERE x.id = p_session;
     IF s.state IN ('live', 'stopping') THEN
         v_holder := s.seq;
     END IF;
@@ -177,7 +183,9 @@ BEGIN
     END IF;
     m.now := coalesce(p_now, extract(epoch FROM clock_timestamp()));
     m.lease := coalesce(p_lease, m.now);
-    v_done := fairlane.complete_jobs(v_holder, p_seqs, p_fences, p_moves, p_results, m);
+    v_completed := fairlane.complete_jobs(v_holder, p_seqs, p_fences, p_moves, p_results, m);
+    v_done := v_completed.done;
+    freed := v_completed.freed;
     acceptances := array_fill(0::smallint, ARRAY[cardinality(p_ids)]);
     states := array_fill(4::smallint, ARRAY[cardinality(p_ids)]);
     IF cardinality(v_done) < cardinality(p_ids) THEN
@@ -192,7 +200,7 @@ BEGIN
                 states[i] := fairlane.apply(l, coalesce(p_moves[i], 3::smallint), coalesce(p_delays[i], 0), p_results[i], p_reasons[i],
                     p_errors[i], p_groups[i], s.id, CASE WHEN s.idx IS NULL THEN s.host ELSE s.pool || '/' || s.idx END, m);
             ELSE
-                v_judged := fairlane.judge(p_session, p_ids[i], p_fences[i], coalesce(p_moves[i], 3::smallint));
+                v_judged := fairlane.judge(s.id, p_ids[i], p_fences[i], coalesce(p_moves[i], 3::smallint));
                 acceptances[i] := v_judged.acceptance;
                 states[i] := v_judged.state;
             END IF;
@@ -200,9 +208,9 @@ BEGIN
     END IF;
 END $$;
 
--- Complete those of a session's jobs that are plain; returns their numbers.
+-- Complete those of a session's jobs that are plain; answers with their numbers, and how many there were of each class.
 CREATE FUNCTION fairlane.complete_jobs(p_holder bigint, p_seqs bigint[], p_fences integer[], p_moves smallint[], p_results bytea[],
-    m fairlane.moment) RETURNS bigint[] LANGUAGE plpgsql AS $$
+    m fairlane.moment, OUT done bigint[], OUT freed integer[]) LANGUAGE plpgsql AS $$
 DECLARE
     v_asked bigint[] := p_seqs;
     v_results bytea[] := p_results;
@@ -233,8 +241,10 @@ BEGIN
         array_agg(x.started_at), array_agg(x.refused)
     INTO v_seqs, v_queues, v_classes, v_lanes, v_freed, v_arrivals, v_attempts, v_ended_fences, v_starts, v_refused
     FROM (SELECT * FROM gone ORDER BY gone.seq) x;
+    done := coalesce(v_seqs, '{}');
+    freed := '{0,0,0}';
     IF v_seqs IS NULL THEN
-        RETURN '{}';
+        RETURN;
     END IF;
     -- The results in the order of the rows; usually they come in it.
     IF v_seqs <> v_asked THEN
@@ -246,17 +256,14 @@ BEGIN
         g(seq, queue, result, arrival, attempt, fence, started_at, refused);
     INSERT INTO fairlane.tally (queue, class, running, completed)
     SELECT g.queue, g.class, -count(*), count(*) FROM unnest(v_queues, v_classes) g(queue, class) GROUP BY g.queue, g.class;
-    UPDATE fairlane.session u SET running_high = u.running_high - x.high, running_normal = u.running_normal - x.normal,
-        running_low = u.running_low - x.low
-    FROM (SELECT count(*) FILTER (WHERE c = 0) AS high, count(*) FILTER (WHERE c = 1) AS normal, count(*) FILTER (WHERE c = 2) AS low
-          FROM unnest(v_classes) c) x WHERE u.seq = p_holder;
+    freed := (SELECT ARRAY[count(*) FILTER (WHERE c = 0), count(*) FILTER (WHERE c = 1), count(*) FILTER (WHERE c = 2)]
+              FROM unnest(v_classes) c);
     PERFORM fairlane.tell_waiting(q.id) FROM fairlane.queue q WHERE q.id = ANY (v_queues) AND q.slots IS NOT NULL;
     IF v_lanes IS NOT NULL THEN
         SELECT array_agg(x.lane), array_agg(x.freed) INTO v_lanes, v_freed FROM (
             SELECT g.lane, sum(g.freed)::integer AS freed FROM unnest(v_lanes, v_freed) g(lane, freed) GROUP BY g.lane) x;
         PERFORM fairlane.hand_on_all(v_lanes, v_freed, m);
     END IF;
-    RETURN v_seqs;
 END $$;
 
 -- Finish, claim, or both in one step. Without ids nothing is finished; without a number nothing is claimed.
@@ -270,14 +277,27 @@ CREATE FUNCTION fairlane.exchange(p_session text, p_ids text[], p_seqs bigint[],
     OUT limited boolean[], OUT headers bytea[], OUT topics text[])
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+DECLARE
+    s fairlane.session;
+    r record;
+    v_freed integer[] := '{0,0,0}';
+    v_counted boolean := false;
 BEGIN
     IF cardinality(p_ids) > 0 THEN
-        SELECT f.acceptances, f.states INTO acceptances, states
-        FROM fairlane.finish_jobs(p_session, p_ids, p_seqs, p_fences, p_moves, p_results, p_delays, p_reasons, p_errors, p_groups,
-            p_now, p_lease) f;
+        -- From here on nobody can declare the session dead.
+        PERFORM pg_advisory_xact_lock_shared(fairlane.space(), 0);
+    END IF;
+    SELECT * INTO s FROM fairlane.session x WHERE x.id = p_session;
+    IF cardinality(p_ids) > 0 THEN
+        r := fairlane.finish_jobs(s, p_ids, p_seqs, p_fences, p_moves, p_results, p_delays, p_reasons, p_errors, p_groups, p_now, p_lease);
+        acceptances := r.acceptances;
+        states := r.states;
+        v_freed := r.freed;
     END IF;
     IF p_number IS NOT NULL THEN
-        seqs := fairlane.claim_jobs(p_session, p_number, p_total, p_ask_queues, p_ask_classes, p_ask_mosts, p_ask_belows, p_now, p_lease);
+        r := fairlane.claim_jobs(s, v_freed, p_number, p_total, p_ask_queues, p_ask_classes, p_ask_mosts, p_ask_belows, p_now, p_lease);
+        seqs := r.taken;
+        v_counted := r.counted;
         IF cardinality(seqs) > 0 THEN
             SELECT array_agg(x.id), array_agg(x.fence), array_agg(x.attempt), array_agg(x.task), array_agg(x.queue), array_agg(x.lane),
                 array_agg(x.class), array_agg(x.payload), array_agg(x.retries), array_agg(x.backoff), array_agg(x.timeout),
@@ -292,6 +312,9 @@ BEGIN
                       y.headers FROM fairlane.job y WHERE y.seq = g.seq OFFSET 0) j
                   ORDER BY g.ord) x;
         END IF;
+    END IF;
+    IF NOT v_counted AND v_freed <> '{0,0,0}' THEN
+        PERFORM fairlane.lighten(s.seq, v_freed[1], v_freed[2], v_freed[3]);
     END IF;
     IF current_setting('fairlane_step.topics', true) <> '' THEN
         topics := fairlane.topics();

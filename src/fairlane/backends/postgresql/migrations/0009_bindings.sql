@@ -281,7 +281,7 @@ END $$;
 
 -- Whether somebody could claim a job of this inbox and class now: anybody, or its worker, live with a slot to spare.
 CREATE FUNCTION fairlane.takes(p_inbox text, p_class smallint) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT p_inbox = '' OR EXISTS (SELECT 1 FROM fairlane.session s
+    SELECT p_inbox = '' OR EXISTS (SELECT 1 FROM fairlane.sessions s
         WHERE s.pool = split_part(p_inbox, '/', 1) AND s.idx = split_part(p_inbox, '/', 2)::integer AND s.idx IS NOT NULL
         AND s.state = 'live' AND fairlane.room(s.slots, s.reserved_high, s.reserved_normal, s.running_high, s.running_normal,
             s.running_low, p_class) > 0)

@@ -19,6 +19,7 @@ DECLARE
     v_index integer;
     v_taken integer[];
     v_queue text;
+    v_seq bigint;
 BEGIN
     topics := '{}';
     IF fairlane.register_again(p_id, m) THEN
@@ -46,7 +47,9 @@ BEGIN
     INSERT INTO fairlane.session (id, kind, state, host, pid, pool, idx, named, queues, slots, reserved_high, reserved_normal,
         started_at, lease, expires)
     VALUES (p_id, p_kind, 'live', p_host, p_pid, p_pool, v_index, p_idx IS NOT NULL, coalesce(p_queues, '{}'), p_slots,
-        coalesce(p_reserved_high, 0), coalesce(p_reserved_normal, 0), m.now, p_seconds, m.lease + p_seconds);
+        coalesce(p_reserved_high, 0), coalesce(p_reserved_normal, 0), m.now, p_seconds, m.lease + p_seconds)
+    RETURNING seq INTO v_seq;
+    INSERT INTO fairlane.load (session) VALUES (v_seq);
     IF v_index IS NOT NULL THEN
         -- The granter binds the rest, if there are more.
         PERFORM fairlane.bind_unbound(fairlane.unbound(p_pool, 1000), m);

@@ -74,9 +74,9 @@ DECLARE
     v_rule fairlane.rule;
     v_key text;
 BEGIN
-    UPDATE fairlane.flow u SET weight = x.weight
+    UPDATE fairlane.pace u SET weight = x.weight
     FROM (SELECT f.id, (fairlane.terms(p_queue, f.lane)).weight FROM fairlane.domain d JOIN fairlane.flow f ON f.domain = d.id
-          WHERE d.queue = p_queue OFFSET 0) x WHERE u.id = x.id AND u.weight <> x.weight;
+          WHERE d.queue = p_queue OFFSET 0) x WHERE u.flow = x.id AND u.weight <> x.weight;
     FOR n IN SELECT x.* FROM fairlane.lane x WHERE x.queue = p_queue LOOP
         v_rule := fairlane.terms(p_queue, n.key);
         IF v_rule.places IS NULL THEN
@@ -87,7 +87,7 @@ BEGIN
     END LOOP;
     -- Lanes without a limit are found where their jobs are: in line, behind a gate, or running.
     FOR v_key IN SELECT k.key FROM (
-            SELECT f.lane AS key FROM fairlane.domain d JOIN fairlane.flow f ON f.domain = d.id
+            SELECT f.lane AS key FROM fairlane.domain d JOIN fairlane.flows f ON f.domain = d.id
             WHERE d.queue = p_queue AND f.tag IS NOT NULL AND f.lane <> ''
             UNION SELECT j.lane FROM fairlane.live x JOIN fairlane.job j ON j.seq = x.seq
             WHERE x.gate > 0 AND x.state = 2 AND x.queue = p_queue AND j.lane IS NOT NULL
@@ -172,8 +172,8 @@ BEGIN
         WHERE x.gate > 0 AND x.state = 2 AND x.queue = p_queue AND j.lane = p_key);
     v_running := ARRAY(SELECT x.seq FROM fairlane.live x JOIN fairlane.job j ON j.seq = x.seq
         WHERE x.session IS NOT NULL AND x.queue = p_queue AND j.lane = p_key);
-    PERFORM fairlane.move_flow(f, NULL, NULL) FROM fairlane.domain d JOIN fairlane.flow f ON f.domain = d.id AND f.lane = p_key
-    WHERE d.queue = p_queue AND f.tag IS NOT NULL;
+    PERFORM fairlane.move_flow(fairlane.pace_of(f.id), NULL, NULL)
+    FROM fairlane.domain d JOIN fairlane.flows f ON f.domain = d.id AND f.lane = p_key WHERE d.queue = p_queue AND f.tag IS NOT NULL;
     UPDATE fairlane.live SET flow = NULL, granted = false, granted_at = NULL, lane = n.id,
         rank = CASE WHEN n.ordered THEN 0 ELSE class END WHERE seq = ANY (v_waiting);
     UPDATE fairlane.live SET granted = true, lane = n.id, rank = CASE WHEN n.ordered THEN 0 ELSE class END WHERE seq = ANY (v_running);
@@ -309,10 +309,10 @@ BEGIN
             FROM (SELECT s.seq, 0, 0, 0 FROM fairlane.session s
                 UNION ALL SELECT l.session, (l.class = 0)::integer, (l.class = 1)::integer, (l.class = 2)::integer
                 FROM fairlane.live l WHERE l.session IS NOT NULL AND l.kind <> 1) x(session, r0, r1, r2) GROUP BY x.session) y
-        JOIN fairlane.session s ON s.seq = y.session WHERE ARRAY[s.running_high, s.running_normal, s.running_low] <> y.true
+        JOIN fairlane.sessions s ON s.seq = y.session WHERE ARRAY[s.running_high, s.running_normal, s.running_low] <> y.true
     LOOP
         v_found := v_found || format('session %s: running was %s, is %s', r.id, r.kept, r.true);
-        UPDATE fairlane.session SET running_high = r.true[1], running_normal = r.true[2], running_low = r.true[3] WHERE seq = r.seq;
+        UPDATE fairlane.load SET running_high = r.true[1], running_normal = r.true[2], running_low = r.true[3] WHERE session = r.seq;
     END LOOP;
     RETURN v_found;
 END $$;
@@ -356,22 +356,22 @@ BEGIN
     FOR r IN SELECT x.* FROM (
             SELECT f.id, f.lane, f.head AS kept, f.tag, f.finish, d.clock, (SELECT min(v.arrival) FROM fairlane.live v
                 WHERE v.flow = f.id AND v.flow IS NOT NULL AND v.session IS NULL) AS true
-            FROM fairlane.flow f JOIN fairlane.domain d ON d.id = f.domain OFFSET 0) x
+            FROM fairlane.flows f JOIN fairlane.domains d ON d.id = f.domain OFFSET 0) x
         WHERE x.kept IS DISTINCT FROM x.true OR x.tag < x.clock
     LOOP
         v_found := v_found || CASE WHEN r.kept IS DISTINCT FROM r.true
             THEN format('flow of lane %L: head was %s, is %s', r.lane, coalesce(r.kept::text, 'None'), coalesce(r.true::text, 'None'))
             ELSE format('flow of lane %L: tag was %s, is %s', r.lane, r.tag, r.clock) END;
-        PERFORM fairlane.move_flow(f, CASE WHEN r.true IS NOT NULL THEN greatest(r.clock, coalesce(r.tag, r.finish)) END, r.true)
-        FROM fairlane.flow f WHERE f.id = r.id;
+        PERFORM fairlane.move_flow(fairlane.pace_of(r.id),
+            CASE WHEN r.true IS NOT NULL THEN greatest(r.clock, coalesce(r.tag, r.finish)) END, r.true);
     END LOOP;
-    FOR r IN SELECT f.id, f.lane, f.domain, f.tag, f.head FROM fairlane.flow f WHERE f.tag IS NOT NULL AND NOT EXISTS (
+    FOR r IN SELECT f.id, f.lane, f.domain, f.tag, f.head FROM fairlane.flows f WHERE f.tag IS NOT NULL AND NOT EXISTS (
         SELECT 1 FROM fairlane.line x WHERE x.domain = f.domain AND x.tag = f.tag AND x.head = f.head AND x.flow = f.id)
     LOOP
         v_found := v_found || format('flow of lane %L: was not in line', r.lane);
         INSERT INTO fairlane.line VALUES (r.domain, r.tag, r.head, r.id);
     END LOOP;
-    FOR r IN DELETE FROM fairlane.line x WHERE NOT EXISTS (SELECT 1 FROM fairlane.flow f WHERE f.id = x.flow
+    FOR r IN DELETE FROM fairlane.line x WHERE NOT EXISTS (SELECT 1 FROM fairlane.pace f WHERE f.flow = x.flow
         AND f.domain = x.domain AND f.tag = x.tag AND f.head = x.head) RETURNING x.flow
     LOOP
         v_found := v_found || format('line: flow %s stood in it twice, or where it is not', r.flow);

@@ -147,17 +147,18 @@ CREATE FUNCTION fairlane.line_up_all(p_queue integer, p_class smallint, p_seqs b
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     d fairlane.domain := fairlane.domain_for(p_queue, p_class, '');
+    v_first bigint := nextval('fairlane.arrival');
     v_flows bigint[];
     v_arrivals bigint[];
 BEGIN
-    PERFORM fairlane.make_flows(d, p_lanes);
-    SELECT array_agg((SELECT f.id FROM fairlane.flow f WHERE f.domain = d.id AND f.lane = g.lane) ORDER BY g.ord) INTO v_flows
-    FROM unnest(p_lanes) WITH ORDINALITY g(lane, ord);
-    v_arrivals := ARRAY(SELECT nextval('fairlane.arrival') FROM generate_series(1, cardinality(p_seqs)));
+    v_flows := fairlane.flows_of(d, p_lanes);
+    v_arrivals := ARRAY(SELECT v_first + g - 1 FROM generate_series(1, cardinality(p_seqs)) g);
     UPDATE fairlane.live u SET state = 2, due = NULL, gate = 0, granted = true, inbox = '',
         (arrival, flow) = (SELECT v_arrivals[n], v_flows[n] FROM array_position(p_seqs, u.seq) n)
     WHERE u.seq = ANY (p_seqs);
-    PERFORM fairlane.raise_heads(d, p_seqs);
+    SELECT array_agg(x.flow), array_agg(x.head) INTO v_flows, v_arrivals FROM (
+        SELECT g.flow, min(g.arrival) AS head FROM unnest(v_flows, v_arrivals) g(flow, arrival) GROUP BY g.flow) x;
+    PERFORM fairlane.raise_heads(d, v_flows, v_arrivals);
 END $$;
 
 -- Admit one arriving job of any sort.
@@ -331,6 +332,7 @@ BEGIN
     DELETE FROM fairlane.attempt WHERE seq = ANY (v_jobs);
     DELETE FROM fairlane.progress WHERE seq = ANY (v_jobs);
     DELETE FROM fairlane.job WHERE seq = ANY (v_jobs);
+    DELETE FROM fairlane.load WHERE session = ANY (v_sessions);
     DELETE FROM fairlane.session WHERE seq = ANY (v_sessions);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     other := other + v_count;
@@ -375,25 +377,25 @@ CREATE FUNCTION fairlane.idle_domains(p_queues integer[], OUT id bigint, OUT que
 LANGUAGE sql STABLE AS $$
     SELECT d.id, d.queue, max(f.finish)
     FROM (SELECT t.queue, t.class FROM fairlane.tally t GROUP BY t.queue, t.class HAVING sum(t.pending + t.running) = 0) i
-    JOIN fairlane.domain d ON d.queue = i.queue AND d.class = i.class JOIN fairlane.flow f ON f.domain = d.id
-    WHERE p_queues IS NULL OR d.queue = ANY (p_queues) GROUP BY d.id HAVING max(f.finish) > d.clock
+    JOIN fairlane.domains d ON d.queue = i.queue AND d.class = i.class JOIN fairlane.flows f ON f.domain = d.id
+    WHERE p_queues IS NULL OR d.queue = ANY (p_queues) GROUP BY d.id, d.queue, d.clock HAVING max(f.finish) > d.clock
 $$;
 
 -- The queues that have flows or clocks to tidy.
 CREATE FUNCTION fairlane.untidy() RETURNS integer[] LANGUAGE sql STABLE AS $$
     SELECT ARRAY(SELECT x.queue FROM fairlane.idle_domains(NULL) x
-        UNION SELECT d.queue FROM fairlane.domain d WHERE EXISTS (
-            SELECT 1 FROM fairlane.flow f WHERE f.domain = d.id AND f.tag IS NULL AND f.finish <= d.clock))
+        UNION SELECT d.queue FROM fairlane.domains d WHERE EXISTS (
+            SELECT 1 FROM fairlane.flows f WHERE f.domain = d.id AND f.tag IS NULL AND f.finish <= d.clock))
 $$;
 
 CREATE FUNCTION fairlane.tidy(p_queues integer[], p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
-    v_count integer;
+    v_flows bigint[];
 BEGIN
-    UPDATE fairlane.domain u SET clock = x.finish FROM fairlane.idle_domains(p_queues) x WHERE u.id = x.id;
-    DELETE FROM fairlane.flow u WHERE u.id = ANY (ARRAY(
-        SELECT f.id FROM fairlane.domain d JOIN fairlane.flow f ON f.domain = d.id
-        WHERE d.queue = ANY (p_queues) AND f.tag IS NULL AND f.finish <= d.clock LIMIT p_limit));
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    RETURN v_count;
+    PERFORM fairlane.set_clock(x.id, x.finish) FROM fairlane.idle_domains(p_queues) x;
+    v_flows := ARRAY(SELECT f.id FROM fairlane.domains d JOIN fairlane.flows f ON f.domain = d.id
+        WHERE d.queue = ANY (p_queues) AND f.tag IS NULL AND f.finish <= d.clock LIMIT p_limit);
+    DELETE FROM fairlane.pace u WHERE u.ctid = ANY (fairlane.paces_at(v_flows));
+    DELETE FROM fairlane.flow u WHERE u.id = ANY (v_flows);
+    RETURN cardinality(v_flows);
 END $$;

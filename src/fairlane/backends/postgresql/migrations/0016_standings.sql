@@ -9,7 +9,7 @@ DECLARE
 BEGIN
     RETURN QUERY
     SELECT ARRAY[s.slots, s.reserved_high, s.reserved_normal, s.running_high, s.running_normal, s.running_low]
-    FROM fairlane.session s
+    FROM fairlane.sessions s
     WHERE s.state = 'live' AND s.kind = 'worker' AND s.expires > v_lease AND p_queue = ANY (s.queues);
 END $$;
 
@@ -52,7 +52,7 @@ RETURNS integer LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN (SELECT count(*) FROM (
         SELECT 1 FROM fairlane.domain d
-        CROSS JOIN LATERAL (SELECT x.id, x.tag, x.head FROM fairlane.flow x
+        CROSS JOIN LATERAL (SELECT x.id, x.tag, x.head FROM fairlane.flows x
             WHERE x.domain = d.id AND x.lane = p_key LIMIT 1) f
         -- Not from the first arrival on: what was before the head has gone, and leaves dead entries.
         CROSS JOIN LATERAL (SELECT 1 FROM fairlane.live x WHERE x.flow = f.id AND x.flow IS NOT NULL AND x.session IS NULL
@@ -84,19 +84,19 @@ CREATE FUNCTION fairlane.read_line_figures(
 )
 RETURNS json LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    d fairlane.domain;
-    f fairlane.flow;
+    d fairlane.domains;
+    f fairlane.flows;
     v_active bigint;
     v_limited bigint := 0;
     v_most bigint;
     v_ready json;
     v_blocked json;
 BEGIN
-    SELECT * INTO d FROM fairlane.domain x WHERE x.inbox = l.inbox AND x.class = l.class AND x.queue = l.queue;
+    SELECT * INTO d FROM fairlane.domains x WHERE x.inbox = l.inbox AND x.class = l.class AND x.queue = l.queue;
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
-    SELECT * INTO f FROM fairlane.flow x WHERE x.domain = d.id AND x.lane = p_key;
+    SELECT * INTO f FROM fairlane.flows x WHERE x.domain = d.id AND x.lane = p_key;
     -- No tag is lower than the clock.
     SELECT count(*) INTO v_active FROM (SELECT 1 FROM fairlane.line x WHERE x.domain = d.id AND x.tag >= d.clock LIMIT p_many) y;
     IF l.inbox = '' THEN
@@ -126,7 +126,7 @@ BEGIN
         INTO v_blocked FROM (
             SELECT n.id, n.key, n.places, n.ordered, x.finish
             FROM (SELECT * FROM fairlane.lane a WHERE a.queue = l.queue AND a.key <> p_key LIMIT p_many) n
-            LEFT JOIN LATERAL (SELECT a.tag, a.finish FROM fairlane.flow a
+            LEFT JOIN LATERAL (SELECT a.tag, a.finish FROM fairlane.flows a
                 WHERE a.domain = d.id AND a.lane = n.key LIMIT 1) x ON true
             WHERE x.tag IS NULL LIMIT p_lanes
         ) y;
@@ -176,7 +176,7 @@ BEGIN
     IF l.inbox <> '' AND right(l.inbox, 1) <> '/' THEN
         SELECT coalesce(json_agg(json_build_array(s.slots, s.reserved_high, s.reserved_normal, s.running_high,
             s.running_normal, s.running_low)), '[]'), coalesce(sum(s.slots), 0)
-        INTO v_workers, p_slots FROM fairlane.session s
+        INTO v_workers, p_slots FROM fairlane.sessions s
         WHERE s.pool = split_part(l.inbox, '/', 1) AND s.idx = split_part(l.inbox, '/', 2)::integer AND s.idx IS NOT NULL
         AND s.state IN ('live', 'stopping') AND s.expires > p_lease;
     END IF;
@@ -184,8 +184,8 @@ BEGIN
         SELECT min(r.due) INTO v_retry FROM fairlane.live r
         WHERE r.lane = l.lane AND r.lane IS NOT NULL AND (r.due IS NOT NULL OR r.gate > 0) AND r.granted;
     ELSIF v_place = 1 AND l.flow IS NOT NULL THEN
-        SELECT count(*) INTO v_before FROM (SELECT 1 FROM fairlane.flow m
-            CROSS JOIN LATERAL (SELECT a.clock FROM fairlane.domain a WHERE a.id = m.domain LIMIT 1) d
+        SELECT count(*) INTO v_before FROM (SELECT 1 FROM fairlane.flows m
+            CROSS JOIN LATERAL (SELECT a.clock FROM fairlane.domains a WHERE a.id = m.domain LIMIT 1) d
             CROSS JOIN LATERAL (SELECT 1 FROM fairlane.line a WHERE a.domain = m.domain
                 AND a.tag >= d.clock AND (a.tag, a.head) < (m.tag, m.head) LIMIT p_slots) x
             WHERE m.id = l.flow LIMIT p_slots) y;

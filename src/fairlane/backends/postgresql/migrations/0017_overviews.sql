@@ -56,11 +56,14 @@ BEGIN
     END IF;
     RETURN QUERY
     SELECT s.id, s.kind, s.state, s.host, s.pid, s.pool, s.idx, s.named, s.queues, s.slots, s.reserved_high,
-        s.reserved_normal, s.running_high, s.running_normal, s.running_low,
+        s.reserved_normal, h.running_high, h.running_normal, h.running_low,
         ARRAY(SELECT l.class FROM fairlane.live l
             WHERE l.waiter = s.seq AND l.waiter IS NOT NULL AND l.session IS NOT NULL),
         s.started_at, s.lease, s.expires - v_lease
-    FROM fairlane.session s WHERE s.seq = ANY (v_seqs) ORDER BY s.seq DESC;
+    FROM fairlane.session s CROSS JOIN LATERAL (
+        SELECT x.running_high, x.running_normal, x.running_low FROM fairlane.load x
+        WHERE x.session >= s.seq AND x.session <= s.seq ORDER BY x.session DESC LIMIT 1) h
+    WHERE s.seq = ANY (v_seqs) ORDER BY s.seq DESC;
 END $$;
 
 -- Bindings, open ones first, then the latest.

@@ -12,7 +12,7 @@ SELECT fairlane.read_standings($1::text[], $2, $3, $4, $5, $6, $7)
 -- lanes have claimable jobs, counted up to $4.
 SELECT q.declared, q.override, fairlane.read_seconds(q.id),
     (SELECT array_agg(w) FROM fairlane.read_workers(q.name, $1::double precision) w),
-    (SELECT count(*) FROM (SELECT 1 FROM fairlane.domain d JOIN fairlane.line f ON f.domain = d.id
+    (SELECT count(*) FROM (SELECT 1 FROM fairlane.domains d JOIN fairlane.line f ON f.domain = d.id
         WHERE d.inbox = '' AND d.class = $3::integer AND d.queue = q.id AND f.tag >= d.clock LIMIT $4) x)
 FROM fairlane.queue q WHERE q.name = $2::text
 

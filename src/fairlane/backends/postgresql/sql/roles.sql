@@ -17,7 +17,7 @@ ALTER DEFAULT PRIVILEGES IN SCHEMA fairlane GRANT EXECUTE ON FUNCTIONS TO fairla
 GRANT USAGE ON SCHEMA fairlane TO fairlane_producer;
 GRANT SELECT ON fairlane.migration, fairlane.queue, fairlane.rule TO fairlane_producer;
 GRANT INSERT (name) ON fairlane.queue TO fairlane_producer;
-GRANT SELECT (id, queue, class, inbox, clock) ON fairlane.domain TO fairlane_producer;
+GRANT SELECT ON fairlane.domains TO fairlane_producer;
 GRANT SELECT (domain, tag) ON fairlane.line TO fairlane_producer;
 GRANT EXECUTE ON FUNCTION fairlane.enqueue, fairlane.enqueue_one, fairlane.enqueue_any, fairlane.admit_queues,
     fairlane.insert_arriving, fairlane.cancel, fairlane.read_jobs(text[]), fairlane.read_standings,
@@ -27,7 +27,7 @@ GRANT EXECUTE ON FUNCTION fairlane.enqueue, fairlane.enqueue_one, fairlane.enque
 -- Looking: every reading verb, payloads and results included.
 GRANT USAGE ON SCHEMA fairlane TO fairlane_viewer;
 GRANT SELECT ON fairlane.migration, fairlane.queue, fairlane.rule, fairlane.tally, fairlane.job, fairlane.progress,
-    fairlane.attempt, fairlane.outcome, fairlane.live, fairlane.domain, fairlane.flow, fairlane.line, fairlane.lane,
-    fairlane.session, fairlane.binding, fairlane.leader, fairlane.schedule, fairlane.jobs TO fairlane_viewer;
+    fairlane.attempt, fairlane.outcome, fairlane.live, fairlane.domain, fairlane.clock, fairlane.domains, fairlane.flow, fairlane.pace,
+    fairlane.flows, fairlane.line, fairlane.lane, fairlane.session, fairlane.load, fairlane.sessions, fairlane.binding, fairlane.leader, fairlane.schedule, fairlane.jobs TO fairlane_viewer;
 GRANT EXECUTE ON FUNCTION fairlane.read_jobs(text[]), fairlane.read_standings, fairlane.read_seconds,
     fairlane.read_workers TO fairlane_viewer;
