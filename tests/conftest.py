@@ -14,16 +14,6 @@ settings.register_profile("dev", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
-FILE = "path"
-"""The fixture for the file of a store. A test that asks for it can run on SQLite alone."""
-ONLY_SQLITE = (
-    # They replace or look at what is inside of the SQLite store.
-    "test_a_body_is_stopped_before_the_lease_ends_when_contact_is_lost",
-    "test_a_place_that_cannot_be_given_back_now_is_given_back_later",
-    "test_a_result_whose_hint_was_lost_is_found_by_the_poll",
-    "test_a_worker_leaves_no_ear_behind",
-)
-
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
@@ -34,8 +24,7 @@ def anyio_backend() -> str:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run each test that asks for a store of any kind on every kind."""
     if "store_kind" in metafunc.fixturenames:
-        only_sqlite = FILE in metafunc.fixturenames or metafunc.function.__name__ in ONLY_SQLITE
-        metafunc.parametrize("store_kind", KINDS[:1] if only_sqlite else KINDS, indirect=True)
+        metafunc.parametrize("store_kind", KINDS, indirect=True)
 
 
 @pytest.fixture

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from fairlane import Fairlane, Intervals, ManualClock, Settings
+from fairlane.backends.postgresql.store import PostgresqlStore
+from fairlane.backends.sqlite.store import SqliteStore
 from tests.conformance.kit import Kit
 
 QUICK = Intervals().scaled(0.1)
@@ -54,3 +57,8 @@ async def eventually(check: Callable[[], Awaitable[bool]], seconds: float = 30.0
 async def kit_of(app: Fairlane, clock: ManualClock | None = None) -> Kit:
     """Short words for what a worker does, on the store of an application."""
     return Kit(await app.connection.store(), clock or ManualClock())
+
+
+def store_class(app: Fairlane) -> type[Any]:
+    """What kind of store an application has: a verb that is replaced there is replaced in every thread."""
+    return SqliteStore if app.settings.url.startswith("sqlite") else PostgresqlStore

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -17,8 +16,8 @@ def _no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "POLL", 600.0)
 
 
-async def test_whoever_waits_for_a_turn_is_told_each_place_at_once(tmp_path: Path) -> None:
-    app = Fairlane(f"sqlite:///{tmp_path}/fairlane.db")
+async def test_whoever_waits_for_a_turn_is_told_each_place_at_once(url: str) -> None:
+    app = Fairlane(url)
     app.queue("models").lane("flux", limit=1)
     told: list[int] = []
     done = [asyncio.Event() for _ in range(3)]
@@ -49,8 +48,8 @@ async def test_whoever_waits_for_a_turn_is_told_each_place_at_once(tmp_path: Pat
     assert told == [3, 2, 1]
 
 
-async def test_a_job_in_a_limited_lane_hears_that_the_line_moves(tmp_path: Path) -> None:
-    app = Fairlane(f"sqlite:///{tmp_path}/fairlane.db")
+async def test_a_job_in_a_limited_lane_hears_that_the_line_moves(url: str) -> None:
+    app = Fairlane(url)
     app.queue("default").lane("doc", limit=1)
 
     @app.task(lane="doc")

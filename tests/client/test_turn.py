@@ -23,8 +23,9 @@ from fairlane import (
 from fairlane.errors import FairlaneError
 from fairlane.job import JobKind
 from fairlane.session import SessionKind, SessionState
+from fairlane.store import Store
 
-from .conftest import eventually, kit_of
+from .conftest import eventually, kit_of, store_class
 
 SOON = 30
 
@@ -295,8 +296,8 @@ async def test_a_session_that_was_declared_dead_stops_the_body_and_the_next_turn
 
     async def hold() -> None:
         async with _turn(models):
-            await _end_session(models)
             try:
+                await _end_session(models)
                 await asyncio.sleep(SOON)
             except asyncio.CancelledError:
                 stopped.set()
@@ -325,15 +326,13 @@ async def test_a_body_that_ends_before_it_hears_of_its_loss_is_told_at_the_end(m
 async def test_a_body_is_stopped_before_the_lease_ends_when_contact_is_lost(
     models: Fairlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fairlane.backends.sqlite.store import SqliteStore
-
     async def away(*_: object, **__: object) -> None:
         raise StoreUnavailable("the disk is away")
 
     async def hold() -> None:
         async with _turn(models):
             with monkeypatch.context() as patch:
-                patch.setattr(SqliteStore, "renew", away)
+                patch.setattr(store_class(models), "renew", away)
                 await asyncio.sleep(SOON)
 
     with pytest.raises(SessionLost, match="out of reach"):
@@ -344,11 +343,10 @@ async def test_a_body_is_stopped_before_the_lease_ends_when_contact_is_lost(
 async def test_a_place_that_cannot_be_given_back_now_is_given_back_later(
     models: Fairlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fairlane.backends.sqlite.store import SqliteStore
+    kind = store_class(models)
+    finish, refusals = kind.finish, 0
 
-    finish, refusals = SqliteStore.finish, 0
-
-    async def away_at_first(self: SqliteStore, *args: Any, **named: Any) -> Any:
+    async def away_at_first(self: Store, *args: Any, **named: Any) -> Any:
         nonlocal refusals
         refusals += 1
         if refusals <= 3:
@@ -356,7 +354,7 @@ async def test_a_place_that_cannot_be_given_back_now_is_given_back_later(
         return await finish(self, *args, **named)
 
     async with _turn(models):
-        monkeypatch.setattr(SqliteStore, "finish", away_at_first)
+        monkeypatch.setattr(kind, "finish", away_at_first)
     async with _turn(models, timeout=SOON):
         pass
     assert refusals >= 4

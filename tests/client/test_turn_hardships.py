@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import warnings
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from contextvars import Context
-from pathlib import Path
 
 import pytest
 
@@ -21,16 +23,26 @@ PATIENCE = 20.0
 
 
 @pytest.fixture
-async def models(tmp_path: Path) -> AsyncIterator[Fairlane]:
+async def models(url: str) -> AsyncIterator[Fairlane]:
     """An application with a strict lane."""
-    app = Fairlane(settings=Settings(url=f"sqlite:///{tmp_path}/fairlane.db", intervals=QUICK))
+    app = Fairlane(settings=Settings(url=url, intervals=QUICK))
     app.queue("models").lane("*", limit=1)
     yield app
     await app.close()
 
 
-def test_closing_while_other_threads_call_does_not_hang(tmp_path: Path) -> None:
-    app = Fairlane(f"sqlite:///{tmp_path}/fairlane.db")
+@asynccontextmanager
+async def left_open(app: Fairlane) -> AsyncIterator[None]:
+    """Let the block close loops that have connections of the application, which Python has words for."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        yield
+        await app.close()
+        gc.collect()
+
+
+def test_closing_while_other_threads_call_does_not_hang(url: str) -> None:
+    app = Fairlane(url)
     done = threading.Event()
 
     def call() -> None:
@@ -62,7 +74,7 @@ def test_closing_while_other_threads_call_does_not_hang(tmp_path: Path) -> None:
     app.blocking.close()
 
 
-async def test_a_lane_is_given_away_only_when_its_holder_has_left(models: Fairlane, tmp_path: Path) -> None:
+async def test_a_lane_is_given_away_only_when_its_holder_has_left(models: Fairlane) -> None:
     inside = 0
     most = 0
     begun = asyncio.Event()
@@ -81,7 +93,7 @@ async def test_a_lane_is_given_away_only_when_its_holder_has_left(models: Fairla
                 inside -= 1
 
     first = asyncio.create_task(hold(models, 0.3))
-    await begun.wait()
+    await asyncio.wait_for(begun.wait(), PATIENCE)
     second = asyncio.create_task(hold(other, 0))
     await asyncio.sleep(0.1)
     await models.close()
@@ -96,9 +108,10 @@ async def test_a_turn_whose_loop_was_closed_under_it_does_not_keep_its_lane(mode
         loop.run_until_complete(models.turn("flux", queue="models").__aenter__())
         loop.close()
 
-    await asyncio.to_thread(hold_and_vanish)
-    async with asyncio.timeout(PATIENCE), models.turn("flux", queue="models"):
-        pass
+    async with left_open(models):
+        await asyncio.to_thread(hold_and_vanish)
+        async with asyncio.timeout(PATIENCE), models.turn("flux", queue="models"):
+            pass
 
 
 async def test_a_turn_that_waits_in_a_loop_that_was_closed_does_not_keep_the_lane_once_granted(
@@ -115,21 +128,23 @@ async def test_a_turn_that_waits_in_a_loop_that_was_closed_does_not_keep_the_lan
         left.append(waiting)
         loop.close()
 
-    async with models.turn("flux", queue="models"):
-        # In a context of its own: it does not wait for a place that it holds itself.
-        await asyncio.to_thread(Context().run, wait_and_vanish)
-    async with asyncio.timeout(PATIENCE), models.turn("flux", queue="models"):
-        pass
+    async with left_open(models):
+        async with models.turn("flux", queue="models"):
+            # In a context of its own: it does not wait for a place that it holds itself.
+            await asyncio.to_thread(Context().run, wait_and_vanish)
+        async with asyncio.timeout(PATIENCE), models.turn("flux", queue="models"):
+            pass
+        left.clear()
 
 
-async def test_one_impatient_caller_does_not_fail_the_others_while_the_store_opens(tmp_path: Path) -> None:
+async def test_one_impatient_caller_does_not_fail_the_others_while_the_store_opens(url: str) -> None:
     opened = 0
 
     async def slowly() -> Store:
         nonlocal opened
         opened += 1
         await asyncio.sleep(0.3)
-        return await open_store(f"sqlite:///{tmp_path}/fairlane.db")
+        return await open_store(url)
 
     connection = Connection(slowly)
     impatient = asyncio.create_task(connection.store())

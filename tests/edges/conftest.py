@@ -31,3 +31,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
         file = Path(getattr(sys.modules[name], "__file__", None) or "/")
         if file.is_relative_to(tmp_path) or file.is_relative_to(EXAMPLES):
             del sys.modules[name]
+
+
+@pytest.fixture
+def every_store(store_url: str, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the test on a store of every kind, named by the environment. Otherwise a file in the directory will do."""
+    monkeypatch.setenv("FAIRLANE_URL", store_url)
+    project.url = store_url

@@ -56,6 +56,7 @@ class Project:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.url = f"sqlite:///{path / 'fairlane.db'}"
         self._processes: list[subprocess.Popen[str]] = []
 
     def write(self, name: str, text: str) -> None:
@@ -124,12 +125,12 @@ class Project:
 
     async def with_client(self, use: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
         """Do something with a client of the project's store."""
-        async with Fairlane(f"sqlite:///{self.path / 'fairlane.db'}") as app:
+        async with Fairlane(self.url) as app:
             return await use(app.client)
 
     async def with_store(self, use: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
         """Do something with the project's store."""
-        async with Fairlane(f"sqlite:///{self.path / 'fairlane.db'}") as app:
+        async with Fairlane(self.url) as app:
             return await use(await app.connection.store())
 
 

@@ -55,6 +55,7 @@ def test_a_bad_job_is_refused_with_the_name_of_what_is_wrong(
     assert project.read("jobs")["jobs"] == []
 
 
+@pytest.mark.usefixtures("every_store")
 def test_the_same_id_makes_no_second_job(project: Project) -> None:
     assert project.read("enqueue", "any.task", "--id", "one")["created"]
     assert not project.read("enqueue", "any.task", "--id", "one")["created"]
@@ -78,6 +79,7 @@ def test_a_bad_line_is_told_by_its_number(project: Project, line: str) -> None:
     assert "line 2" in project.refused("enqueue", "-A", "shop", "--from-file", "jobs.jsonl")
 
 
+@pytest.mark.usefixtures("every_store")
 def test_a_list_goes_on_where_it_ended(project: Project) -> None:
     for n in range(5):
         project.good("enqueue", "any.task", "--id", f"job-{n}", "--queue", "a" if n % 2 else "b")
@@ -101,6 +103,7 @@ def test_an_unknown_job_is_not_found(project: Project) -> None:
     assert "nothing-of-that-name" in project.refused("retry", "nothing-of-that-name", code=1)
 
 
+@pytest.mark.usefixtures("every_store")
 def test_a_waiting_job_is_cancelled_at_once(project: Project) -> None:
     id = project.read("enqueue", "any.task")["id"]
     assert project.read("cancel", id) == {"jobs": [{"id": id, "answer": "cancelled"}]}
@@ -130,6 +133,7 @@ def _failed(project: Project, count: int, error: str = "it broke") -> list[str]:
     return ids
 
 
+@pytest.mark.usefixtures("every_store")
 def test_a_failed_job_is_retried_as_a_new_one(project: Project) -> None:
     [id] = _failed(project, 1)
     assert "only a job that has ended" in project.refused("retry", project.read("enqueue", "any.task")["id"])
@@ -138,6 +142,7 @@ def test_a_failed_job_is_retried_as_a_new_one(project: Project) -> None:
     assert project.read("job", answer["id"])["retry_of"] == id
 
 
+@pytest.mark.usefixtures("every_store")
 def test_all_failed_jobs_are_retried_once_however_often_it_is_asked(project: Project) -> None:
     _failed(project, 3)
     assert project.read("retry", "--failed", "--yes") == {"retried": 3, "already_retried": 0}
@@ -188,6 +193,7 @@ def test_wait_prints_the_result_of_a_worker(project: Project) -> None:
     project.stop(worker)
 
 
+@pytest.mark.usefixtures("every_store")
 def test_status_of_a_job_tells_its_place_and_why(project: Project) -> None:
     ids = [project.read("enqueue", "any.task", "--lane", "user:ann")["id"] for _ in range(3)]
     document = project.read("status", ids[2])

@@ -34,6 +34,7 @@ def _running(project: Project) -> Any:
     return project.read("jobs", "--state", "running")["jobs"]
 
 
+@pytest.mark.usefixtures("every_store")
 def test_a_worker_runs_jobs_and_ends_with_0_at_sigterm(project: Project) -> None:
     worker = _worker(project)
     id = project.read("enqueue", "-A", "shop", "render", "ann")["id"]
@@ -182,6 +183,7 @@ def test_a_burst_of_processes_ends_too(project: Project) -> None:
 # -- the manager -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("every_store")
 def test_a_manager_alone_promotes_for_workers_without_one(project: Project) -> None:
     worker = _worker(project, "--no-manager", *QUIET)
     eventually(lambda: project.read("workers")["workers"])
@@ -198,6 +200,7 @@ def test_a_manager_alone_promotes_for_workers_without_one(project: Project) -> N
     project.stop(worker)
 
 
+@pytest.mark.usefixtures("every_store")
 def test_a_manager_that_was_declared_dead_registers_anew(project: Project) -> None:
     manager = project.start("manager", *QUIET)
 
@@ -208,7 +211,7 @@ def test_a_manager_that_was_declared_dead_registers_anew(project: Project) -> No
     [first] = eventually(present)
 
     async def leave() -> None:
-        async with Fairlane(f"sqlite:///{project.path / 'fairlane.db'}") as app:
+        async with Fairlane(project.url) as app:
             await (await app.connection.store()).leave(first)
 
     asyncio.run(leave())
@@ -256,6 +259,7 @@ async def test_an_index_of_a_process_that_is_gone_is_taken_over(project: Project
     assert await _chosen(project, "worker-3", "auto", _holder("worker-3", gone.pid)) == 3
 
 
+@pytest.mark.usefixtures("every_store")
 async def test_of_several_that_start_at_once_only_one_gets_the_index(project: Project) -> None:
     chosen = [await _chosen(project, "worker-3") for _ in range(3)]
     assert chosen == [3, None, None]

@@ -44,11 +44,13 @@ def test_every_list_is_a_document_and_a_table(project: Project, command: tuple[s
     assert project.good(*command).strip()
 
 
+@pytest.mark.usefixtures("every_store")
 def test_lists_of_an_empty_store_say_that_there_is_nothing(project: Project) -> None:
     for command in ("queues", "workers", "bindings", "jobs", "status", "top"):
         assert "no " in project.good(command)
 
 
+@pytest.mark.usefixtures("every_store")
 def test_queues_count_by_state(project: Project) -> None:
     project.good("enqueue", "any.task", "--queue", "mail")
     project.good("enqueue", "any.task", "--queue", "mail", "--delay", "60", "--priority", "high")
@@ -57,6 +59,7 @@ def test_queues_count_by_state(project: Project) -> None:
     assert queue["classes"]["high"]["scheduled"] == 1
 
 
+@pytest.mark.usefixtures("every_store")
 def test_lanes_come_longest_first(project: Project) -> None:
     for lane, count in (("a", 1), ("b", 3), ("c", 2)):
         for _ in range(count):
@@ -66,6 +69,7 @@ def test_lanes_come_longest_first(project: Project) -> None:
     assert "nope" in project.refused("lanes", "nope", code=1)
 
 
+@pytest.mark.usefixtures("every_store")
 def test_a_queue_is_paused_and_resumed(project: Project) -> None:
     id = project.read("enqueue", "any.task")["id"]
     assert project.read("pause", "default") == {"queue": "default", "lane": None, "paused": True}
@@ -77,6 +81,7 @@ def test_a_queue_is_paused_and_resumed(project: Project) -> None:
     assert "nope" in project.refused("pause", "nope", code=1)
 
 
+@pytest.mark.usefixtures("every_store")
 def test_one_lane_is_paused_and_resumed(project: Project) -> None:
     project.good("enqueue", "any.task", "--lane", "user:ann")
     project.good("pause", "default", "--lane", "user:ann")
@@ -87,6 +92,7 @@ def test_one_lane_is_paused_and_resumed(project: Project) -> None:
     assert not lane["paused"]
 
 
+@pytest.mark.usefixtures("every_store")
 def test_a_binding_is_shown_and_released(project: Project) -> None:
     _register(project, index=3)
     id = project.read("enqueue", "any.task", "--sticky", "plan-7")["id"]
@@ -98,6 +104,7 @@ def test_a_binding_is_shown_and_released(project: Project) -> None:
     assert project.read("release", "unknown")["answer"] == "nothing"
 
 
+@pytest.mark.usefixtures("every_store")
 def test_workers_show_their_place_and_slots(project: Project) -> None:
     _register(project, index=3, queues=("images", "mail"))
     [worker] = project.read("workers")["workers"]
@@ -106,6 +113,7 @@ def test_workers_show_their_place_and_slots(project: Project) -> None:
     assert "default/3" in project.good("workers")
 
 
+@pytest.mark.usefixtures("every_store")
 def test_migrating_twice_is_harmless(project: Project) -> None:
     assert project.read("migrate") == project.read("migrate")
     assert "schema version" in project.good("migrate")

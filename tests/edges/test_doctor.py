@@ -1,7 +1,6 @@
 """The doctor: every trouble it looks for is found, told with advice, and absent from a healthy system."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -41,10 +40,10 @@ class Practice:
 
 
 @pytest.fixture
-async def practice(tmp_path: Path) -> AsyncIterator[Practice]:
+async def practice(store_url: str) -> AsyncIterator[Practice]:
     """An empty store with a clock that stands still."""
     clock = ManualClock()
-    store = await open_store(f"sqlite:///{tmp_path / 'jobs.db'}", clock=clock)
+    store = await open_store(store_url, clock=clock)
     yield Practice(store, clock)
     await store.close()
 

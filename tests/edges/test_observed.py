@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -13,7 +12,6 @@ import pytest
 from fairlane import events as news
 from fairlane import observed
 from fairlane.backends import open_store
-from fairlane.backends.sqlite.store import SqliteStore
 from fairlane.binding import Release
 from fairlane.clock import ManualClock
 from fairlane.errors import NotFound, StoreUnavailable
@@ -52,24 +50,29 @@ def events() -> Events:
 
 
 @pytest.fixture
-async def inner(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+def clock() -> ManualClock:
+    """The clock of the store."""
+    return ManualClock()
+
+
+@pytest.fixture
+async def inner(store_url: str, clock: ManualClock) -> AsyncIterator[Store]:
     """A real store."""
-    store = await open_store(f"sqlite:///{tmp_path / 'fairlane.db'}", clock=ManualClock())
-    assert isinstance(store, SqliteStore)
+    store = await open_store(store_url, clock=clock)
     yield store
     await store.close()
 
 
 @pytest.fixture
-def store(inner: SqliteStore, events: Events) -> Store:
+def store(inner: Store, events: Events) -> Store:
     """The store, watched."""
     return ObservedStore(inner, events)
 
 
 @pytest.fixture
-def kit(store: Store, inner: SqliteStore) -> Kit:
+def kit(store: Store, clock: ManualClock) -> Kit:
     """Short words for the watched store."""
-    return Kit(store, cast("ManualClock", inner._clock))
+    return Kit(store, clock)
 
 
 @pytest.fixture
@@ -141,7 +144,7 @@ async def test_every_verb_is_told_by_its_name(kit: Kit, heard: Heard) -> None:
         heard.all.clear()
 
 
-async def test_answers_are_those_of_the_store(kit: Kit, inner: SqliteStore, heard: Heard) -> None:
+async def test_answers_are_those_of_the_store(kit: Kit, inner: Store, heard: Heard) -> None:
     await kit.settings("images", limit=3)
     id = await kit.enqueue(queue="images", lane="ann")
 
@@ -224,7 +227,7 @@ async def test_a_repeated_finish_is_told_once(kit: Kit, heard: Heard) -> None:
     assert not heard.of(news.Refused)
 
 
-async def test_a_finish_whose_reply_was_lost_is_told_when_it_is_repeated(inner: SqliteStore, events: Events) -> None:
+async def test_a_finish_whose_reply_was_lost_is_told_when_it_is_repeated(inner: Store, events: Events) -> None:
     heard = Heard(events)
     shaky = cast("Store", LostReplies(inner, ["finish", "claim"]))
     kit = Kit(ObservedStore(shaky, events), ManualClock())

@@ -6,7 +6,6 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -62,8 +61,8 @@ async def test_a_verb_hands_on_every_argument_and_the_answer(verb: str) -> None:
     assert answer is (None if signature.return_annotation == "None" else inner.answer)
 
 
-async def test_what_a_store_has_beyond_the_port_stays_reachable(tmp_path: Path) -> None:
-    inner = await open_store(f"sqlite:///{tmp_path / 'fairlane.db'}")
+async def test_what_a_store_has_beyond_the_port_stays_reachable(store_url: str) -> None:
+    inner = await open_store(store_url)
     events = Events()
     store = ObservedStore(inner, events)
     try:

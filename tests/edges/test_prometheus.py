@@ -9,7 +9,6 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import AsyncIterator, Iterable, Iterator
-from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -36,10 +35,10 @@ def events() -> Events:
 
 
 @pytest.fixture
-async def kit(tmp_path: Path, events: Events) -> AsyncIterator[Kit]:
+async def kit(store_url: str, events: Events) -> AsyncIterator[Kit]:
     """A real store, watched."""
     clock = ManualClock()
-    store = await open_store(f"sqlite:///{tmp_path / 'fairlane.db'}", clock=clock)
+    store = await open_store(store_url, clock=clock)
     yield Kit(ObservedStore(store, events), clock)
     await store.close()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -15,11 +13,11 @@ from fairlane.events import Event, Finished, Started
 from fairlane.opentelemetry import instrument
 
 
-async def test_the_spans_of_a_job_are_one_trace(tmp_path: Path) -> None:
+async def test_the_spans_of_a_job_are_one_trace(store_url: str) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracer = provider.get_tracer("shop")
-    app = Fairlane(f"sqlite:///{tmp_path}/fairlane.db", tracer=instrument(provider))
+    app = Fairlane(store_url, tracer=instrument(provider))
     seen: list[Event] = []
     app.events.subscribe(seen.append)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 
 import pytest
 
@@ -17,12 +16,6 @@ from tests.conformance.kit import Kit
 MakeReign = Callable[..., Awaitable[Reign]]
 LONG = 1_000_000.0
 """A lease that a test does not outlive, however far it moves the clock."""
-
-
-@pytest.fixture
-def path(store_url: str) -> Path:
-    """The file of the store. Whoever asks for it runs on SQLite alone."""
-    return Path(store_url.removeprefix("sqlite:///"))
 
 
 @pytest.fixture

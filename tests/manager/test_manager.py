@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
 
 import pytest
 
@@ -175,10 +174,10 @@ async def _expired(store: Store, session: str) -> bool:
     return any(each.remaining < 0 for each in await store.sessions() if each.id == session)
 
 
-async def test_two_managers_of_two_processes_fire_each_slot_once(live_store: Store, path: Path) -> None:
+async def test_two_managers_of_two_processes_fire_each_slot_once(live_store: Store, store_url: str) -> None:
     template = template_of(NewJob(id="x", task="tick"))
     await live_store.declare([Schedule(name="each", timetable=Timetable(every=1.0), job=template)])
-    other_store = await open_store(f"sqlite:///{path}")
+    other_store = await open_store(store_url)
     managers = [Manager(store, session=f"m{n}", intervals=SHORT) for n, store in enumerate([live_store, other_store])]
     try:
         async with running(managers[0].run()), running(managers[1].run()):

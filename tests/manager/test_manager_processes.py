@@ -25,14 +25,14 @@ Start = Callable[[str], Awaitable[asyncio.subprocess.Process]]
 
 
 @asynccontextmanager
-async def processes(path: Path, log: Path, scale: float) -> AsyncIterator[Start]:
-    """Starts managers on the store at `path`, with intervals of that scale; kills whatever still runs at the end."""
+async def processes(url: str, log: Path, scale: float) -> AsyncIterator[Start]:
+    """Starts managers on the store at `url`, with intervals of that scale; kills whatever still runs at the end."""
     started: list[asyncio.subprocess.Process] = []
 
     async def start(session: str) -> asyncio.subprocess.Process:
         with log.open("a") as errors:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, str(SCRIPT), f"sqlite:///{path}", session, str(scale)),
+                *(sys.executable, str(SCRIPT), url, session, str(scale)),
                 cwd=ROOT,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
@@ -65,10 +65,10 @@ async def leader_of(store: Store) -> str | None:
     return None if term is None else term.session
 
 
-async def test_killed_leaders_cost_no_slot_and_double_none(live_store: Store, path: Path, tmp_path: Path) -> None:
+async def test_killed_leaders_cost_no_slot_and_double_none(live_store: Store, store_url: str, tmp_path: Path) -> None:
     template = template_of(NewJob(id="x", task="tick"))
     [stored] = await live_store.declare([Schedule(name="each", timetable=Timetable(every=1.0), job=template)])
-    async with processes(path, tmp_path / "log", 0.1) as start:
+    async with processes(store_url, tmp_path / "log", 0.1) as start:
         alive = {name: await start(name) for name in ("m0", "m1", "m2")}
         for number in range(3, 8):
             await until_awaited(lambda: _one_of(live_store, set(alive)))
@@ -99,10 +99,10 @@ async def _caught_up(store: Store, instant: float) -> bool:
 
 
 async def test_a_leader_that_stood_still_finds_itself_replaced_and_steps_down(
-    live_store: Store, path: Path, tmp_path: Path
+    live_store: Store, store_url: str, tmp_path: Path
 ) -> None:
     # Long enough that nobody loses a term because the machine is busy.
-    async with processes(path, tmp_path / "log", 0.4) as start:
+    async with processes(store_url, tmp_path / "log", 0.4) as start:
         first = await start("first")
         await hears(first, "leads")
         second = await start("second")

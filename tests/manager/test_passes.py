@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import sqlite3
-from contextlib import closing
-from pathlib import Path
-from typing import cast
 
 import pytest
 
-from fairlane.backends.sqlite.store import SqliteStore
+from fairlane import Fairlane
 from fairlane.clock import ManualClock
 from fairlane.errors import StoreUnavailable, TermLost
 from fairlane.job import JobState, Priority
@@ -26,11 +21,13 @@ from fairlane.service import Loop, Service
 from fairlane.settings import LaneRule
 from fairlane.store import Store
 from fairlane.upkeep import Retention
+from tests.client.ledger import ledger_in, task_of
 from tests.conformance.kit import Kit
 
 from .conftest import MakeReign
 from .faults import faulty
 from .waiting import running, until
+from .witness import content
 
 
 def every_service(reign: Reign) -> list[Service]:
@@ -97,12 +94,14 @@ async def test_ten_thousand_due_jobs_arrive_without_a_rest_and_high_ones_first(
 
 
 async def test_the_granter_admits_what_was_committed_elsewhere(
-    kit: Kit, store: Store, reign: Reign, path: Path
+    kit: Kit, reign: Reign, clock: ManualClock, store_url: str
 ) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as own:
-        own.execute("BEGIN IMMEDIATE")
-        cast(SqliteStore, store).enqueue_on(own, [kit.new(id="mine")])
-        own.execute("COMMIT")
+    ledger = await ledger_in(store_url)
+    async with Fairlane(store_url, clock=clock) as app:
+        own = await ledger.begin()
+        await app.enqueue_on(own, task_of(app, ledger).options(id="mine").call(1))
+        await ledger.end(own, commit=True)
+    await ledger.close()
     granter = Granter(reign)
 
     assert await granter.run_once() == reign.intervals.admit
@@ -175,7 +174,7 @@ async def test_a_stale_leader_changes_nothing(kit: Kit, reign: Reign, clock: Man
 
 
 async def test_passes_over_an_idle_store_write_nothing(
-    kit: Kit, store: Store, reign: Reign, clock: ManualClock, path: Path
+    kit: Kit, store: Store, reign: Reign, clock: ManualClock, store_url: str
 ) -> None:
     await kit.settings("default", LaneRule(pattern="one:*", limit=1))
     worker = await kit.worker()
@@ -189,20 +188,16 @@ async def test_passes_over_an_idle_store_write_nothing(
     for service in services:
         await service.run_once()
 
-    def content() -> list[str]:
-        files = [path, path.with_name(path.name + "-wal")]
-        return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
-
-    before = content()
+    before = content(store_url)
     for _ in range(5):
         clock.advance(1.0)
         for service in services:
             await service.run_once()
         assert await store.lead("standby", lease=10.0) is None
-    assert content() == before
+    assert content(store_url) == before
 
     await kit.enqueue()
-    assert content() != before, "a write would have been seen"
+    assert content(store_url) != before, "a write would have been seen"
 
 
 async def test_two_leaders_at_once_are_harmless(kit: Kit, store: Store, reign: Reign, clock: ManualClock) -> None:

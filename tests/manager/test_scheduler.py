@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -219,10 +218,10 @@ async def test_local_time_that_comes_twice_fires_by_the_clock_that_does_not(scen
 
 
 async def test_two_schedulers_at_once_fire_each_slot_once(
-    scene: Scene, store: Store, path: Path, clock: ManualClock
+    scene: Scene, store: Store, store_url: str, clock: ManualClock
 ) -> None:
     await store.declare([schedule(f"s{n}", EACH_SECOND) for n in range(5)])
-    other_store = await open_store(f"sqlite:///{path}", clock=clock)
+    other_store = await open_store(store_url, clock=clock)
     try:
         other = Scene(scene.kit, Reign(**{**scene.reign.__dict__, "store": other_store}))
         for _ in range(20):
