@@ -43,6 +43,9 @@ class Arguments:
         if not args and not kwargs:
             return NO_ARGUMENTS
         payload = codec.encode_call(args, kwargs)
+        if not kwargs and tuple(map(type, args)) == self._simple:
+            # What such values are written as is read as the same values: no need to try.
+            return payload
         read_args, read_kwargs = self.read(payload)
         _refuse_text_for_bytes(enumerate(args, start=1), read_args)
         _refuse_text_for_bytes(kwargs.items(), read_kwargs.values())
@@ -112,6 +115,12 @@ class Arguments:
         if reader is None:
             raise InvalidInput(f"argument {name!r}", f"is not one {self._function.__name__} takes")
         return reader
+
+    @cached_property
+    def _simple(self) -> tuple[Any, ...] | None:
+        """The types of all parameters, when each is one that JSON has; None when it takes a look every time."""
+        types = tuple(self._hints.get(name) for name in self._signature.parameters)
+        return types if self._exact >= 0 and all(type_ in (bool, int, float, str) for type_ in types) else None
 
     @cached_property
     def _exact(self) -> int:

@@ -47,8 +47,6 @@ def _problems(exc: ValueError) -> str:
 
 
 _encoder = msgspec.json.Encoder(enc_hook=_encode_other)
-_TRACES = (b"null", b'"nan"', b'"inf"', b'"-inf"')
-"""What msgspec makes of NaN and infinity, as a value and as a key; without one there is none to look for."""
 
 
 def encode(field: str, value: Any, most: int = names.PAYLOAD_BYTES) -> bytes:
@@ -59,7 +57,8 @@ def encode(field: str, value: Any, most: int = names.PAYLOAD_BYTES) -> bytes:
         raise InvalidInput(field, str(exc)) from None
     except RecursionError:
         raise InvalidInput(field, "is nested too deeply, or contains itself") from None
-    if any(trace in raw for trace in _TRACES) and _has_nonfinite(value):
+    # What msgspec makes of NaN and infinity, as a value and as a key; without one there is none to look for.
+    if (b"null" in raw or b'inf"' in raw or b'"nan"' in raw) and _has_nonfinite(value):
         raise InvalidInput(field, "contains NaN or infinity, which JSON cannot hold")
     return names.check_size(field, raw, most)
 
@@ -67,7 +66,7 @@ def encode(field: str, value: Any, most: int = names.PAYLOAD_BYTES) -> bytes:
 def encode_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
     """A call's arguments as the payload ``[args, kwargs]``; an error names the argument at fault."""
     try:
-        return encode("payload", [list(args), dict(kwargs)])
+        return encode("payload", (args, kwargs))
     except InvalidInput as whole:
         for position, value in enumerate(args):
             encode(f"argument {position + 1}", value)

@@ -10,8 +10,8 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from copy import copy
 from datetime import datetime, timedelta
+from operator import methodcaller
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
@@ -36,6 +36,8 @@ R = TypeVar("R")
 T = TypeVar("T")
 Seconds = float | timedelta
 PriorityWord = Literal["high", "normal", "low"]
+_copied: Callable[[NewJob], NewJob] = methodcaller("__copy__")
+"""What `copy.copy` does, without looking for how it is done."""
 logger = logging.getLogger("fairlane.task")
 
 
@@ -220,7 +222,7 @@ class Task(Generic[P, R]):
         if not self._templates:
             self.arguments.check(args, kwargs)
             # All but the id and the payload was checked with the pattern, and these two are right as they are made.
-            job = copy(self._pattern)
+            job = _copied(self._pattern)
             force_setattr(job, "id", id)
             force_setattr(job, "payload", self.arguments.write(args, kwargs))
             return Call(self, job)

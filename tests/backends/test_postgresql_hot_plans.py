@@ -31,7 +31,7 @@ FLOWS = frozenset(("flow_pkey", "flow_domain_lane_key", "lane_pkey", "lane_queue
 
 EXCHANGE = "SELECT * FROM fairlane.exchange({})".format(", ".join(f"${n}" for n in range(1, 17)))
 ENQUEUE = "SELECT * FROM fairlane.enqueue({})".format(", ".join(f"${n}" for n in range(1, 18)))
-ENQUEUE_ONE = "SELECT * FROM fairlane.enqueue_one({})".format(", ".join(f"${n}" for n in range(1, 16)))
+ENQUEUE_ONE = "SELECT fairlane.enqueue_one({})".format(", ".join(f"${n}" for n in range(1, 16)))
 RESCUE = "SELECT * FROM fairlane.rescue(100, true, NULL)"
 
 Collected = dict[str, list[Plan]]
@@ -65,8 +65,8 @@ class Caller:
 
     async def _send_one(self) -> None:
         await self.connection.fetchrow(
-            ENQUEUE_ONE, self._id(), "task", "calm", b"[]", None, 1, 1.0, None, 3, None, None, "default", None, None,
-            "any",
+            ENQUEUE_ONE, self._id(), "task", "calm", b"[]", "any", None, 1, 1.0, None, 3, None, None, "default", None,
+            None,
         )  # fmt: skip
 
     async def _send_many(self, lanes: list[str] | None = None) -> None:

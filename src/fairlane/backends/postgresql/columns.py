@@ -19,6 +19,8 @@ _PRIORITIES = tuple(Priority)
 _ACCEPTANCES = (Acceptance.APPLIED, Acceptance.REPEATED, Acceptance.STALE)
 _COMPLETE = Move.COMPLETE
 _APPLIED = Acceptance.APPLIED
+USUAL: list[Any] = [None, 1, 1.0, None, 3, None, None, "default", None, None]
+"""What most jobs have, in the order of `enqueue_one`, behind what each has for itself."""
 KIND_CODES = {kind: code for code, kind in enumerate(_KINDS)}
 
 
@@ -85,12 +87,14 @@ def _backoff(job: NewJob) -> bytes | None:
     return None if job.backoff is DEFAULT_BACKOFF else encode_backoff(job.backoff)
 
 
-def job_values(job: NewJob) -> list[Any]:
-    """One plain job that is due, as `enqueue_one` takes it."""
-    return [
-        job.id, job.task, job.queue, job.payload, job.lane, int(job.priority), float(job.cost), job.expires,
-        job.retries, _backoff(job), job.timeout, job.pool, job.retry_of, job.headers,
+def job_values(job: NewJob, channel: str) -> list[Any]:
+    """One plain job that is due, as `enqueue_one` takes it. What it has as most jobs do is left out."""
+    values = [job.id, job.task, job.queue, job.payload, channel]
+    rest = [
+        job.lane, int(job.priority), float(job.cost), job.expires, job.retries, _backoff(job), job.timeout, job.pool,
+        job.retry_of, job.headers,
     ]  # fmt: skip
+    return values if rest == USUAL else values + rest
 
 
 def transition_columns(transitions: Sequence[Transition], seqs: dict[str, int]) -> list[Any]:

@@ -41,6 +41,8 @@ LONG_SECONDS = 600.0
 """For the two verbs that look at everything there is."""
 RENEWAL_SECONDS = 5.0
 """A renewal that is not answered is better sent again while there is lease left."""
+ONE_FIRST, ONE_TOLD, ONE_ARRIVING = 2, 4, 8
+"""What the answer of `enqueue_one` is made of."""
 SETTINGS = "SELECT name, stamp, version, declared, override FROM fairlane.queue WHERE name = ANY($1)"
 
 
@@ -55,7 +57,7 @@ class PostgresqlStore:
         self._intakes: WeakKeyDictionary[asyncio.AbstractEventLoop, Intake] = WeakKeyDictionary()
         self._seqs: dict[str, int] = {}
         """The numbers of jobs claimed through this object: where to look first, never an answer."""
-        self._calls: dict[str, str] = {}
+        self._calls: dict[tuple[str, int], str] = {}
         self._locks: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
         self._exchange = self._function("exchange", 18)
         self._settings = placed(SETTINGS, address.schema)
@@ -79,11 +81,11 @@ class PostgresqlStore:
 
     # -- how calls get there -------------------------------------------------------------------------------------
 
-    def _function(self, name: str, count: int) -> str:
-        call = self._calls.get(name)
+    def _function(self, name: str, count: int, ask: str = "SELECT * FROM") -> str:
+        call = self._calls.get((name, count))
         if call is None:
             places = ", ".join(f"${n}" for n in range(1, count + 1))
-            call = self._calls[name] = placed(f"SELECT * FROM fairlane.{name}({places})", self._address.schema)
+            call = self._calls[name, count] = placed(f"{ask} fairlane.{name}({places})", self._address.schema)
         return call
 
     async def _call(self, name: str, *values: Any, timeout: float | None = None) -> Record:
@@ -147,17 +149,8 @@ class PostgresqlStore:
         return await intake.enqueue(jobs)
 
     async def _enqueue_plain(self, jobs: Sequence[NewJob], patience: float) -> list[Enqueued]:
-        if len(jobs) == 1 and not jobs[0].delay and jobs[0].run_at is None:
-            [job] = jobs
-            row = await self._call("enqueue_one", *columns.job_values(job), self._wakeups.channels.others)
-            if row["seq"] is not None:
-                if row["told"]:
-                    self._wakeups.was_sent((queue_topic(job.queue),))
-                elif row["first"]:
-                    self._wakeups.publish((queue_topic(job.queue),))
-                if row["arriving"]:
-                    await self._admit(jobs)
-                return [Enqueued(job.id, True, JobState.PENDING)]
+        if len(jobs) == 1 and not jobs[0].delay and jobs[0].run_at is None and await self._enqueue_one(jobs[0]):
+            return [Enqueued(jobs[0].id, True, JobState.PENDING)]
         values = columns.job_columns(jobs)
         # Large calls of one event loop go one after the other, so that they arrive in the order they were made. This
         # one was made ready while another was under way.
@@ -172,6 +165,23 @@ class PostgresqlStore:
             Enqueued(job.id, created, columns.state_of(state))
             for job, created, state in zip(jobs, row["created"] or repeat(True), states, strict=False)
         ]
+
+    async def _enqueue_one(self, job: NewJob) -> bool:
+        """The hottest path, for a job that is new and has nothing special; False when it is not so."""
+        values = columns.job_values(job, self._wakeups.channels.others)
+        now, lease = self._moments.readings()
+        if now is not None:
+            values = [*values, *columns.USUAL[len(values) - 5 :], now, lease]
+        row = await self._database.fetchrow(self._function("enqueue_one", len(values), "SELECT"), *values)
+        assert row is not None
+        answer: int = row[0]
+        if answer & ONE_TOLD:
+            self._wakeups.was_sent((queue_topic(job.queue),))
+        elif answer & ONE_FIRST:
+            self._wakeups.publish((queue_topic(job.queue),))
+        if answer & ONE_ARRIVING:
+            await self._admit([job])
+        return answer > 0
 
     async def _admit(self, jobs: Sequence[NewJob]) -> None:
         """Somebody had the locks when they were stored. They are safe; their place in line is what is waited for."""

@@ -24,7 +24,8 @@ BEGIN
                  FROM unnest(p_lanes, v_flows) WITH ORDINALITY g(lane, flow, ord) ORDER BY g.ord);
 END $$;
 
--- Flows that had nothing claimable get the tag and the head of what has just arrived: the first of each flow.
+-- Flows that had nothing claimable get the tag and the head of what has just arrived: the first of each flow. The flows are
+-- sorted.
 -- Whoever could start something is told then; in a lane that has claimable jobs already he was told before, or is busy.
 CREATE FUNCTION fairlane.raise_heads(d fairlane.domain, p_flows bigint[], p_heads bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -32,7 +33,7 @@ DECLARE
     v_places tid[] := fairlane.paces_at(p_flows);
 BEGIN
     WITH raised AS (
-        UPDATE fairlane.pace u SET tag = greatest(v_clock, u.finish), head = p_heads[array_position(p_flows, u.flow)]
+        UPDATE fairlane.pace u SET tag = greatest(v_clock, u.finish), head = p_heads[width_bucket(u.flow, p_flows)]
         WHERE u.ctid = ANY (v_places) AND u.tag IS NULL RETURNING u.flow, u.tag, u.head
     )
     INSERT INTO fairlane.line (domain, tag, head, flow) SELECT d.id, r.tag, r.head, r.flow FROM raised r;
@@ -120,43 +121,44 @@ BEGIN
 END $$;
 
 -- One plain job that is due, in a queue without rules: the hottest path, with as few statements as it needs. Everything
--- unusual is left to `enqueue`: then `seq` is NULL and nothing was done.
-CREATE FUNCTION fairlane.enqueue_one(p_id text, p_task text, p_queue text, p_payload bytea, p_lane text, p_class smallint,
-    p_cost double precision, p_expires double precision, p_retries integer, p_backoff bytea, p_timeout double precision, p_pool text,
-    p_retry_of text, p_headers bytea, p_channel text, p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
-    OUT seq bigint, OUT arriving boolean, OUT first boolean, OUT told boolean)
+-- unusual is left to `enqueue`: then the answer is 0, and nothing was done. Otherwise it is made of 1 (stored), 2 (somebody
+-- could start it who is to be told), 4 (he was, with the commit) and 8 (the locks were taken: it is arriving).
+CREATE FUNCTION fairlane.enqueue_one(p_id text, p_task text, p_queue text, p_payload bytea, p_channel text, p_lane text DEFAULT NULL,
+    p_class smallint DEFAULT 1, p_cost double precision DEFAULT 1.0, p_expires double precision DEFAULT NULL,
+    p_retries integer DEFAULT 3, p_backoff bytea DEFAULT NULL, p_timeout double precision DEFAULT NULL, p_pool text DEFAULT 'default',
+    p_retry_of text DEFAULT NULL, p_headers bytea DEFAULT NULL, p_now double precision DEFAULT NULL,
+    p_lease double precision DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET lock_timeout = '2s' AS $$
 DECLARE
     v_now double precision := coalesce(p_now, extract(epoch FROM clock_timestamp()));
     v_queue integer;
+    v_seq bigint;
     v_domain bigint;
     v_flow bigint;
     v_tag bigint;
     v_place tid;
     v_arrival bigint;
     v_space integer := fairlane.space();
+    v_answer integer := 1;
 BEGIN
-    arriving := false;
-    first := true;
-    told := false;
     SELECT q.id INTO v_queue FROM fairlane.queue q
-    WHERE q.name = p_queue AND NOT q.ruled AND q.max_pending IS NULL AND q.closed IS NULL;
-    IF NOT FOUND OR EXISTS (SELECT 1 FROM fairlane.remembered r WHERE r.id = p_id) THEN
-        RETURN;
+    WHERE q.name = p_queue AND NOT q.ruled AND q.max_pending IS NULL AND q.closed IS NULL
+    AND (SELECT r.id FROM fairlane.remembered r WHERE r.id = p_id) IS NULL;
+    IF v_queue IS NULL THEN
+        RETURN 0;
     END IF;
-    INSERT INTO fairlane.job AS j (id, task, queue, kind, class, lane, cost, payload, headers, retries, backoff, timeout, pool, retry_of,
+    INSERT INTO fairlane.job (id, task, queue, kind, class, lane, cost, payload, headers, retries, backoff, timeout, pool, retry_of,
         enqueued_at, expires)
     VALUES (p_id, p_task, v_queue, 0, p_class, p_lane, p_cost, p_payload, p_headers, p_retries, p_backoff, p_timeout, p_pool, p_retry_of,
         v_now, p_expires)
-    ON CONFLICT (id) DO NOTHING RETURNING j.seq INTO seq;
-    IF seq IS NULL THEN
-        RETURN;
+    ON CONFLICT (id) DO NOTHING RETURNING seq INTO v_seq;
+    IF v_seq IS NULL THEN
+        RETURN 0;
     END IF;
     IF NOT (pg_try_advisory_xact_lock_shared(v_space, 0) AND pg_try_advisory_xact_lock(v_space, v_queue)) THEN
         INSERT INTO fairlane.live (seq, queue, class, cost, state, gate, expires_at)
-        VALUES (enqueue_one.seq, v_queue, p_class, p_cost, 0, 3, v_now + p_expires);
-        arriving := true;
-        RETURN;
+        VALUES (v_seq, v_queue, p_class, p_cost, 0, 3, v_now + p_expires);
+        RETURN 11;
     END IF;
     v_arrival := nextval('fairlane.arrival');
     SELECT d.id, f.id, p.tag, p.place INTO v_domain, v_flow, v_tag, v_place FROM fairlane.domain d
@@ -164,25 +166,27 @@ BEGIN
     LEFT JOIN LATERAL (SELECT x.tag, x.ctid AS place FROM fairlane.pace x WHERE x.flow >= f.id AND x.flow <= f.id
         ORDER BY x.flow DESC LIMIT 1) p ON true
     WHERE d.inbox = '' AND d.class = p_class AND d.queue = v_queue;
-    IF v_tag IS NULL AND (v_domain IS NULL OR fairlane.next_flow(v_domain) IS NULL) THEN
-        -- Nothing at all was claimable: somebody is probably idle, and hears of it with the commit. A NOTIFY makes commits
-        -- wait for each other, so in a queue that is busy the caller sends it, together with others.
-        PERFORM pg_notify(p_channel, 'queue:' || p_queue);
-        told := true;
-    END IF;
-    IF v_flow IS NULL THEN
-        v_flow := fairlane.join_flow(v_queue, p_class, '', coalesce(p_lane, ''), v_arrival);
-    ELSIF v_tag IS NULL THEN
-        UPDATE fairlane.pace SET tag = greatest(fairlane.clock_of(v_domain), finish), head = v_arrival WHERE ctid = v_place
-        RETURNING tag INTO v_tag;
-        INSERT INTO fairlane.line VALUES (v_domain, v_tag, v_arrival, v_flow);
-    ELSE
-        -- Whoever could start it has been told when the lane got its first claimable job, or is busy.
-        first := false;
+    IF v_tag IS NULL THEN
+        -- In a lane that has claimable jobs, whoever could start it was told when it got the first one, or is busy.
+        v_answer := 3;
+        IF v_domain IS NULL OR fairlane.next_flow(v_domain) IS NULL THEN
+            -- Nothing at all was claimable: somebody is probably idle, and hears of it with the commit. A NOTIFY makes commits
+            -- wait for each other, so in a queue that is busy the caller sends it, together with others.
+            PERFORM pg_notify(p_channel, 'queue:' || p_queue);
+            v_answer := 7;
+        END IF;
+        IF v_flow IS NULL THEN
+            v_flow := fairlane.join_flow(v_queue, p_class, '', coalesce(p_lane, ''), v_arrival);
+        ELSE
+            UPDATE fairlane.pace SET tag = greatest(fairlane.clock_of(v_domain), finish), head = v_arrival WHERE ctid = v_place
+            RETURNING tag INTO v_tag;
+            INSERT INTO fairlane.line VALUES (v_domain, v_tag, v_arrival, v_flow);
+        END IF;
     END IF;
     INSERT INTO fairlane.live (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
-    VALUES (enqueue_one.seq, v_queue, p_class, p_cost, 2, v_arrival, v_flow, true, v_now + p_expires);
+    VALUES (v_seq, v_queue, p_class, p_cost, 2, v_arrival, v_flow, true, v_now + p_expires);
     INSERT INTO fairlane.tally (queue, class, pending) VALUES (v_queue, p_class, 1);
+    RETURN v_answer;
 END $$;
 
 -- Plain jobs, up to a thousand at once: the hot path. An array that is NULL means the usual value for all; one task or one
@@ -336,7 +340,7 @@ BEGIN
         INSERT INTO fairlane.live (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
         SELECT p_seqs[g.i], p_queue, p_class, coalesce(p_costs[g.i], 1.0), 2, v_first + g.i - 1, v_flows[g.i], true, m.now + p_expires[g.i]
         FROM generate_series(1, cardinality(p_seqs)) g(i);
-        SELECT array_agg(x.flow), array_agg(x.head) INTO v_flows, v_heads FROM (
+        SELECT array_agg(x.flow ORDER BY x.flow), array_agg(x.head ORDER BY x.flow) INTO v_flows, v_heads FROM (
             SELECT g.flow, min(v_first + g.i - 1) AS head FROM unnest(v_flows) WITH ORDINALITY g(flow, i) GROUP BY g.flow) x;
     END IF;
     PERFORM fairlane.raise_heads(d, v_flows, v_heads);

@@ -4,15 +4,15 @@
 
 -- The flow of a domain whose next job comes first; NULL when nothing in it is claimable.
 CREATE FUNCTION fairlane.next_flow(p_domain bigint) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    v_clock bigint := fairlane.clock_of(p_domain);
 BEGIN
-    RETURN (SELECT x.flow FROM fairlane.line x WHERE x.domain = p_domain AND x.tag >= v_clock ORDER BY x.tag, x.head LIMIT 1);
+    RETURN (SELECT x.flow FROM fairlane.line x WHERE x.domain = p_domain AND x.tag >= (
+        SELECT c.value FROM fairlane.clock c WHERE c.domain >= p_domain AND c.domain <= p_domain ORDER BY c.domain DESC LIMIT 1)
+        ORDER BY x.tag, x.head LIMIT 1);
 END $$;
 
 -- Start jobs of the only flow there is, in their order, when they all cost the same and none has expired: nearly always.
 -- NULL when it is not so; then nothing was done.
-CREATE FUNCTION fairlane.take_alike(p_domain bigint, p_clock bigint, p_flow bigint, p_pace tid, p_tag bigint, p_head bigint,
+CREATE FUNCTION fairlane.take_alike(p_domain bigint, p_clock bigint, p_clock_at tid, p_flow bigint, p_pace tid, p_tag bigint, p_head bigint,
     p_most integer, p_session bigint, p_claim bigint, m fairlane.moment) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_seqs bigint[];
@@ -41,22 +41,25 @@ BEGIN
         INSERT INTO fairlane.line VALUES (p_domain, p_tag + 1000 * k, v_next, p_flow);
     END IF;
     IF p_tag + 1000 * (k - 1) > p_clock THEN
-        PERFORM fairlane.set_clock(p_domain, p_tag + 1000 * (k - 1));
+        UPDATE fairlane.clock SET value = p_tag + 1000 * (k - 1) WHERE ctid = p_clock_at;
     END IF;
     RETURN v_seqs;
 END $$;
 
 -- Start the next job of each of these flows, when they all cost the same and none has expired; the flows do too, and the next
 -- but one of none of them comes before the next one of another. NULL when it is not so; then nothing was done.
-CREATE FUNCTION fairlane.take_heads(p_domain bigint, p_clock bigint, p_flows bigint[], p_paces tid[], p_tags bigint[], p_heads bigint[],
+CREATE FUNCTION fairlane.take_heads(p_domain bigint, p_clock bigint, p_clock_at tid, p_flows bigint[], p_paces tid[], p_tags bigint[], p_heads bigint[],
     p_places tid[], p_session bigint, p_claim bigint, m fairlane.moment) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_seqs bigint[];
+    v_flows bigint[];  -- sorted, with what belongs to them in the same order
+    v_tags bigint[];
     v_next bigint[];
     v_odd boolean;
 BEGIN
-    SELECT array_agg(x.seq), array_agg(x.next), bool_or(x.odd) INTO v_seqs, v_next, v_odd
-    FROM unnest(p_flows, p_heads) f(flow, head)
+    SELECT array_agg(x.seq), array_agg(f.flow ORDER BY f.flow), array_agg(f.tag ORDER BY f.flow), array_agg(x.next ORDER BY f.flow),
+        bool_or(x.odd) INTO v_seqs, v_flows, v_tags, v_next, v_odd
+    FROM unnest(p_flows, p_tags, p_heads) f(flow, tag, head)
     CROSS JOIN LATERAL (
         SELECT (array_agg(y.seq))[1] AS seq, (array_agg(y.arrival))[2] AS next,
             ((array_agg(y.cost))[1] <> 1.0 OR (array_agg(y.arrival))[1] <> f.head OR bool_or(y.expires_at <= m.now)) IS NOT FALSE AS odd
@@ -71,14 +74,14 @@ BEGIN
     WHERE u.seq = ANY (v_seqs);
     -- Nobody else moves rows of this line, so they are still where they were read.
     UPDATE fairlane.pace u SET (finish, head, tag) = (
-        SELECT p_tags[p.at] + 1000, v_next[p.at], CASE WHEN v_next[p.at] IS NOT NULL THEN p_tags[p.at] + 1000 END
-        FROM (SELECT array_position(p_flows, u.flow) AS at) p)
+        SELECT v_tags[p.at] + 1000, v_next[p.at], CASE WHEN v_next[p.at] IS NOT NULL THEN v_tags[p.at] + 1000 END
+        FROM (SELECT width_bucket(u.flow, v_flows) AS at OFFSET 0) p)
     WHERE u.ctid = ANY (p_paces);
     DELETE FROM fairlane.line x WHERE x.ctid = ANY (p_places);
     INSERT INTO fairlane.line (domain, tag, head, flow)
-    SELECT p_domain, g.tag + 1000, g.head, g.flow FROM unnest(p_flows, p_tags, v_next) g(flow, tag, head) WHERE g.head IS NOT NULL;
+    SELECT p_domain, g.tag + 1000, g.head, g.flow FROM unnest(v_flows, v_tags, v_next) g(flow, tag, head) WHERE g.head IS NOT NULL;
     IF p_tags[cardinality(p_tags)] > p_clock THEN
-        PERFORM fairlane.set_clock(p_domain, p_tags[cardinality(p_tags)]);
+        UPDATE fairlane.clock SET value = p_tags[cardinality(p_tags)] WHERE ctid = p_clock_at;
     END IF;
     RETURN v_seqs;
 END $$;
@@ -91,6 +94,7 @@ DECLARE
     v_left integer := p_most;
     v_expired integer := 0;
     v_clock bigint;
+    v_clock_at tid;
     v_flows bigint[];
     v_tags bigint[];
     v_heads bigint[];
@@ -106,7 +110,8 @@ DECLARE
     v_seq bigint;
     v_top bigint;
 BEGIN
-    v_clock := fairlane.clock_of(p_domain);
+    SELECT x.value, x.ctid INTO v_clock, v_clock_at FROM fairlane.clock x WHERE x.domain >= p_domain AND x.domain <= p_domain
+    ORDER BY x.domain DESC LIMIT 1;
     WHILE v_left > 0 LOOP
         SELECT array_agg(x.flow), array_agg(x.tag), array_agg(x.head), array_agg(x.place), array_agg(p.pace), array_agg(p.weight)
         INTO v_flows, v_tags, v_heads, v_places, v_paces, v_weights
@@ -119,10 +124,10 @@ BEGIN
         v_chunk := cardinality(v_flows);
         IF 1.0 = ALL (v_weights) THEN
             IF v_chunk = 1 THEN
-                v_seqs := fairlane.take_alike(p_domain, v_clock, v_flows[1], v_paces[1], v_tags[1], v_heads[1], v_left, p_session,
+                v_seqs := fairlane.take_alike(p_domain, v_clock, v_clock_at, v_flows[1], v_paces[1], v_tags[1], v_heads[1], v_left, p_session,
                     p_claim, m);
             ELSIF v_chunk = v_left AND v_tags[v_chunk] < v_tags[1] + 1000 THEN
-                v_seqs := fairlane.take_heads(p_domain, v_clock, v_flows, v_paces, v_tags, v_heads, v_places, p_session, p_claim, m);
+                v_seqs := fairlane.take_heads(p_domain, v_clock, v_clock_at, v_flows, v_paces, v_tags, v_heads, v_places, p_session, p_claim, m);
             END IF;
             IF v_seqs IS NOT NULL THEN
                 RETURN v_taken || v_seqs;
@@ -151,7 +156,7 @@ BEGIN
         ), chosen AS MATERIALIZED (
             SELECT f.* FROM first f, bound b WHERE b.cut IS NULL OR f.start < b.cut OR f.finish <= b.cut
         ), ends AS MATERIALIZED (
-            -- Where each flow stands afterwards.
+            -- Where each flow stands afterwards, in the order of the flows: so that they are found by halving.
             SELECT DISTINCT ON (c.flow) c.flow, c.finish, CASE WHEN c.nth < v_chunk THEN c.follower ELSE (
                 SELECT n.arrival FROM fairlane.live n WHERE n.flow = c.flow AND n.flow IS NOT NULL AND n.session IS NULL
                 AND n.arrival > c.arrival ORDER BY n.arrival LIMIT 1) END AS head
@@ -163,8 +168,8 @@ BEGIN
                   array_agg(c.pay ORDER BY c.start, c.arrival) FILTER (WHERE NOT c.expired) AS pays,
                   array_agg(c.seq) FILTER (WHERE c.expired) AS gone, max(c.start) FILTER (WHERE NOT c.expired) AS top
               FROM chosen c) a,
-            (SELECT array_agg(x.flow) AS flows, array_agg(x.finish) AS finishes, array_agg(x.head) AS heads,
-                 array_agg(v_places[array_position(v_flows, x.flow)]) AS places,
+            (SELECT array_agg(x.flow ORDER BY x.flow) AS flows, array_agg(x.finish ORDER BY x.flow) AS finishes,
+                 array_agg(x.head ORDER BY x.flow) AS heads, array_agg(v_places[array_position(v_flows, x.flow)]) AS places,
                  array_agg(v_paces[array_position(v_flows, x.flow)]) AS paces FROM ends x) e;
         IF v_seqs IS NULL AND v_gone IS NULL THEN
             -- The head that the flow names is not there: repaired by a recount, never waited for.
@@ -173,7 +178,7 @@ BEGIN
         -- Nobody else moves rows of this line, so they are still where they were read.
         UPDATE fairlane.pace u SET (finish, head, tag) = (
             SELECT greatest(u.finish, v_tags[p.at]), v_heads[p.at], CASE WHEN v_heads[p.at] IS NOT NULL THEN v_tags[p.at] END
-            FROM (SELECT array_position(v_flows, u.flow) AS at) p)
+            FROM (SELECT width_bucket(u.flow, v_flows) AS at OFFSET 0) p)
         WHERE u.ctid = ANY (v_paces);
         DELETE FROM fairlane.line x WHERE x.ctid = ANY (v_places);
         INSERT INTO fairlane.line (domain, tag, head, flow)
@@ -190,7 +195,7 @@ BEGIN
             v_left := v_left - cardinality(v_seqs);
             IF v_top > v_clock THEN
                 v_clock := v_top;
-                PERFORM fairlane.set_clock(p_domain, v_clock);
+                UPDATE fairlane.clock SET value = v_clock WHERE ctid = v_clock_at RETURNING ctid INTO v_clock_at;
             END IF;
         END IF;
         IF v_gone IS NOT NULL THEN
@@ -241,122 +246,139 @@ BEGIN
     END IF;
 END $$;
 
+-- What a worker could start something of: the domains of these queues, and of its inbox, that have something claimable, with
+-- their queues (a name only for those that are asked for by it), classes, and whether the queue limits what runs. A queue
+-- without a domain has jobs that are arriving. Nothing of a queue that is paused.
+CREATE FUNCTION fairlane.sources(p_names text[], p_inbox text, OUT domains bigint[], OUT queues integer[], OUT names text[],
+    OUT classes integer[], OUT slotted boolean[]) LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    SELECT array_agg(x.domain), array_agg(x.queue), array_agg(x.name), array_agg(x.class), array_agg(x.slotted)
+    INTO domains, queues, names, classes, slotted FROM (
+        SELECT z.domain, y.id AS queue, y.name, z.class, y.slots IS NOT NULL AS slotted
+        FROM fairlane.queue y CROSS JOIN LATERAL (
+            SELECT w.id AS domain, w.class FROM fairlane.domain w
+            WHERE w.inbox = '' AND w.class = ANY ('{0,1,2}') AND w.queue = y.id AND fairlane.next_flow(w.id) IS NOT NULL
+            UNION ALL
+            SELECT NULL, NULL WHERE (SELECT a.seq FROM fairlane.live a WHERE a.queue = y.id AND a.state = 0 ORDER BY a.seq LIMIT 1)
+                IS NOT NULL) z
+        WHERE y.name = ANY (p_names) AND NOT y.paused
+        UNION ALL
+        SELECT z.id, z.queue, NULL, z.class, y.slots IS NOT NULL
+        FROM fairlane.domain z CROSS JOIN LATERAL (SELECT q.slots, q.paused FROM fairlane.queue q WHERE q.id = z.queue OFFSET 0) y
+        WHERE z.inbox = p_inbox AND NOT y.paused AND fairlane.next_flow(z.id) IS NOT NULL) x;
+END $$;
+
 -- Start jobs for a session, ask by ask. An ask without a queue is for the session's own inbox. `p_freed`: what the session has
--- ended in the same call, by class; `counted` says that its load is without them now.
+-- ended in the same call, by class; `counted` says that its load is without them now. The caller shares the store.
 CREATE FUNCTION fairlane.claim_jobs(s fairlane.session, p_freed integer[], p_number bigint, p_total integer, p_queues text[],
     p_classes smallint[], p_mosts integer[], p_belows integer[], p_now double precision, p_lease double precision,
     OUT taken bigint[], OUT counted boolean) LANGUAGE plpgsql AS $$
 DECLARE
     h record;
-    q fairlane.queue;
-    d record;
+    r record;
     m fairlane.moment;
-    v_space integer := fairlane.space();
     v_inbox text;
     v_locked integer[];
-    v_arriving boolean;
-    v_sources integer[];
+    v_domains bigint[];
+    v_queues integer[];
+    v_names text[];
+    v_kinds integer[];
+    v_slotted boolean[];
+    v_at integer[];
     v_some bigint[];
     v_left integer := p_total;
     v_most integer;
-    v_share integer;
+    v_room integer;
     v_running integer[];
-    v_domains bigint[];
     v_limit integer;
     i integer;
     k integer;
+    n integer;
     c integer;
 BEGIN
     taken := '{}';
     counted := false;
-    SELECT x.claim INTO h FROM fairlane.load x WHERE x.session >= s.seq AND x.session <= s.seq ORDER BY x.session DESC LIMIT 1;
-    PERFORM fairlane.check_claim(s, h.claim, p_number);
-    IF p_number = h.claim THEN
+    IF s.state = 'live' AND s.slots IS NOT NULL AND s.idx IS NOT NULL AND p_total > 0 THEN
+        IF array_position(p_queues, NULL) IS NOT NULL THEN
+            v_inbox := s.pool || '/' || s.idx;
+        END IF;
+        r := fairlane.sources(p_queues, v_inbox);
+        v_domains := r.domains;
+        v_queues := r.queues;
+    END IF;
+    -- Only queues in which there is something to start are locked: an idle worker disturbs nobody, and writes nothing.
+    IF v_queues IS NULL THEN
+        SELECT x.claim INTO h FROM fairlane.load x WHERE x.session >= s.seq AND x.session <= s.seq ORDER BY x.session DESC LIMIT 1;
+    ELSE
+        IF cardinality(v_queues) = 1 THEN
+            PERFORM pg_advisory_xact_lock(fairlane.space(), v_queues[1]);
+        ELSE
+            PERFORM fairlane.lock_some(NULL, v_queues);
+        END IF;
+        SELECT x.claim, x.running_high, x.running_normal, x.running_low, x.ctid AS place INTO h FROM fairlane.load x
+        WHERE x.session >= s.seq AND x.session <= s.seq ORDER BY x.session DESC LIMIT 1 FOR UPDATE;
+    END IF;
+    IF s.state IS NULL OR s.state NOT IN ('live', 'stopping') OR p_number < h.claim THEN
+        PERFORM fairlane.check_claim(s, h.claim, p_number);
+    ELSIF p_number = h.claim THEN
         taken := ARRAY(SELECT l.seq FROM fairlane.live l WHERE l.session = s.seq AND l.session IS NOT NULL AND l.claim = p_number
                        ORDER BY l.class, l.arrival);
         RETURN;
-    END IF;
-    IF s.state <> 'live' OR s.slots IS NULL OR s.idx IS NULL OR p_total <= 0 THEN
-        RETURN;
-    END IF;
-    v_inbox := s.pool || '/' || s.idx;
-    -- Only queues in which there is something to start are locked: an idle worker disturbs nobody.
-    -- `sources`: the classes, twice their number, and one more for the inbox.
-    SELECT array_agg(DISTINCT x.queue), bool_or(x.source IS NULL), array_agg(x.source) INTO v_locked, v_arriving, v_sources FROM (
-        SELECT y.id AS queue, NULL::integer AS source FROM fairlane.queue y WHERE y.name = ANY (p_queues) AND NOT y.paused
-        AND (SELECT a.seq FROM fairlane.live a WHERE a.queue = y.id AND a.state = 0 ORDER BY a.seq LIMIT 1) IS NOT NULL
-        UNION ALL
-        SELECT y.id, 2 * z.class FROM fairlane.queue y CROSS JOIN LATERAL (SELECT w.class FROM fairlane.domain w
-            WHERE w.inbox = '' AND w.class = ANY ('{0,1,2}') AND w.queue = y.id AND fairlane.next_flow(w.id) IS NOT NULL
-            OFFSET 0) z
-        WHERE y.name = ANY (p_queues) AND NOT y.paused
-        UNION ALL
-        SELECT z.queue, 2 * z.class + 1 FROM fairlane.domain z WHERE z.inbox = v_inbox AND array_position(p_queues, NULL) IS NOT NULL
-        AND fairlane.next_flow(z.id) IS NOT NULL) x;
-    IF v_locked IS NULL THEN
-        RETURN;
-    END IF;
-    IF cardinality(v_locked) = 1 THEN
-        PERFORM pg_advisory_xact_lock_shared(v_space, 0), pg_advisory_xact_lock(v_space, v_locked[1]);
-    ELSE
-        PERFORM fairlane.lock_some(NULL, v_locked);
-    END IF;
-    -- From here on nobody can declare the session dead. It is looked at again, because that may have happened before.
-    SELECT * INTO s FROM fairlane.session x WHERE x.seq = s.seq;
-    SELECT x.claim, x.running_high, x.running_normal, x.running_low, x.ctid AS place INTO h FROM fairlane.load x
-    WHERE x.session >= s.seq AND x.session <= s.seq ORDER BY x.session DESC LIMIT 1 FOR UPDATE;
-    PERFORM fairlane.check_claim(s, h.claim, p_number);
-    IF s.state <> 'live' OR p_number = h.claim THEN
+    ELSIF v_queues IS NULL THEN
         RETURN;
     END IF;
     m.now := coalesce(p_now, extract(epoch FROM clock_timestamp()));
     m.lease := coalesce(p_lease, m.now);
-    IF v_arriving THEN
-        PERFORM fairlane.admit_arriving(v_locked, 1000, m);
-        v_sources := NULL;  -- perhaps there are others now
+    IF array_position(v_domains, NULL) IS NOT NULL THEN
+        PERFORM fairlane.admit_arriving(v_queues, 1000, m);
+        -- Perhaps there are others now; those whose queues are not locked come next time.
+        v_locked := v_queues;
+        r := fairlane.sources(p_queues, v_inbox);
+        v_domains := r.domains;
+        v_queues := r.queues;
     END IF;
+    v_names := r.names;
+    v_kinds := r.classes;
+    v_slotted := r.slotted;
     v_running := ARRAY[h.running_high - p_freed[1], h.running_normal - p_freed[2], h.running_low - p_freed[3]];
     FOR i IN 1 .. cardinality(p_mosts) LOOP
         EXIT WHEN v_left <= 0;
         c := p_classes[i];
-        CONTINUE WHEN v_sources IS NOT NULL AND 2 * c + (p_queues[i] IS NULL)::integer <> ALL (v_sources);
+        v_at := '{}';
+        FOR k IN 1 .. coalesce(cardinality(v_domains), 0) LOOP
+            IF v_kinds[k] = c AND v_names[k] IS NOT DISTINCT FROM p_queues[i]
+                AND (v_locked IS NULL OR v_queues[k] = ANY (v_locked)) THEN
+                v_at := v_at || k;
+            END IF;
+        END LOOP;
+        n := cardinality(v_at);
+        CONTINUE WHEN n = 0;
         v_most := least(p_mosts[i], v_left,
             fairlane.room(s.slots, s.reserved_high, s.reserved_normal, v_running[1], v_running[2], v_running[3], c));
         IF p_belows[i] IS NOT NULL THEN
             v_most := least(v_most, p_belows[i] - v_running[c + 1]);
         END IF;
         CONTINUE WHEN v_most <= 0;
-        IF p_queues[i] IS NULL THEN
+        IF n > 1 THEN
             -- The inbox holds jobs of any queue: the queues take turns, in equal shares and then for the rest.
-            SELECT array_agg(x.id ORDER BY x.id) INTO v_domains FROM fairlane.domain x WHERE x.inbox = v_inbox AND x.class = c
-            AND x.queue = ANY (v_locked)
-            AND fairlane.next_flow(x.id) IS NOT NULL;
-        ELSE
-            SELECT array_agg(x.id) INTO v_domains FROM fairlane.domain x WHERE x.inbox = '' AND x.class = c
-            AND x.queue = (SELECT y.id FROM fairlane.queue y WHERE y.name = p_queues[i]) AND x.queue = ANY (v_locked);
+            v_at := ARRAY(SELECT g FROM unnest(v_at) g ORDER BY v_domains[g]);
+            v_at := v_at[p_number % n + 1 :] || v_at[: p_number % n];
         END IF;
-        CONTINUE WHEN v_domains IS NULL;
-        k := cardinality(v_domains);
-        IF k > 1 THEN
-            v_domains := v_domains[p_number % k + 1 :] || v_domains[: p_number % k];
-        END IF;
-        v_share := (v_most + k - 1) / k;
-        FOREACH v_limit IN ARRAY CASE WHEN k > 1 THEN ARRAY[v_share, v_most] ELSE ARRAY[v_most] END LOOP
-            FOR d IN SELECT g.id, (SELECT x.queue FROM fairlane.domain x WHERE x.id = g.id) AS queue
-                     FROM unnest(v_domains) WITH ORDINALITY g(id, ord) ORDER BY g.ord LOOP
+        FOREACH v_limit IN ARRAY CASE WHEN n > 1 THEN ARRAY[(v_most + n - 1) / n, v_most] ELSE ARRAY[v_most] END LOOP
+            FOREACH k IN ARRAY v_at LOOP
                 EXIT WHEN v_most <= 0;
-                SELECT * INTO q FROM fairlane.queue x WHERE x.id = d.queue;
-                CONTINUE WHEN q.paused;
-                v_some := fairlane.take(d.id,
-                    CASE WHEN q.slots IS NULL THEN least(v_limit, v_most) ELSE least(v_limit, v_most, fairlane.queue_room(q, c)) END,
-                    s.seq, p_number, m);
-                k := cardinality(v_some);
-                CONTINUE WHEN k = 0;
+                v_room := least(v_limit, v_most);
+                IF v_slotted[k] THEN
+                    v_room := least(v_room, fairlane.queue_room(v_queues[k], c));
+                END IF;
+                v_some := fairlane.take(v_domains[k], v_room, s.seq, p_number, m);
+                n := cardinality(v_some);
+                CONTINUE WHEN n = 0;
                 taken := taken || v_some;
-                v_most := v_most - k;
-                v_left := v_left - k;
-                v_running[c + 1] := v_running[c + 1] + k;
-                INSERT INTO fairlane.tally (queue, class, pending, running) VALUES (d.queue, c, -k, k);
+                v_most := v_most - n;
+                v_left := v_left - n;
+                v_running[c + 1] := v_running[c + 1] + n;
+                INSERT INTO fairlane.tally (queue, class, pending, running) VALUES (v_queues[k], c, -n, n);
             END LOOP;
         END LOOP;
     END LOOP;
@@ -378,12 +400,14 @@ BEGIN
 END $$;
 
 -- How many more jobs of a class a queue may run. What others finish at this moment still counts: never too many.
-CREATE FUNCTION fairlane.queue_room(q fairlane.queue, p_class integer) RETURNS integer LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.queue_room(p_queue integer, p_class integer) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
+    q fairlane.queue;
     r bigint[];
 BEGIN
+    SELECT * INTO q FROM fairlane.queue x WHERE x.id = p_queue;
     SELECT ARRAY[coalesce(sum(t.running - t.slotless) FILTER (WHERE t.class = 0), 0),
         coalesce(sum(t.running - t.slotless) FILTER (WHERE t.class = 1), 0),
-        coalesce(sum(t.running - t.slotless) FILTER (WHERE t.class = 2), 0)] INTO r FROM fairlane.tally t WHERE t.queue = q.id;
+        coalesce(sum(t.running - t.slotless) FILTER (WHERE t.class = 2), 0)] INTO r FROM fairlane.tally t WHERE t.queue = p_queue;
     RETURN fairlane.room(q.slots, q.reserved_high, q.reserved_normal, r[1], r[2], r[3], p_class);
 END $$;

@@ -5,62 +5,67 @@
 -- always one place goes from one plain job to the next of its lane, or nobody waits; every other case goes the long way.
 CREATE FUNCTION fairlane.hand_on_all(p_lanes bigint[], p_freed integer[], m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_simple bigint[];
     v_nobody bigint[];
     v_long bigint[];
-    v_seqs bigint[];
+    v_counted bigint[];      -- lanes whose count changes, sorted, and by how much
+    v_by integer[];
+    v_seqs bigint[];         -- the jobs that get a place, sorted, with their flows
     v_flows bigint[];
-    v_arrivals bigint[];
-    v_paces tid[];
-    v_domains bigint[];
+    v_raised bigint[];       -- the flows of those, sorted, that had nothing claimable, with their new heads
+    v_heads bigint[];
+    v_places tid[];
+    v_domains bigint[];      -- of those, sorted
     v_clocks bigint[];
+    v_queues integer[];
+    v_inboxes text[];
     v_lane bigint;
-    v_moving fairlane.pace;
-    r record;
 BEGIN
-    -- `simple`: one place is free, and the next in line is a job that nothing else holds.
-    SELECT array_agg(n.id) FILTER (WHERE x.simple), array_agg(n.id) FILTER (WHERE x.nobody),
-        array_agg(n.id) FILTER (WHERE NOT x.simple AND NOT x.nobody), array_agg(w.seq) FILTER (WHERE x.simple),
-        array_agg(x.flow) FILTER (WHERE x.simple), array_agg(w.arrival) FILTER (WHERE x.simple)
-    INTO v_simple, v_nobody, v_long, v_seqs, v_flows, v_arrivals
+    -- `simple`: one place is free, and the next in line is a job that nothing else holds, behind what its flow has claimable.
+    SELECT array_agg(n.id) FILTER (WHERE w.seq IS NULL AND x.nobody), array_agg(n.id) FILTER (WHERE NOT x.simple AND NOT x.nobody),
+        array_agg(n.id ORDER BY n.id) FILTER (WHERE g.freed - x.simple::integer <> 0),
+        array_agg(g.freed - x.simple::integer ORDER BY n.id) FILTER (WHERE g.freed - x.simple::integer <> 0),
+        array_agg(w.seq ORDER BY w.seq) FILTER (WHERE x.simple), array_agg(p.flow ORDER BY w.seq) FILTER (WHERE x.simple),
+        array_agg(p.flow ORDER BY p.flow) FILTER (WHERE x.simple AND p.tag IS NULL),
+        array_agg(w.arrival ORDER BY p.flow) FILTER (WHERE x.simple AND p.tag IS NULL),
+        array_agg(p.place) FILTER (WHERE x.simple AND p.tag IS NULL),
+        array_agg(DISTINCT p.domain) FILTER (WHERE x.simple AND p.tag IS NULL),
+        array_agg(DISTINCT n.queue) FILTER (WHERE x.simple AND w.inbox = ''),
+        array_agg(DISTINCT w.inbox) FILTER (WHERE x.simple AND w.inbox <> '')
+    INTO v_nobody, v_long, v_counted, v_by, v_seqs, v_flows, v_raised, v_heads, v_places, v_domains, v_queues, v_inboxes
     FROM unnest(p_lanes, p_freed) g(lane, freed)
     CROSS JOIN LATERAL (SELECT y.* FROM fairlane.lane y WHERE y.id = g.lane OFFSET 0) n
     LEFT JOIN LATERAL (SELECT y.seq, y.arrival, y.inbox, y.class, y.state, y.gate, y.waiter FROM fairlane.live y
         WHERE y.lane = n.id AND y.lane IS NOT NULL AND NOT y.granted AND (y.expires_at IS NULL OR y.expires_at > m.now)
         ORDER BY y.rank, y.arrival LIMIT 1) w ON true
-    CROSS JOIN LATERAL (SELECT (SELECT f.id FROM fairlane.flow f WHERE f.lane = n.key AND f.domain = (
-        SELECT d.id FROM fairlane.domain d WHERE d.inbox = w.inbox AND d.class = w.class AND d.queue = n.queue)) AS flow OFFSET 0) f
-    CROSS JOIN LATERAL (SELECT f.flow,
-        coalesce(w.waiter IS NULL AND w.state = 2 AND w.gate = 0 AND n.places - n.granted + g.freed = 1 AND f.flow IS NOT NULL, false)
-            AS simple,
+    LEFT JOIN LATERAL (SELECT y.flow, y.domain, y.tag, y.head, y.ctid AS place FROM fairlane.pace y
+        CROSS JOIN LATERAL (SELECT (SELECT f.id FROM fairlane.flow f WHERE f.lane = n.key AND f.domain = (
+            SELECT d.id FROM fairlane.domain d WHERE d.inbox = w.inbox AND d.class = w.class AND d.queue = n.queue)) AS flow OFFSET 0) i
+        WHERE y.flow >= i.flow AND y.flow <= i.flow ORDER BY y.flow DESC LIMIT 1) p ON true
+    CROSS JOIN LATERAL (SELECT
+        coalesce(w.waiter IS NULL AND w.state = 2 AND w.gate = 0 AND n.places - n.granted + g.freed = 1
+            AND p.flow IS NOT NULL AND (p.tag IS NULL OR p.head < w.arrival), false) AS simple,
         w.seq IS NULL AND (SELECT y.seq FROM fairlane.live y WHERE y.lane = n.id AND y.lane IS NOT NULL AND NOT y.granted LIMIT 1)
             IS NULL AS nobody OFFSET 0) x;
-    IF v_simple IS NOT NULL THEN
-        UPDATE fairlane.live u SET granted = true, flow = v_flows[array_position(v_seqs, u.seq)],
+    -- A place that goes from one to the next leaves the lane's count as it is.
+    IF v_counted IS NOT NULL THEN
+        UPDATE fairlane.lane u SET granted = u.granted - v_by[width_bucket(u.id, v_counted)] WHERE u.id = ANY (v_counted);
+    END IF;
+    IF v_seqs IS NOT NULL THEN
+        UPDATE fairlane.live u SET granted = true, flow = v_flows[width_bucket(u.seq, v_seqs)],
             granted_at = CASE WHEN u.inbox <> '' THEN m.now END
         WHERE u.seq = ANY (v_seqs);
-        v_paces := fairlane.paces_at(v_flows);
-        SELECT array_agg(x.domain), array_agg(fairlane.clock_of(x.domain)) INTO v_domains, v_clocks
-        FROM (SELECT DISTINCT y.domain FROM fairlane.pace y WHERE y.ctid = ANY (v_paces)) x;
-        FOR v_moving IN SELECT x.* FROM fairlane.pace x
-            WHERE x.ctid = ANY (v_paces) AND v_arrivals[array_position(v_flows, x.flow)] < x.head
-        LOOP
-            PERFORM fairlane.move_flow(v_moving, v_moving.tag, v_arrivals[array_position(v_flows, v_moving.flow)]);
-        END LOOP;
-        -- Those that were moved have a tag, and lie somewhere else now.
-        WITH raised AS (
-            UPDATE fairlane.pace u SET tag = greatest(u.finish, v_clocks[array_position(v_domains, u.domain)]),
-                head = v_arrivals[array_position(v_flows, u.flow)]
-            WHERE u.ctid = ANY (v_paces) AND u.tag IS NULL RETURNING u.flow, u.domain, u.tag, u.head
-        )
-        INSERT INTO fairlane.line (domain, tag, head, flow) SELECT x.domain, x.tag, x.head, x.flow FROM raised x;
-        FOR r IN SELECT DISTINCT l.queue, l.inbox FROM fairlane.live l WHERE l.seq = ANY (v_seqs) LOOP
-            PERFORM fairlane.tell_ready(r.queue, r.inbox);
-        END LOOP;
+        IF v_raised IS NOT NULL THEN
+            v_clocks := ARRAY(SELECT fairlane.clock_of(g.domain) FROM unnest(v_domains) WITH ORDINALITY g(domain, ord) ORDER BY g.ord);
+            WITH raised AS (
+                UPDATE fairlane.pace u SET tag = greatest(u.finish, v_clocks[width_bucket(u.domain, v_domains)]),
+                    head = v_heads[width_bucket(u.flow, v_raised)]
+                WHERE u.ctid = ANY (v_places) RETURNING u.flow, u.domain, u.tag, u.head
+            )
+            INSERT INTO fairlane.line (domain, tag, head, flow) SELECT x.domain, x.tag, x.head, x.flow FROM raised x;
+        END IF;
+        PERFORM fairlane.tell_ready(g.queue, '') FROM unnest(v_queues) g(queue);
+        PERFORM fairlane.tell('worker:' || g.inbox) FROM unnest(v_inboxes) g(inbox);
     END IF;
-    -- A place that goes from one to the next leaves the lane's count as it is.
-    UPDATE fairlane.lane u SET granted = u.granted - p_freed[array_position(p_lanes, u.id)] + (u.id = ANY (v_simple) IS TRUE)::integer
-    WHERE u.id = ANY (p_lanes) AND NOT (p_freed[array_position(p_lanes, u.id)] = 1 AND u.id = ANY (v_simple) IS TRUE);
     IF v_nobody IS NOT NULL THEN
         DELETE FROM fairlane.lane u WHERE u.id = ANY (v_nobody) AND u.granted = 0;
     END IF;
@@ -246,8 +251,10 @@ BEGIN
     IF v_seqs IS NULL THEN
         RETURN;
     END IF;
-    -- The results in the order of the rows; usually they come in it.
-    IF v_seqs <> v_asked THEN
+    -- The results in the order of the rows; often they come in it.
+    IF v_seqs <> v_asked AND cardinality(v_seqs) = cardinality(v_asked) THEN
+        v_results := ARRAY(SELECT g.result FROM unnest(v_asked, v_results) g(seq, result) ORDER BY g.seq);
+    ELSIF v_seqs <> v_asked THEN
         v_results := ARRAY(SELECT v_results[array_position(v_asked, g.seq)] FROM unnest(v_seqs) WITH ORDINALITY g(seq, ord) ORDER BY g.ord);
     END IF;
     INSERT INTO fairlane.outcome (seq, queue, state, result, session, move, arrival, attempt, fence, started_at, finished_at, refused)
@@ -283,10 +290,8 @@ DECLARE
     v_freed integer[] := '{0,0,0}';
     v_counted boolean := false;
 BEGIN
-    IF cardinality(p_ids) > 0 THEN
-        -- From here on nobody can declare the session dead.
-        PERFORM pg_advisory_xact_lock_shared(fairlane.space(), 0);
-    END IF;
+    -- From here on nobody can declare the session dead, or pause a queue.
+    PERFORM pg_advisory_xact_lock_shared(fairlane.space(), 0);
     SELECT * INTO s FROM fairlane.session x WHERE x.id = p_session;
     IF cardinality(p_ids) > 0 THEN
         r := fairlane.finish_jobs(s, p_ids, p_seqs, p_fences, p_moves, p_results, p_delays, p_reasons, p_errors, p_groups, p_now, p_lease);

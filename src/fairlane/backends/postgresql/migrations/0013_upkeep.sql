@@ -156,7 +156,7 @@ BEGIN
     UPDATE fairlane.live u SET state = 2, due = NULL, gate = 0, granted = true, inbox = '',
         (arrival, flow) = (SELECT v_arrivals[n], v_flows[n] FROM array_position(p_seqs, u.seq) n)
     WHERE u.seq = ANY (p_seqs);
-    SELECT array_agg(x.flow), array_agg(x.head) INTO v_flows, v_arrivals FROM (
+    SELECT array_agg(x.flow ORDER BY x.flow), array_agg(x.head ORDER BY x.flow) INTO v_flows, v_arrivals FROM (
         SELECT g.flow, min(g.arrival) AS head FROM unnest(v_flows, v_arrivals) g(flow, arrival) GROUP BY g.flow) x;
     PERFORM fairlane.raise_heads(d, v_flows, v_arrivals);
 END $$;
