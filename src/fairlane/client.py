@@ -47,7 +47,9 @@ class Client:
 
     async def send(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """Store up to 1,000 requests, all or none: for whoever knows a task by its name only."""
-        store = await self._connection.store()
+        store = self._connection.opened or await self._connection.store()
+        if self._tracer is None:
+            return await store.enqueue(jobs)
         with self._tracing(jobs) as traced:
             return await store.enqueue(traced)
 

@@ -32,8 +32,14 @@ class Connection:
     def _forget(self) -> None:
         self._door = threading.Lock()
         self._opening: Future[Store] | None = None
+        self._opened: Store | None = None
         # Last: whoever sees his own number here finds the rest made anew.
         self._pid = os.getpid()
+
+    @property
+    def opened(self) -> Store | None:
+        """The store, when it is open already: without waiting, and without a lock."""
+        return self._opened if self._pid == os.getpid() else None
 
     async def store(self) -> Store:
         """The open store. An error while opening is told to everybody who waited, and the next call tries again."""
@@ -71,6 +77,10 @@ class Connection:
             opening.set_exception(exc if isinstance(exc, Exception) else GaveUp())
             raise
         opening.set_result(store)
+        with self._door:
+            # Unless it was closed meanwhile.
+            if self._opening is opening:
+                self._opened = store
         return store
 
     async def close(self) -> None:
@@ -78,6 +88,6 @@ class Connection:
         if self._pid != os.getpid():
             self._forget()
         with self._door:
-            opening, self._opening = self._opening, None
+            opening, self._opening, self._opened = self._opening, None, None
         if opening is not None:
             await (await asyncio.wrap_future(opening)).close()

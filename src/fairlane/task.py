@@ -119,7 +119,7 @@ class Sending(Coroutine[Any, Any, T]):
         self._coroutine = coroutine
         self._task = task
         frame = sys._getframe(depth)
-        self._site = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        self._site = frame.f_code.co_filename, frame.f_lineno
         self._begun = False
 
     def __await__(self) -> Generator[Any, Any, T]:
@@ -147,10 +147,10 @@ class Sending(Coroutine[Any, Any, T]):
         if not self._begun:
             self._coroutine.close()
             logger.error(
-                "the enqueue of %s at %s was never awaited, so no job was stored; write `await` before it, "
+                "the enqueue of %s at %s:%d was never awaited, so no job was stored; write `await` before it, "
                 "or use .blocking.enqueue where there is no event loop",
                 self._task,
-                self._site,
+                *self._site,
             )
 
 

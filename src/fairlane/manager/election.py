@@ -18,7 +18,7 @@ from ..errors import FairlaneError, StoreUnavailable, TermLost
 from ..intervals import Intervals
 from ..service import Trouble
 from ..store import Store
-from ..wakeups import LEADER
+from ..wakeups import LEADER, Wakeups
 from .reign import Contact, Monotonic, log
 
 
@@ -32,10 +32,12 @@ class Election:
         intervals: Intervals,
         contact: Contact,
         *,
+        wakeups: Wakeups | None = None,
         monotonic: Monotonic = time.monotonic,
         rng: Random | None = None,
     ) -> None:
         self._store = store
+        self._wakeups = wakeups or store.wakeups
         self._session = session
         self._intervals = intervals
         self._contact = contact
@@ -52,7 +54,7 @@ class Election:
 
     async def win(self) -> int:
         """Stand until it leads, and return the term."""
-        ear = self._store.wakeups.subscribe([LEADER])
+        ear = self._wakeups.subscribe([LEADER])
         try:
             while True:
                 try:

@@ -18,6 +18,7 @@ from ..intervals import Intervals
 from ..service import Loop, Service
 from ..store import Store
 from ..upkeep import Retention
+from ..wakeups import Wakeups
 from .election import Election
 from .granter import Granter
 from .promoter import Promoter
@@ -35,7 +36,11 @@ OnChange = Callable[[int | None], None]
 
 
 class Manager:
-    """One candidate for leadership. Its `session` is only a name here: it need not be registered."""
+    """One candidate for leadership. Its `session` is only a name here: it need not be registered.
+
+    `wakeups` are those to listen to, if not the store's own: a process that listens through one store already should
+    not do so through two.
+    """
 
     def __init__(
         self,
@@ -45,6 +50,7 @@ class Manager:
         intervals: Intervals = USUAL_INTERVALS,
         retention: Retention = USUAL_RETENTION,
         on_change: OnChange | None = None,
+        wakeups: Wakeups | None = None,
         monotonic: Monotonic = time.monotonic,
     ) -> None:
         self._store = store
@@ -54,7 +60,7 @@ class Manager:
         self._monotonic = monotonic
         # From the first call on, standing included: a standby that takes over has listened for long already.
         self._contact = Contact(monotonic)
-        self._election = Election(store, session, intervals, self._contact, monotonic=monotonic)
+        self._election = Election(store, session, intervals, self._contact, wakeups=wakeups, monotonic=monotonic)
         self.counts = dict.fromkeys(COUNTED, 0)
         """What the services have done in this process, over all its terms."""
 

@@ -347,7 +347,11 @@ class Worker:
     async def _manage(self, store: Store) -> None:
         settings = self._settings
         self.manager = Manager(
-            store, session=self.session.id, intervals=settings.intervals, retention=settings.retention
+            store,
+            session=self.session.id,
+            intervals=settings.intervals,
+            retention=settings.retention,
+            wakeups=self._store.wakeups,
         )
         await self.manager.run()
 
