@@ -140,6 +140,8 @@ class ObservedStore:
     # -- jobs ----------------------------------------------------------------------------------------------------
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        if not self._events.active:
+            return await self._inner.enqueue(jobs)
         answers = await self._timed("enqueue", self._inner.enqueue(jobs))
         if self._events.active:
             for job, answer in zip(jobs, answers, strict=True):

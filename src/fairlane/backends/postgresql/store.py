@@ -138,9 +138,9 @@ class PostgresqlStore:
             )
         if not jobs:
             return []
-        if any(job.kind is JobKind.CLEANUP for job in jobs):
-            raise InvalidInput("kind", "a clean-up is stored by release, not by enqueue")
         if not all(map(columns.is_plain, jobs)):
+            if any(job.kind is JobKind.CLEANUP for job in jobs):
+                raise InvalidInput("kind", "a clean-up is stored by release, not by enqueue")
             return await self._enqueue_any(jobs)
         loop = asyncio.get_running_loop()
         intake = self._intakes.get(loop)

@@ -111,13 +111,22 @@ BEGIN
             UNION ALL SELECT l.seq FROM fairlane.live l WHERE l.gate = 4 AND l.gate > 0
         ) SELECT r.seq FROM r WHERE r.seq < p_before ORDER BY r.seq DESC LIMIT p_size);
     ELSIF p_task IS NOT NULL THEN
-        RETURN ARRAY(SELECT j.seq FROM fairlane.job j
-            WHERE (j.task, j.seq) < (p_task, p_before) AND j.task >= p_task
-            ORDER BY j.task DESC, j.seq DESC LIMIT p_size);
+        -- One list for each queue, or for the one that is asked for.
+        RETURN ARRAY(SELECT x.seq FROM fairlane.queue q CROSS JOIN LATERAL (SELECT j.seq FROM fairlane.job j
+                WHERE (j.queue, j.task, j.seq) < (q.id, p_task, p_before) AND (j.queue, j.task) >= (q.id, p_task)
+                ORDER BY j.queue DESC, j.task DESC, j.seq DESC LIMIT p_size) x
+            WHERE p_queue IS NULL OR q.id = p_queue ORDER BY x.seq DESC LIMIT p_size);
     ELSIF p_queue IS NOT NULL THEN
-        RETURN ARRAY(SELECT j.seq FROM fairlane.job j
-            WHERE (j.queue, j.seq) < (p_queue, p_before) AND j.queue >= p_queue
-            ORDER BY j.queue DESC, j.seq DESC LIMIT p_size);
+        -- One list for each task of the queue.
+        RETURN ARRAY(WITH RECURSIVE known (task) AS (
+            (SELECT j.task FROM fairlane.job j WHERE j.queue = p_queue ORDER BY j.task LIMIT 1)
+            UNION ALL
+            SELECT (SELECT j.task FROM fairlane.job j WHERE j.queue = p_queue AND j.task > k.task ORDER BY j.task LIMIT 1)
+            FROM known k WHERE k.task IS NOT NULL
+        ) SELECT x.seq FROM known k CROSS JOIN LATERAL (SELECT j.seq FROM fairlane.job j
+                WHERE (j.queue, j.task, j.seq) < (p_queue, k.task, p_before) AND (j.queue, j.task) >= (p_queue, k.task)
+                ORDER BY j.queue DESC, j.task DESC, j.seq DESC LIMIT p_size) x
+            WHERE k.task IS NOT NULL ORDER BY x.seq DESC LIMIT p_size);
     ELSIF p_state = 'completed' THEN
         -- Nearly every finished job is.
         RETURN ARRAY(SELECT o.seq FROM fairlane.outcome o WHERE o.seq < p_before AND o.state = 4
