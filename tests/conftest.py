@@ -7,12 +7,35 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.servers.postgresql import quick_place
 from tests.servers.stores import KINDS, EmptyStores, empty_stores
+
+# The folders of tests are in memory, where the servers are too: what outlives the death of its processes does so there,
+# and a disk that is slow for a moment is not taken for a store that is. The variable is pytest's own.
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(quick_place()))
 
 settings.register_profile("dev", deadline=None, print_blob=True)
 # The same examples on every run: a red run in CI is the change's doing, not the seed's.
 settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+LONGEST = ("conformance/test_model.py", "edges/test_demo.py", "test_docs.py", "client/test_transaction_crashes.py")
+"""Files with single tests that take ten seconds and more."""
+LONG = ("e2e/",)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let what takes long come first, else in any order: whoever is done early takes over from the end of the line, and
+    small tests are shared best. Scenarios measure time, so they are not played beside each other but beside the rest.
+    """
+    here = Path(__file__).parent
+
+    def place(item: pytest.Item) -> int:
+        file = item.path.relative_to(here).as_posix()
+        return 0 if file.startswith(LONGEST) else 1 if file.startswith(LONG) else 2
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")

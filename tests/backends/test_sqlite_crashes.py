@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,13 @@ UNION ALL SELECT 'identity', seq, state FROM fairlane_live WHERE seq NOT IN (SEL
 UNION ALL SELECT 'one state only', seq, state FROM fairlane_live WHERE seq IN (SELECT seq FROM fairlane_outcome)
 """
 """Live jobs that lack something they name: (what, job, number)."""
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder on the disk, where a write takes its time; those of other tests are in memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 class Zygote:

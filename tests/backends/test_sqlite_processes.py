@@ -6,8 +6,10 @@ import asyncio
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,13 @@ pytestmark = pytest.mark.anyio
 SECONDS = 3.0
 MOST_LOG_BYTES = 100_000_000
 LONGEST_P99 = 1.0
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder on the disk, where a write takes its time; those of other tests are in memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 def start(role: str, url: str, number: int) -> subprocess.Popen[str]:

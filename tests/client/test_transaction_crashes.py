@@ -7,7 +7,6 @@ import contextlib
 import os
 import random
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fairlane import Fairlane, JobState, Settings
-from tests.e2e.fleet import Process
+from tests.e2e.fleet import Process, end_families
 from tests.servers.stores import KINDS, empty_stores
 from tests.worker.yard import QUICK
 
@@ -48,8 +47,7 @@ class Workers:
         self._gone: list[Process] = []
 
     def _started(self) -> Process:
-        command = [sys.executable, "-m", "tests.client.transaction_tasks", self._url]
-        return Process("worker", command, self._environment, self._output)
+        return Process("worker", ["tests.client.transaction_tasks", self._url], self._environment, self._output)
 
     def kill_one(self) -> bool:
         """Kill a worker, or a child process of one, that has got to work; whether there was any."""
@@ -67,8 +65,7 @@ class Workers:
 
     def close(self) -> None:
         """End all."""
-        for worker in (*self._all, *self._gone):
-            worker.end_family()
+        end_families([*self._all, *self._gone])
 
 
 def _works(pid: int) -> bool:
@@ -78,7 +75,7 @@ def _works(pid: int) -> bool:
     except OSError:
         return False
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return fields[0] not in "ZX" and age > 0.5
+    return fields[0] not in "ZX" and age > 0.3
 
 
 async def test_a_body_in_a_child_process_writes_into_the_store_of_its_worker(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
+import os
+import signal
+import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,12 @@ from fairlane.session import NewSession, SessionKind
 from fairlane.settings import LaneRule, QueueSettings, SettingsChange
 from fairlane.slots import Slots
 from fairlane.store import Store
+from tests.forks import Fork
 
 from .race_worker import LANE, QUEUE, REPEATS
 from .reopening import open_again
 
-ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 60.0
 PROCESSES = 4
 JOBS = 300
 
@@ -40,30 +43,51 @@ async def shared(store_url: str) -> AsyncIterator[Store]:
 
 async def _race(role: str, url: str) -> list[Any]:
     """Let processes play `role`, all from the same moment, and tell what each saw."""
-    racers = [
-        await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.conformance.race_worker", role, url, str(number)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            cwd=ROOT,
-        )
-        for number in range(PROCESSES)
-    ]
-    try:
-        for racer in racers:
-            assert racer.stdout is not None
-            ready = await racer.stdout.readline()
-            assert ready == b"ready\n", (await racer.communicate())[1].decode()
-        ends = await asyncio.gather(*(racer.communicate(b"go\n") for racer in racers))
-    finally:
-        for racer in racers:
-            if racer.returncode is None:
-                racer.kill()
-                await racer.wait()
-    for racer, (_, errors) in zip(racers, ends, strict=True):
-        assert racer.returncode == 0, errors.decode()
-    return [json.loads(seen) for seen, _ in ends]
+    with tempfile.TemporaryDirectory() as folder:
+        start = Path(folder, "start")
+        os.mkfifo(start)
+        # They begin when nobody is left who could write to it.
+        gun = os.open(start, os.O_RDWR)
+        racers = [Racer(role, url, number, start) for number in range(PROCESSES)]
+        try:
+            await _until(lambda: all(racer.ready() for racer in racers))
+            os.close(gun)
+            gun = -1
+            await _until(lambda: all(racer.process.poll() is not None for racer in racers))
+        finally:
+            if gun >= 0:
+                os.close(gun)
+            for racer in racers:
+                racer.process.send_signal(signal.SIGKILL)
+                racer.process.wait()
+        return [racer.seen() for racer in racers]
+
+
+class Racer:
+    """One of the processes."""
+
+    def __init__(self, role: str, url: str, number: int, start: Path) -> None:
+        self._output = start.with_name(f"{number}")
+        arguments = [role, url, str(number)]
+        self.process = Fork("tests.conformance.race_worker", arguments, source=start, output=self._output)
+
+    def ready(self) -> bool:
+        """Whether it stands at the start."""
+        said = self._output.read_text() if self._output.exists() else ""
+        assert self.process.poll() is None, said
+        return said == "ready\n"
+
+    def seen(self) -> Any:
+        """What it saw, once it has ended."""
+        said = self._output.read_text()
+        assert self.process.wait() == 0, said
+        return json.loads(said.removeprefix("ready\n"))
+
+
+async def _until(look: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not look():
+            await asyncio.sleep(0.002)
 
 
 async def _send(store: Store, jobs: list[NewJob]) -> None:

@@ -52,6 +52,18 @@ async def test_in_an_ordered_lane_arrival_alone_gives_the_place(kit: Kit) -> Non
     assert [(await _stands(kit, id)).place for id in (low, high)] == [1, 2]
 
 
+async def test_whoever_waits_for_a_retry_is_counted_in_a_lane_that_was_paused_meanwhile(kit: Kit) -> None:
+    await kit.settings("default", LaneRule(pattern="doc", limit=1))
+    first = await kit.enqueue(lane="doc")
+    worker = await kit.worker()
+    await worker.retry(*await worker.claim(), delay=60)
+    second = await kit.enqueue(lane="doc")
+    for version, paused in enumerate((False, True, False), start=1):
+        await kit.settings("default", LaneRule(pattern="doc", limit=1, paused=paused), version=version)
+        standings = [await _stands(kit, id) for id in (first, second)]
+        assert [(s.place, s.of) for s in standings] == [(1, 2), (2, 2)]
+
+
 async def test_places_beyond_a_thousand_say_that_they_are_not_exact(kit: Kit) -> None:
     answers = await kit.enqueue_all(bulk(kit, "user", EXACT_PLACES + 100))
     last_exact = await _stands(kit, answers[EXACT_PLACES - 1].id)

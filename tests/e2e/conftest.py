@@ -17,18 +17,25 @@ AT_ONCE = 5
 """Repetitions that play at once. A server that starts while another repetition measures would spoil its figures."""
 
 
-@pytest.fixture(params=list(DEPLOYMENTS))
-def deployment(request: pytest.FixtureRequest) -> Iterator[MakeDeployment]:
-    """A kind of deployment. All that a test makes are closed when it ends."""
-    if request.param == "postgresql":
+@contextlib.contextmanager
+def deployments(kind: str) -> Iterator[MakeDeployment]:
+    """Deployments of a kind. All that are made are closed at the end."""
+    if kind == "postgresql":
         prepare_servers(AT_ONCE)
     with contextlib.ExitStack() as made:
 
         def make(directory: Path) -> Deployment:
-            one = DEPLOYMENTS[request.param](directory)
+            one = DEPLOYMENTS[kind](directory)
             made.callback(one.close)
             return one
 
+        yield make
+
+
+@pytest.fixture(params=list(DEPLOYMENTS))
+def deployment(request: pytest.FixtureRequest) -> Iterator[MakeDeployment]:
+    """A kind of deployment."""
+    with deployments(request.param) as make:
         yield make
 
 
@@ -36,3 +43,13 @@ def deployment(request: pytest.FixtureRequest) -> Iterator[MakeDeployment]:
 def stage(request: pytest.FixtureRequest, tmp_path: Path, deployment: MakeDeployment) -> Stage:
     """Where a test plays."""
     return Stage(request.node.name, tmp_path, deployment)
+
+
+@pytest.fixture
+def stages(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, Stage]]:
+    """A stage of every kind, for a test that mostly waits and so plays on all of them at once."""
+    with contextlib.ExitStack() as open_ones:
+        yield {
+            kind: Stage(f"{request.node.name}[{kind}]", tmp_path / kind, open_ones.enter_context(deployments(kind)))
+            for kind in DEPLOYMENTS
+        }

@@ -11,10 +11,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fairlane.intervals import Intervals
+from tests.forks import Fork
 
 ROOT = Path(__file__).parent.parent.parent
 LEAST_SHOWN = 4_000
@@ -40,19 +41,14 @@ QUICK = Intervals(
 class Process:
     """One started process and its descendants."""
 
-    def __init__(self, name: str, command: list[str], environment: dict[str, str], output: Path) -> None:
+    def __init__(
+        self, name: str, program: Sequence[str], environment: dict[str, str], output: Path, *, fork: bool = True
+    ) -> None:
+        """`program` is a module and its arguments. Without `fork` it is an interpreter of its own from the start."""
         self.name = name
         self.output = output
-        with output.open("ab") as file:
-            self._popen = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        output.touch()
+        self._popen = (_fork if fork else _interpreter)(program, environment, output)
         self.pid = self._popen.pid
 
     @property
@@ -62,8 +58,7 @@ class Process:
 
     def family(self) -> list[int]:
         """Its descendants. They stay in its session when it dies, and so are found even then."""
-        everybody = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-        return [pid for pid in everybody if pid != self.pid and self.pid in (_session(pid), *_ancestors(pid))]
+        return descendants(self.pid)
 
     def stop(self) -> None:
         """Ask it to stop, as an operator does."""
@@ -81,13 +76,8 @@ class Process:
         """Let a paused one go on."""
         self._send(signal.SIGCONT)
 
-    def end_family(self) -> None:
-        """Leave nothing behind."""
-        family = self.family()
-        self.kill()
-        for pid in family:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    def wait(self) -> None:
+        """Wait until it has ended."""
         self._popen.wait()
 
     def cpu_seconds(self) -> float:
@@ -100,6 +90,23 @@ class Process:
             self._popen.send_signal(number)
 
 
+def _fork(program: Sequence[str], environment: dict[str, str], output: Path) -> Fork:
+    return Fork(program[0], program[1:], env=environment, output=output)
+
+
+def _interpreter(program: Sequence[str], environment: dict[str, str], output: Path) -> subprocess.Popen[bytes]:
+    with output.open("ab") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", *program],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
 class Fleet:
     """All processes of one deployment."""
 
@@ -110,9 +117,11 @@ class Fleet:
         self._environment |= {"FAIRLANE_URL": url, "LEDGER": str(ledger)}
         self._environment |= {f"FAIRLANE_{f.upper()}": str(getattr(intervals, f)) for f in intervals.__struct_fields__}
 
-    def worker(self, *options: str, name: str | None = None, env: Mapping[str, str] | None = None) -> Process:
+    def worker(
+        self, *options: str, name: str | None = None, env: Mapping[str, str] | None = None, fork: bool = True
+    ) -> Process:
         """Start ``fairlane worker`` with the application under test."""
-        return self._start(name, ["fairlane", "worker", "-A", "tests.e2e.tasks:app", *options], env)
+        return self._start(name, ["fairlane", "worker", "-A", "tests.e2e.tasks:app", *options], env, fork=fork)
 
     def manager(self, *, name: str | None = None, env: Mapping[str, str] | None = None) -> Process:
         """Start ``fairlane manager``."""
@@ -124,8 +133,7 @@ class Fleet:
 
     def close(self) -> None:
         """End every process that is left."""
-        for process in self._processes:
-            process.end_family()
+        end_families(self._processes)
 
     def reports(self) -> Iterator[str]:
         """The last words of every process."""
@@ -133,18 +141,45 @@ class Fleet:
             text = process.output.read_text(errors="replace")[-LEAST_SHOWN:]
             yield f"--- {process.name}, pid {process.pid}, ended {process.ended}\n{text}"
 
-    def _start(self, name: str | None, module: list[str], env: Mapping[str, str] | None) -> Process:
+    def _start(
+        self, name: str | None, program: list[str], env: Mapping[str, str] | None, *, fork: bool = True
+    ) -> Process:
         name = name or f"p{len(self._processes)}"
         environment = self._environment | {"E2E_PROCESS": name} | dict(env or {})
         output = self._directory / f"{len(self._processes)}-{name}.log"
-        process = Process(name, [sys.executable, "-m", *module], environment, output)
+        process = Process(name, program, environment, output, fork=fork)
         self._processes.append(process)
         return process
 
 
+def end_families(processes: Sequence[Process]) -> None:
+    """Leave nothing behind of processes and their descendants."""
+    families = descendants(*(process.pid for process in processes))
+    for process in processes:
+        process.kill()
+    for pid in families:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for process in processes:
+        process.wait()
+
+
 def is_within(pid: int, process: Process) -> bool:
     """Whether a process id is the process or a descendant of it."""
-    return process.pid in (pid, *_ancestors(pid))
+    try:
+        return process.pid in (pid, os.getsid(pid))
+    except ProcessLookupError:
+        return False  # it has just ended
+
+
+def descendants(*pids: int) -> list[int]:
+    """The descendants of some processes, dead or alive, each of which has begun a session of its own."""
+    numbers = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    everybody = {number: _kin(number) for number in numbers}
+    found = set(pids)
+    while more := {pid for pid, kin in everybody.items() if pid not in found and not found.isdisjoint(kin)}:
+        found |= more
+    return sorted(found.difference(pids))
 
 
 def alive(pid: int) -> bool:
@@ -155,22 +190,11 @@ def alive(pid: int) -> bool:
         return False
 
 
-def _ancestors(pid: int) -> Iterator[int]:
-    above = _parent(pid)
-    while above:
-        yield above
-        above = _parent(above)
-
-
-def _session(pid: int) -> int:
+def _kin(pid: int) -> tuple[int, int]:
+    """The parent of a process, and the first of its session."""
     try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return 0  # it has just ended
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123 - it is read hundreds of times
+            fields = file.read().rpartition(")")[2].split()
     except OSError:
-        return 0  # it has just ended
+        return 0, 0  # it has just ended
+    return int(fields[1]), int(fields[3])

@@ -13,7 +13,7 @@ from fairlane.task import PriorityWord
 
 from . import tasks
 from .ledger import Entry
-from .world import Stage, World
+from .world import Stage, World, play_on_all
 
 ORG = ("--pool", "org", "-c", "1", "--reserved", "high=0")
 
@@ -156,7 +156,7 @@ async def test_broadcast_generic_and_direct_work_reaches_whom_it_is_meant_for(st
         assert sorted(entry.worker for entry in copies()) == ["w0", "w1", "w2", "w3 again"]
         assert {await copy.state() for copy in (await sent.children()).values()} == {JobState.COMPLETED}
 
-    await stage.play(scenario, at_once=3)
+    await stage.play(scenario)
 
 
 async def test_affinity_load_and_slots_are_one_decision(stage: Stage) -> None:
@@ -196,10 +196,10 @@ async def test_affinity_load_and_slots_are_one_decision(stage: Stage) -> None:
         assert {entry.worker for entry in world.ledger.begins([low, high, *long])} == {"w1"}
         assert world.ledger.most_at_once(lambda e: e.worker == "w1" and e.priority == "low") == 2
 
-    await stage.play(scenario, at_once=3)
+    await stage.play(scenario)
 
 
-async def test_plans_of_a_killed_worker_move_to_another_one(stage: Stage) -> None:
+async def test_plans_of_a_killed_worker_move_to_another_one(stages: dict[str, Stage]) -> None:
     async def scenario(world: World) -> None:
         _, victim = await world.workers("w0", "w1", options=ORG)
         go = world.file("go")
@@ -218,4 +218,4 @@ async def test_plans_of_a_killed_worker_move_to_another_one(stage: Stage) -> Non
         rows = await world.client.bindings("org", "P")
         assert [(row.state, row.index) for row in rows] == [(BindingState.OPEN, 0), (BindingState.LOST, 1)]
 
-    await stage.play(scenario, times=3, at_once=3)
+    await play_on_all(stages, scenario, times=3)

@@ -17,8 +17,15 @@ PRUNING = Intervals(prune=2.0)
 MOST_MILLISECONDS = 5.0
 
 
-async def test_an_idle_worker_uses_no_processor_and_writes_nothing(stage: Stage) -> None:
+async def test_an_idle_worker_uses_no_processor_and_writes_nothing(stages: dict[str, Stage]) -> None:
     """Its heartbeat and, because it leads, its term are all that moves."""
+    async with asyncio.TaskGroup() as at_once:
+        for kind, stage in stages.items():
+            at_once.create_task(idles(kind, stage))
+
+
+async def idles(kind: str, stage: Stage) -> None:
+    """Watch an idle worker on one kind of store."""
     async with stage.world(intervals=PRUNING) as world:
         worker = world.fleet.worker()
         await world.ready(worker)
@@ -33,7 +40,7 @@ async def test_an_idle_worker_uses_no_processor_and_writes_nothing(stage: Stage)
         before, used, begun = world.deployment.contents(), worker.cpu_seconds(), time.monotonic()
         await asyncio.sleep(WATCHED)
         share = (worker.cpu_seconds() - used) / (time.monotonic() - begun)
-        figures.record("an idle worker", percent_of_a_core=round(100 * share, 2))
+        figures.record(f"an idle worker, {kind}", percent_of_a_core=round(100 * share, 2))
         assert world.deployment.contents() == before
         assert share < 0.01
 

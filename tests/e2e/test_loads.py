@@ -8,7 +8,7 @@ from fairlane.handle import Cancellation
 from fairlane.job import JobState, Reason
 
 from . import tasks
-from .world import Stage, World
+from .world import Stage, World, play_on_all
 
 OUTAGE = 5.0
 STREAM = 500
@@ -47,7 +47,7 @@ async def test_cancelled_and_expired_jobs_leave_the_load(stage: Stage) -> None:
     await stage.play(scenario)
 
 
-async def test_an_outage_during_a_stream_of_submissions_leaves_nothing_behind(stage: Stage) -> None:
+async def test_an_outage_during_a_stream_of_submissions_leaves_nothing_behind(stages: dict[str, Stage]) -> None:
     """A submission without an answer may be stored or not: it is repeated under its own id, and then there is one.
 
     Before that, the load counts exactly what is there, and nothing that was confirmed is missing.
@@ -93,4 +93,4 @@ async def test_an_outage_during_a_stream_of_submissions_leaves_nothing_behind(st
         assert (await world.counts()).pending == STREAM
         assert (await world.client.recount()).differences == ()
 
-    await stage.play(scenario)
+    await play_on_all(stages, scenario)

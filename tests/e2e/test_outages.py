@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fairlane.job import JobState
+from fairlane.job import Job, JobState
 from fairlane.session import SessionState
 from fairlane.task import Call
 
 from . import tasks
 from .ledger import most_at_once
-from .world import Stage, World
+from .world import Stage, World, play_on_all
 
 
-async def test_jobs_outlive_an_outage_that_is_longer_than_the_lease(stage: Stage) -> None:
+async def test_jobs_outlive_an_outage_that_is_longer_than_the_lease(stages: dict[str, Stage]) -> None:
     async def scenario(world: World) -> None:
         await world.workers("w0", "w1", options=("-c", "8"))
         calls: list[Call[Any]] = [tasks.rest_in_thread.call(2.0), *(tasks.sleep.call(0.5 * n) for n in range(1, 10))]
@@ -28,10 +28,10 @@ async def test_jobs_outlive_an_outage_that_is_longer_than_the_lease(stage: Stage
         assert SessionState.DEAD not in {session.state for session in await world.client.sessions()}
         assert (await world.client.recount()).differences == ()
 
-    await stage.play(scenario, times=3, at_once=3)
+    await play_on_all(stages, scenario, times=3)
 
 
-async def test_a_job_of_a_limited_lane_ends_before_another_could_be_given_its_place(stage: Stage) -> None:
+async def test_a_job_of_a_limited_lane_ends_before_another_could_be_given_its_place(stages: dict[str, Stage]) -> None:
     """Without contact its worker cannot know whether it still has the place, so the body is stopped in time."""
 
     async def scenario(world: World) -> None:
@@ -43,17 +43,27 @@ async def test_a_job_of_a_limited_lane_ends_before_another_could_be_given_its_pl
             await asyncio.sleep(1.5 * world.intervals.lease)
             assert [entry.event for entry in world.ledger.of(ids[0])] == ["begin", "cancelled"]
         await world.began(ids[0], times=2)
-        first = await world.client.job(ids[0])
-        assert (first.attempt, [attempt.outcome for attempt in first.attempts]) == (1, ["handed_back", None])
+
+        async def again() -> Job | None:
+            job = await world.client.job(ids[0])
+            return job if job.state is JobState.RUNNING else None
+
+        first = await world.until(again, "it runs again")
+        assert first is not None
+        # A worker whose own renewal was asked for during the outage distrusts the answer, and may hand back once more.
+        *before, now = [attempt.outcome for attempt in first.attempts]
+        assert (first.attempt, now) == (1, None)
+        assert before in (["handed_back"], ["handed_back"] * 2)
         await world.client.handle(ids[0]).cancel()
         await world.final(*ids)
-        assert [entry.job for entry in world.ledger.begins()] == [ids[0], ids[0], ids[1], ids[2]]
+        order = [entry.job for entry in world.ledger.begins()]
+        assert order in ([*ids[:1] * 2, *ids[1:]], [*ids[:1] * 3, *ids[1:]])
         assert most_at_once(world.ledger.entries()) == 1
 
-    await stage.play(scenario, times=3, at_once=3)
+    await play_on_all(stages, scenario, times=3)
 
 
-async def test_a_fleet_that_stood_still_as_a_whole_goes_on_where_it_was(stage: Stage) -> None:
+async def test_a_fleet_that_stood_still_as_a_whole_goes_on_where_it_was(stages: dict[str, Stage]) -> None:
     async def scenario(world: World) -> None:
         workers = await world.workers("w0", "w1", options=("-c", "8"))
         # The rescuer has been at work for long enough to trust itself.
@@ -70,4 +80,4 @@ async def test_a_fleet_that_stood_still_as_a_whole_goes_on_where_it_was(stage: S
         assert set(world.ledger.starts().values()) == {1}
         assert SessionState.DEAD not in {session.state for session in await world.client.sessions()}
 
-    await stage.play(scenario, times=3, at_once=3)
+    await play_on_all(stages, scenario, times=3)

@@ -14,7 +14,7 @@ from fairlane.task import PriorityWord
 
 from . import figures, tasks
 from .ledger import BEGIN, Entry, now
-from .world import Stage, World
+from .world import Stage, World, play_on_all
 
 THREE = ("-c", "3", "--reserved", "high=1")
 FLOOR = 10
@@ -62,7 +62,7 @@ async def test_an_urgent_job_starts_next_whatever_waits(stage: Stage) -> None:
         figures.record("an urgent job with a free slot", milliseconds=round(took * 1_000, 1))
         assert took < 0.2, "it waited for the end of another"
 
-    await stage.play(scenario, at_once=1)
+    await stage.play(scenario, at_once=2)
 
 
 async def test_a_job_without_a_priority_is_normal_and_an_unknown_one_is_refused(stage: Stage) -> None:
@@ -94,10 +94,10 @@ async def test_low_work_keeps_its_share_under_an_endless_stream_of_high_work(sta
         # Neither do they take more than that: high work is in front.
         assert share <= 2 * 150 // FLOOR
 
-    await stage.play(scenario, at_once=2)
+    await stage.play(scenario)
 
 
-async def test_one_worker_keeps_to_its_slots_and_reservation(stage: Stage) -> None:
+async def test_one_worker_keeps_to_its_slots_and_reservation(stages: dict[str, Stage]) -> None:
     async def scenario(world: World) -> None:
         await world.ready(world.fleet.worker(*THREE))
         low = await send(world, 5, 0.4, "low")
@@ -121,7 +121,7 @@ async def test_one_worker_keeps_to_its_slots_and_reservation(stage: Stage) -> No
         assert (max(starts) - min(starts)) / 1e9 < 0.3
         assert world.ledger.most_at_once(lambda e: e.job in high) == 3
 
-    await stage.play(scenario, at_once=3)
+    await play_on_all(stages, scenario)
 
 
 async def test_three_workers_keep_to_their_slots_and_reservations_together(stage: Stage) -> None:
@@ -138,7 +138,7 @@ async def test_three_workers_keep_to_their_slots_and_reservations_together(stage
             assert world.ledger.most_at_once(lambda e, w=worker: e.worker == w and below_high(e)) == 2  # type: ignore[misc]
         assert set(world.ledger.starts().values()) == {1}
 
-    await stage.play(scenario, at_once=2)
+    await stage.play(scenario)
 
 
 async def test_never_more_bodies_than_slots_with_random_work(stage: Stage) -> None:

@@ -84,14 +84,14 @@ async def test_a_second_signal_stops_at_once(stage: Stage) -> None:
 
 async def test_a_signal_at_any_moment_of_the_start_leaves_no_session_behind(stage: Stage) -> None:
     async with stage.world() as world:
-        worker = world.fleet.worker()
+        worker = world.fleet.worker(fork=False)
         begun = time.monotonic()
         await world.ready(worker)
         usual = time.monotonic() - begun
         worker.stop()
         workers = [worker]
         for number in range(12):
-            worker = world.fleet.worker()
+            worker = world.fleet.worker(fork=False)
             # From well before the session is there until a little after.
             await asyncio.sleep(usual * (0.7 + number / 20))
             worker.stop()

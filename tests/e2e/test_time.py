@@ -16,7 +16,7 @@ from . import figures, tasks
 from .fleet import QUICK, Process
 from .ledger import now
 from .passes import Passes
-from .world import Stage, World
+from .world import Stage, World, play_on_all
 
 SLACK = 1.0
 """Seconds that "within" allows on top."""
@@ -58,9 +58,9 @@ async def test_three_schedulers_without_a_leader_promote_each_job_once(stage: St
     """Passes are made without a term, as three leaders at once would: what is promoted is counted by each of them."""
 
     async def scenario(world: World) -> None:
-        calls = [tasks.noop.options(delay=1.5).call() for _ in range(1_000)]
+        calls = [tasks.noop.options(delay=0.3).call() for _ in range(1_000)]
         await world.client.enqueue_many(calls)
-        due = time.monotonic() + 1.6
+        due = time.monotonic() + 0.4
         go = world.file("go")
         answers = [world.file(f"answer-{n}") for n in range(3)]
         schedulers = [world.fleet.program("tests.e2e.passes", str(go), str(a)) for a in answers]
@@ -80,10 +80,12 @@ async def test_three_schedulers_without_a_leader_promote_each_job_once(stage: St
         await world.until(done, "all jobs have run")
         assert world.ledger.starts() == {call.job.id: 1 for call in calls}
 
-    await stage.play(scenario, at_once=1)
+    await stage.play(scenario, at_once=2)
 
 
-async def test_a_new_leader_follows_a_killed_one_and_takes_over_at_once_from_one_that_stops(stage: Stage) -> None:
+async def test_a_new_leader_follows_a_killed_one_and_takes_over_at_once_from_one_that_stops(
+    stages: dict[str, Stage],
+) -> None:
     async def scenario(world: World) -> None:
         managers = [world.fleet.manager(name=f"m{n}") for n in range(3)]
         worker = world.fleet.worker("--no-manager")
@@ -118,16 +120,16 @@ async def test_a_new_leader_follows_a_killed_one_and_takes_over_at_once_from_one
         assert all(a.number <= b.number for a, b in pairwise(terms)), "an old term came back"
         assert len({(term.number, term.session) for term in terms}) == len({term.number for term in terms})
 
-    await stage.play(scenario, at_once=2)
+    await play_on_all(stages, scenario)
 
 
 async def test_a_backlog_of_due_jobs_does_not_hold_up_an_urgent_one(stage: Stage) -> None:
     """All of the backlog is overdue before there is anybody to promote it."""
 
     async def scenario(world: World) -> None:
-        await world.client.enqueue_many([tasks.noop.options(delay=1.0, priority="low").call() for _ in range(BACKLOG)])
+        await world.client.enqueue_many([tasks.noop.options(delay=0.1, priority="low").call() for _ in range(BACKLOG)])
         await world.client.pause("default")
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.2)
         urgent = await world.send(tasks.noop.options(delay=0.01, priority="high").call())
         worker = world.fleet.worker("-c", "2")
 
@@ -155,7 +157,7 @@ async def test_a_backlog_of_due_jobs_does_not_hold_up_an_urgent_one(stage: Stage
         assert world.ledger.begins()[0].job == urgent.id
         worker.kill()
 
-    await stage.play(scenario, at_once=1, intervals=RARE)
+    await stage.play(scenario, at_once=2, intervals=RARE)
 
 
 async def leader(world: World, after: Term | None = None) -> Term:

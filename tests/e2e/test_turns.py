@@ -15,13 +15,15 @@ from fairlane.turn import Turn
 
 from . import figures
 from .ledger import BEGIN, END, Entry, append, most_at_once, now
-from .world import Stage, World
+from .world import Stage, World, play_on_all
 
 GAP = 0.2
 
 
-async def hold(world: World, turn: Turn, seconds: float, name: str | None = None) -> None:
-    """Wait for a turn, hold it for some seconds, and write both into the ledger."""
+async def hold(
+    world: World, turn: Turn, seconds: float, name: str | None = None, until: asyncio.Event | None = None
+) -> None:
+    """Wait for a turn, hold it for some seconds, or until an event, and write both into the ledger."""
     async with turn:
         for event in (BEGIN, END):
             entry = Entry(
@@ -37,7 +39,7 @@ async def hold(world: World, turn: Turn, seconds: float, name: str | None = None
             )
             append(world.ledger.path, entry)
             if event == BEGIN:
-                await asyncio.sleep(seconds)
+                await (asyncio.sleep(seconds) if until is None else until.wait())
 
 
 async def in_line(world: World, turn: Turn) -> None:
@@ -58,10 +60,13 @@ async def test_turns_of_a_lane_are_granted_strictly_in_order_of_arrival(stage: S
 
         turns = {name: turn(name) for name in "ABCD"}
         takers = []
+        # The first one ends when it is told to, so that the places are read while nothing moves.
+        go = asyncio.Event()
         for name, one in turns.items():
-            takers.append(asyncio.ensure_future(hold(world, one, 0.4, name)))
+            takers.append(asyncio.ensure_future(hold(world, one, 0.4, name, go if name == "A" else None)))
             await (world.began(name) if name == "A" else in_line(world, one))
         assert [await world.place(turns[name].id) for name in "ABCD"] == [None, 1, 2, 3]
+        go.set()
         await asyncio.gather(*takers)
         assert [entry.job for entry in world.ledger.begins()] == list("ABCD")
         assert world.ledger.most_at_once() == 1
@@ -73,10 +78,10 @@ async def test_turns_of_a_lane_are_granted_strictly_in_order_of_arrival(stage: S
         assert max(gaps) < GAP
         assert await world.place(turns["A"].id) is None
 
-    await stage.play(scenario, at_once=2)
+    await stage.play(scenario)
 
 
-async def test_lanes_of_turns_are_independent_of_each_other(stage: Stage) -> None:
+async def test_lanes_of_turns_are_independent_of_each_other(stages: dict[str, Stage]) -> None:
     async def scenario(world: World) -> None:
         begun = now()
         turns = {lane: [world.app.turn(lane, queue="models") for _ in range(5)] for lane in ("flux", "sdxl")}
@@ -87,7 +92,7 @@ async def test_lanes_of_turns_are_independent_of_each_other(stage: Stage) -> Non
             assert 2.0 <= (mine[-1].at - begun) / 1e9 <= 2.0 + 1.0
         assert world.ledger.most_at_once() == 2
 
-    await stage.play(scenario, at_once=3)
+    await play_on_all(stages, scenario)
 
 
 async def test_a_lane_of_turns_goes_on_after_failures_cancels_and_refusals(stage: Stage) -> None:
@@ -130,7 +135,7 @@ async def test_a_lane_of_turns_goes_on_after_failures_cancels_and_refusals(stage
     await stage.play(scenario)
 
 
-async def test_a_lane_of_turns_goes_on_when_a_holder_is_killed(stage: Stage) -> None:
+async def test_a_lane_of_turns_goes_on_when_a_holder_is_killed(stages: dict[str, Stage]) -> None:
     """A turn is its caller's own code, so it is not run again: the place goes to the next in line."""
 
     async def scenario(world: World) -> None:
@@ -158,4 +163,4 @@ async def test_a_lane_of_turns_goes_on_when_a_holder_is_killed(stage: Stage) -> 
         assert (first.state, first.reason) == (JobState.CANCELLED, Reason.WAITER_GONE)
         assert most_at_once(entry for entry in world.ledger.entries() if entry.worker != "holder") == 1
 
-    await stage.play(scenario, at_once=2)
+    await play_on_all(stages, scenario)

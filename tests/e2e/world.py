@@ -219,4 +219,13 @@ class Stage:
         outcomes = await asyncio.gather(*(once(number) for number in range(times)), return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
         if failures:
-            raise ExceptionGroup(f"{len(failures)} of {times} repetitions failed", failures)
+            raise ExceptionGroup(f"{self._name}: {len(failures)} of {times} repetitions failed", failures)
+
+
+async def play_on_all(
+    stages: dict[str, Stage], scenario: Scenario, *, times: int = 5, intervals: Intervals = QUICK
+) -> None:
+    """Play a scenario several times on every stage, all at once; all of them must hold."""
+    async with asyncio.TaskGroup() as at_once:
+        for stage in stages.values():
+            at_once.create_task(stage.play(scenario, times=times, at_once=times, intervals=intervals))

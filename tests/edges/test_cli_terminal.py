@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from tests.edges.project import Project
+from tests.interrupts import interruptible
 
 
 class Terminal:
@@ -19,14 +20,15 @@ class Terminal:
         self.before = termios.tcgetattr(follower)
         environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
         self._follower = follower
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "fairlane", *args],
-            cwd=project.path,
-            stdin=follower,
-            stdout=follower,
-            stderr=follower,
-            env=environ,
-        )
+        with interruptible():
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "fairlane", *args],
+                cwd=project.path,
+                stdin=follower,
+                stdout=follower,
+                stderr=follower,
+                env=environ,
+            )
         os.set_blocking(self._leader, False)
         self.shown = ""
 

@@ -1,14 +1,19 @@
 """The demo: it plays, tells measured numbers, and leaves nothing behind."""
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.interrupts import interruptible
 
 DEMO = [sys.executable, "-m", "fairlane", "demo"]
 
@@ -17,6 +22,17 @@ DEMO = [sys.executable, "-m", "fairlane", "demo"]
 def place(tmp_path: Path) -> dict[str, str]:
     """An environment whose temporary files are the demo's alone."""
     return {**os.environ, "TMPDIR": str(tmp_path)}
+
+
+@contextlib.contextmanager
+def started(**options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A demo that has ended at the end of the block, also when the test fails in it."""
+    with subprocess.Popen(DEMO, stdout=subprocess.PIPE, text=True, **options) as demo:
+        try:
+            yield demo
+        finally:
+            if demo.poll() is None:
+                demo.kill()
 
 
 def _workers_of(directory: str) -> list[int]:
@@ -60,24 +76,24 @@ def test_it_ends_after_the_given_seconds(place: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_clears_everything_away_when_it_is_ended(place: dict[str, str], number: int) -> None:
-    demo = subprocess.Popen(DEMO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=place)
-    assert demo.stdout is not None
-    assert "Starting" in demo.stdout.readline()
-    assert "Ann" in demo.stdout.readline()
-    demo.send_signal(number)
-    _, error = demo.communicate(timeout=60)
-    assert (demo.returncode, error) == (0, "")
+    with interruptible(), started(stderr=subprocess.PIPE, env=place) as demo:
+        assert demo.stdout is not None
+        assert "Starting" in demo.stdout.readline()
+        assert "Ann" in demo.stdout.readline()
+        demo.send_signal(number)
+        _, error = demo.communicate(timeout=60)
+        assert (demo.returncode, error) == (0, "")
     assert _nothing_is_left(place["TMPDIR"])
 
 
 def test_its_workers_end_even_when_it_is_killed(place: dict[str, str]) -> None:
-    demo = subprocess.Popen(DEMO, stdout=subprocess.PIPE, text=True, env=place)
-    assert demo.stdout is not None
-    while "Bob" not in demo.stdout.readline():
-        assert demo.poll() is None
-    assert _workers_of(place["TMPDIR"])
-    demo.kill()
-    demo.communicate(timeout=60)
+    with started(env=place) as demo:
+        assert demo.stdout is not None
+        while "Bob" not in demo.stdout.readline():
+            assert demo.poll() is None
+        assert _workers_of(place["TMPDIR"])
+        demo.kill()
+        demo.communicate(timeout=60)
     until = time.monotonic() + 60
     while _workers_of(place["TMPDIR"]):
         assert time.monotonic() < until, "workers were left behind"

@@ -62,7 +62,7 @@ BEGIN
         -- In an ordered lane every rank is 0, so the first bound counts all.
         SELECT 1 FROM unnest(p_bounds) WITH ORDINALITY b (arrival, class)
         CROSS JOIN LATERAL (SELECT 1 FROM fairlane.live x WHERE x.lane = l.lane AND x.lane IS NOT NULL AND NOT x.granted
-            AND x.rank = b.class - 1 AND x.arrival < b.arrival AND x.state = 2 LIMIT p_exact) w
+            AND x.rank = b.class - 1 AND x.arrival < b.arrival AND x.state < 3 LIMIT p_exact) w
         WHERE b.class = 1 OR NOT p_ordered
         UNION ALL
         SELECT 1 FROM unnest(p_bounds) WITH ORDINALITY b (arrival, class)

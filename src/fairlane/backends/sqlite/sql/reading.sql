@@ -24,7 +24,7 @@ SELECT count(*) FROM (SELECT 1 FROM fairlane_live WHERE flow = ? AND arrival < ?
 
 -- name: place_waiting
 -- Jobs of a limited lane without a place: by rank, those before an arrival.
-SELECT count(*) FROM (SELECT 1 FROM fairlane_live WHERE lane = ? AND granted = 0 AND rank = ? AND arrival < ? AND state = 2 LIMIT ?)
+SELECT count(*) FROM (SELECT 1 FROM fairlane_live WHERE lane = ? AND granted = 0 AND rank = ? AND arrival < ? AND state < 3 LIMIT ?)
 
 -- name: place_holding
 -- Jobs of a limited lane that hold a place behind a gate, or until their retry.
