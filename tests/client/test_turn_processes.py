@@ -53,6 +53,7 @@ async def _freeze(process: asyncio.subprocess.Process, app: Fairlane) -> None:
         lambda: process.send_signal(signal.SIGSTOP),
         lambda: process.send_signal(signal.SIGCONT),
         await app.connection.store(),
+        process.pid,
     )
 
 

@@ -122,7 +122,7 @@ async def test_a_worker_that_stood_still_past_its_lease_is_refused(stage: Stage)
         # It holds the loop, so that nothing can stop it before it has ended.
         late = await world.send(tasks.compute.call(1.0))
         await world.began(late.id)
-        await freeze(first.pause, first.proceed, await world.app.connection.store())
+        await freeze(first.pause, first.proceed, await world.app.connection.store(), first.pid)
         await world.ready(world.fleet.worker("--index", "1", name="second"))
         await world.began(held.id, late.id, times=2)
         first.proceed()

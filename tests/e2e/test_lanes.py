@@ -62,7 +62,7 @@ async def test_lanes_are_independent_of_each_other(stage: Stage) -> None:
             assert 2.0 <= (ended - begun) / 1e9 <= 2.0 + 1.0
         assert world.ledger.most_at_once() == 2
 
-    await stage.play(scenario)
+    await stage.play(scenario, at_once=3)
 
 
 async def test_a_lane_goes_on_after_failures_cancels_and_refusals(stages: dict[str, Stage]) -> None:

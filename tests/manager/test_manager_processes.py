@@ -106,7 +106,12 @@ async def test_a_leader_that_stood_still_finds_itself_replaced_and_steps_down(
         first = await start("first")
         await hears(first, "leads")
         second = await start("second")
-        await freeze(lambda: first.send_signal(signal.SIGSTOP), lambda: first.send_signal(signal.SIGCONT), live_store)
+        await freeze(
+            lambda: first.send_signal(signal.SIGSTOP),
+            lambda: first.send_signal(signal.SIGCONT),
+            live_store,
+            first.pid,
+        )
         try:
             await hears(second, "leads")
         finally:
