@@ -68,6 +68,25 @@ async def test_what_a_sender_left_unadmitted_when_it_died_is_admitted_by_the_nex
     assert (await kit.store.recount()).differences == ()
 
 
+async def test_what_is_admitted_beside_what_was_claimable_already_counts_once(
+    kit: Kit, other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def dies(*_: object) -> None:
+        return None
+
+    worker = await kit.worker()
+    for priority in Priority:
+        await kit.enqueue(id=f"known-{priority.name}", priority=priority)
+    monkeypatch.setattr(kit.store, "_admit", dies)
+    async with other.transaction():
+        await other.execute("SELECT fairlane.lock_alone()")
+        await kit.enqueue(id="left")
+
+    assert set(await worker.claim_ids(10)) == {"left", "known-HIGH", "known-NORMAL", "known-LOW"}
+
+    assert (await kit.store.recount()).differences == ()
+
+
 async def test_cancelling_what_others_finish_neither_tangles_nor_fails(kit: Kit, other: Any) -> None:
     workers = [await kit.worker(slots=50) for _ in range(2)]
     ids = [f"job-{n}" for n in range(400)]

@@ -310,10 +310,12 @@ BEGIN
     IF v_queues IS NULL THEN
         SELECT x.claim INTO h FROM fairlane.load x WHERE x.session >= s.seq AND x.session <= s.seq ORDER BY x.session DESC LIMIT 1;
     ELSE
+        v_locked := v_queues;
         IF cardinality(v_queues) = 1 THEN
             PERFORM pg_advisory_xact_lock(fairlane.space(), v_queues[1]);
         ELSE
-            PERFORM fairlane.lock_some(NULL, v_queues);
+            v_locked := ARRAY(SELECT DISTINCT g FROM unnest(v_queues) g);
+            PERFORM fairlane.lock_some(NULL, v_locked);
         END IF;
         SELECT x.claim, x.running_high, x.running_normal, x.running_low, x.ctid AS place INTO h FROM fairlane.load x
         WHERE x.session >= s.seq AND x.session <= s.seq ORDER BY x.session DESC LIMIT 1 FOR UPDATE;
@@ -330,9 +332,8 @@ BEGIN
     m.now := coalesce(p_now, extract(epoch FROM clock_timestamp()));
     m.lease := coalesce(p_lease, m.now);
     IF array_position(v_domains, NULL) IS NOT NULL THEN
-        PERFORM fairlane.admit_arriving(v_queues, 1000, m);
+        PERFORM fairlane.admit_arriving(v_locked, 1000, m);
         -- Perhaps there are others now; those whose queues are not locked come next time.
-        v_locked := v_queues;
         r := fairlane.sources(p_queues, v_inbox);
         v_domains := r.domains;
         v_queues := r.queues;
@@ -346,8 +347,7 @@ BEGIN
         c := p_classes[i];
         v_at := '{}';
         FOR k IN 1 .. coalesce(cardinality(v_domains), 0) LOOP
-            IF v_kinds[k] = c AND v_names[k] IS NOT DISTINCT FROM p_queues[i]
-                AND (v_locked IS NULL OR v_queues[k] = ANY (v_locked)) THEN
+            IF v_kinds[k] = c AND v_names[k] IS NOT DISTINCT FROM p_queues[i] AND v_queues[k] = ANY (v_locked) THEN
                 v_at := v_at || k;
             END IF;
         END LOOP;

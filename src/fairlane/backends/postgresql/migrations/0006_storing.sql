@@ -1,5 +1,117 @@
--- Jobs of every kind, one by one: turns, broadcasts, sticky and direct ones, those with a unique value or of a schedule.
+-- What follows the identity of new jobs: their live rows, together where they are alike and one by one where they are not.
 
+-- The live rows of new jobs that are due, of one queue and class: the arrays of the call are used as they are. Their arrivals
+-- lie side by side.
+CREATE FUNCTION fairlane.store_alike(p_seqs bigint[], p_queue integer, p_class integer, p_lanes text[], p_costs double precision[],
+    p_expires double precision[], m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    d fairlane.domain := fairlane.domain_for(p_queue, p_class, '');
+    v_first bigint := nextval('fairlane.arrival');
+    v_flows bigint[];
+    v_heads bigint[];
+BEGIN
+    IF p_lanes IS NULL THEN
+        v_flows := fairlane.flows_of(d, ARRAY['']);
+        v_heads := ARRAY[v_first];
+        INSERT INTO fairlane.live (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
+        SELECT p_seqs[g.i], p_queue, p_class, coalesce(p_costs[g.i], 1.0), 2, v_first + g.i - 1, v_flows[1], true, m.now + p_expires[g.i]
+        FROM generate_series(1, cardinality(p_seqs)) g(i);
+    ELSE
+        v_flows := fairlane.flows_of(d, p_lanes);
+        INSERT INTO fairlane.live (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
+        SELECT p_seqs[g.i], p_queue, p_class, coalesce(p_costs[g.i], 1.0), 2, v_first + g.i - 1, v_flows[g.i], true, m.now + p_expires[g.i]
+        FROM generate_series(1, cardinality(p_seqs)) g(i);
+        SELECT array_agg(x.flow ORDER BY x.flow), array_agg(x.head ORDER BY x.flow) INTO v_flows, v_heads FROM (
+            SELECT g.flow, min(v_first + g.i - 1) AS head FROM unnest(v_flows) WITH ORDINALITY g(flow, i) GROUP BY g.flow) x;
+    END IF;
+    PERFORM fairlane.raise_heads(d, v_flows, v_heads);
+    INSERT INTO fairlane.tally (queue, class, pending) VALUES (p_queue, p_class, cardinality(p_seqs));
+END $$;
+
+-- The live rows of new plain jobs, as they come. Not admitted: the next claim or the granter does it.
+CREATE FUNCTION fairlane.store_plain(p_seqs bigint[], p_admit boolean, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO fairlane.live (seq, queue, class, cost, state, gate, due, expires_at)
+    -- Due now is no time at all: the clock of whoever admits it may have been read a moment before.
+    SELECT j.seq, j.queue, j.class, j.cost, 0, 3, coalesce(j.run_at, m.now + nullif(j.delay, 0)), m.now + j.expires
+    FROM unnest(p_seqs) g CROSS JOIN LATERAL (SELECT y.* FROM fairlane.job y WHERE y.seq = g OFFSET 0) j;
+    IF p_admit THEN
+        PERFORM fairlane.let_in(p_seqs, m);
+    ELSE
+        PERFORM fairlane.tell('queue:' || q.name) FROM fairlane.queue q WHERE q.id = ANY (ARRAY(
+            SELECT DISTINCT l.queue FROM fairlane.live l WHERE l.seq = ANY (p_seqs)));
+    END IF;
+END $$;
+
+CREATE FUNCTION fairlane.is_counted(q fairlane.queue) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN (SELECT q.max_pending IS NOT NULL
+        OR (q.ruled AND EXISTS (SELECT 1 FROM fairlane.rule r WHERE r.queue = q.id AND r.max_pending IS NOT NULL)));
+END $$;
+
+CREATE FUNCTION fairlane.is_limited(q fairlane.queue, p_lanes text[]) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN (SELECT EXISTS (SELECT 1 FROM fairlane.rule r WHERE r.queue = q.id AND r.places IS NOT NULL)
+        AND EXISTS (SELECT 1 FROM (SELECT DISTINCT g FROM unnest(p_lanes) g WHERE g IS NOT NULL) x
+                    WHERE (fairlane.terms(q.id, x.g)).places IS NOT NULL));
+END $$;
+
+-- The same one by one, for lanes with a limit and for queues and lanes that bound what waits.
+CREATE FUNCTION fairlane.store_counted(p_seqs bigint[], p_count boolean, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_seq bigint;
+    q fairlane.queue;
+    j fairlane.job;
+    l fairlane.live;
+BEGIN
+    FOREACH v_seq IN ARRAY p_seqs LOOP
+        SELECT * INTO j FROM fairlane.job x WHERE x.seq = v_seq;
+        IF q.id IS DISTINCT FROM j.queue THEN
+            SELECT * INTO q FROM fairlane.queue x WHERE x.id = j.queue;
+        END IF;
+        IF p_count THEN
+            PERFORM fairlane.check_room(q, j.lane, j.class);
+        END IF;
+        l := fairlane.new_live(j, m);
+        PERFORM fairlane.tally_move(l.queue, l.class, NULL, l.state);
+        IF l.state = 2 THEN
+            l := fairlane.arrive(l, m);
+        END IF;
+        INSERT INTO fairlane.live SELECT l.*;
+    END LOOP;
+END $$;
+
+-- The live row of a job that was stored just now, scheduled or pending.
+CREATE FUNCTION fairlane.new_live(j fairlane.job, m fairlane.moment) RETURNS fairlane.live LANGUAGE plpgsql AS $$
+DECLARE
+    l fairlane.live;
+    v_due double precision := coalesce(j.run_at, m.now + coalesce(j.delay, 0));
+BEGIN
+    l.seq := j.seq;
+    l.queue := j.queue;
+    l.class := j.class;
+    l.kind := j.kind;
+    l.cost := j.cost;
+    l.state := CASE WHEN v_due > m.now THEN 1 ELSE 2 END;
+    l.due := CASE WHEN v_due > m.now THEN v_due END;
+    l.expires_at := m.now + j.expires;
+    l.inbox := '';
+    l.gate := 0;
+    l.rank := 0;
+    l.fence := 0;
+    l.attempt := 0;
+    l.crashes := 0;
+    l.refused := 0;
+    l.paid := 0;
+    l.granted := false;
+    l.suspect := false;
+    l.cancel := false;
+    -- Its end concerns nobody but its lane, so that many can be ended at once.
+    l.plain := j.kind = 0 AND j.sticky IS NULL AND j.uniq IS NULL AND j.parent IS NULL;
+    RETURN l;
+END $$;
+
+-- Jobs of every kind, one by one: turns, broadcasts, sticky and direct ones, those with a unique value or of a schedule.
 CREATE FUNCTION fairlane.enqueue_any(p_ids text[], p_tasks text[], p_queues text[], p_payloads bytea[], p_lanes text[],
     p_classes smallint[], p_costs double precision[], p_delays double precision[], p_run_ats double precision[],
     p_expires double precision[], p_retries integer[], p_backoffs bytea[], p_timeouts double precision[], p_pools text[],
