@@ -54,6 +54,12 @@ BEGIN
             EXECUTE 'DELETE FROM ' || t;
         END IF;
     END LOOP;
+    -- A test that failed may have left tables of its own.
+    FOR t IN {found} LOOP
+        IF t <> ALL (ARRAY[{tables}]::text[]) THEN
+            EXECUTE 'DROP TABLE ' || t || ' CASCADE';
+        END IF;
+    END LOOP;
 END $$;
 """
 
@@ -187,7 +193,7 @@ class Template:
                         self._seeds[table] = seed
             sequences = [name for (name,) in connection.execute(SEQUENCES)]
             states = [connection.execute(f"SELECT last_value, is_called FROM {s}").fetchone() for s in sequences]
-        script = EMPTY.format(tables=", ".join(f"'{table}'" for table in tables), large=LARGE)
+        script = EMPTY.format(tables=", ".join(f"'{table}'" for table in tables), found=TABLES, large=LARGE)
         resets = (
             f"SELECT setval('{sequence}', {state[0]}, {state[1]});"
             for sequence, state in zip(sequences, states, strict=True)
