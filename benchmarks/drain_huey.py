@@ -20,7 +20,7 @@ def main(path: str, jobs: int, synchronous: str) -> None:
     huey = SqliteHuey("bench", filename=path, fsync=synchronous == "full", results=True)
     done = 0
 
-    @huey.task()  # type: ignore[untyped-decorator]
+    @huey.task()  # type: ignore[untyped-decorator]  # huey has no types
     def noop() -> int:
         nonlocal done
         done += 1

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from fairlane.backends.sqlite.store import SqliteStore
 from fairlane.errors import IndexTaken, InvalidInput, NotFound, Stale
@@ -108,11 +109,11 @@ class Actor:
 
     # -- jobs ------------------------------------------------------------------------------------------------
 
-    def new(self, **fields: object) -> NewJob:
+    def new(self, **fields: Any) -> NewJob:
         """A job under an id of its own."""
         self.made += 1
         fields = {"task": "task", "queue": self.rng.choice(QUEUES), **fields}
-        return NewJob(id=f"{self.name}-{self.made}", **fields)  # type: ignore[arg-type]  # a mix of any fields
+        return NewJob(id=f"{self.name}-{self.made}", **fields)
 
     def some_job(self) -> NewJob:
         """A job with a few of all the fields there are."""

@@ -13,10 +13,11 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from itertools import count
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from fairlane.backends.sqlite.database import path_of
 from fairlane.backends.sqlite.store import SqliteStore
@@ -59,7 +60,7 @@ async def come_and_go(url: str, folder: Path, number: int, seed: int) -> None:
         await store.close()
 
 
-ROLES: dict[str, Callable[[str, Path, int, int], Awaitable[None]]] = {"start": use, "open": come_and_go}
+ROLES: dict[str, Callable[[str, Path, int, int], Coroutine[Any, Any, None]]] = {"start": use, "open": come_and_go}
 
 
 def fork(role: str, url: str, folder: Path, number: int, seed: int) -> int:
@@ -69,7 +70,7 @@ def fork(role: str, url: str, folder: Path, number: int, seed: int) -> int:
         return pid
     try:
         os.close(0)
-        asyncio.run(ROLES[role](url, folder, number, seed))  # type: ignore[arg-type]  # they are coroutines
+        asyncio.run(ROLES[role](url, folder, number, seed))
     except BaseException:
         traceback.print_exc()
         say("failed", number)

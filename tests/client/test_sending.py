@@ -55,9 +55,9 @@ async def test_an_enqueue_may_be_awaited_gathered_or_made_a_task(
 
 async def test_bad_arguments_are_refused_where_they_are_written(app: Fairlane, greet: Task[[str], str]) -> None:
     with pytest.raises(InvalidInput, match="name"):
-        greet.enqueue(7)  # type: ignore[arg-type]
+        greet.enqueue(7)  # type: ignore[arg-type]  # the mistake
     with pytest.raises(TypeError, match="missing"):
-        greet.enqueue()  # type: ignore[call-arg]
+        greet.enqueue()  # type: ignore[call-arg]  # the mistake
     with pytest.raises(InvalidInput, match="lane"):
         greet.enqueue("")
     assert (await app.client.find()).jobs == ()

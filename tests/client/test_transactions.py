@@ -132,7 +132,7 @@ async def test_a_store_without_transactions_says_who_has_them(
 async def test_only_calls_can_be_stored(app: Fairlane, ledger: Ledger) -> None:
     connection = await ledger.begin()
     with pytest.raises(InvalidInput, match=r"render\.call"):
-        await app.enqueue_on(connection, task_of(app, ledger))  # type: ignore[arg-type]
+        await app.enqueue_on(connection, task_of(app, ledger))  # type: ignore[arg-type]  # the mistake: no call
     await ledger.end(connection, commit=False)
 
 

@@ -12,7 +12,6 @@ import pytest
 from fairlane import Fairlane, Intervals, Settings, StoreError, StoreUnavailable
 from fairlane.handle import Handle
 from fairlane.job import Job
-from fairlane.store import Store
 from fairlane.watching import _watching
 
 from .conftest import eventually, kit_of
@@ -29,13 +28,13 @@ async def _sent(app: Fairlane, count: int) -> list[Handle[int]]:
 class Reads:
     """Counts the reads of a store, and makes them fail on demand."""
 
-    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[int] = []
         self.error: Exception | None = None
         self.begun = asyncio.Event()
         self.failed = asyncio.Event()
-        self._get = store.inner.get  # type: ignore[attr-defined]
-        monkeypatch.setattr(store.inner, "get", self.get)  # type: ignore[attr-defined]
+        self._get = store.inner.get
+        monkeypatch.setattr(store.inner, "get", self.get)
 
     async def get(self, ids: Sequence[str]) -> list[Job | None]:
         self.calls.append(len(ids))

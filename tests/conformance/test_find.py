@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fairlane.clock import ManualClock
@@ -171,8 +173,9 @@ async def test_the_worker_of_a_job_is_known_however_long_ago_its_session_ended(
 @pytest.mark.parametrize("value", IMPOSSIBLE, ids=ascii)
 @pytest.mark.parametrize("field", ["queue", "task", "sticky", "worker", "error_group"])
 def test_what_no_job_can_have_is_refused_as_a_filter(field: str, value: str) -> None:
+    given: dict[str, Any] = {field: value}
     with pytest.raises(InvalidInput) as refused:
-        Filter(**{field: value})  # type: ignore[arg-type]
+        Filter(**given)
     assert refused.value.field == field
 
 

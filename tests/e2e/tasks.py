@@ -171,7 +171,7 @@ async def hold(path: str) -> None:
 
 async def appears(path: Path) -> None:
     """Wait for a file."""
-    while not path.exists():  # noqa: ASYNC240
+    while not path.exists():  # noqa: ASYNC240 - a look at a file in memory
         await asyncio.sleep(LOOK)
 
 

@@ -13,7 +13,7 @@ from fairlane.job import Priority
 from fairlane.task import PriorityWord
 
 from . import figures, tasks
-from .ledger import BEGIN, Entry, now
+from .ledger import BEGIN, Entry, most_at_once, now
 from .world import Stage, World, play_on_all
 
 THREE = ("-c", "3", "--reserved", "high=1")
@@ -70,7 +70,7 @@ async def test_a_job_without_a_priority_is_normal_and_an_unknown_one_is_refused(
         plain = await world.send(tasks.noop.call())
         assert (await plain.job()).priority is Priority.NORMAL
         with pytest.raises(InvalidInput, match="priority"):
-            tasks.noop.options(priority="urgent")  # type: ignore[arg-type]
+            tasks.noop.options(priority="urgent")  # type: ignore[arg-type]  # the mistake
         low, high = (await send(world, 1, 0.0, "low"))[0], (await send(world, 1, 0.0, "high"))[0]
         await world.ready(world.fleet.worker("-c", "1"))
         await world.final(plain.id, low, high)
@@ -134,8 +134,9 @@ async def test_three_workers_keep_to_their_slots_and_reservations_together(stage
         assert world.ledger.most_at_once(lambda e: e.priority == "low") == 6
         assert world.ledger.most_at_once() == 9
         for worker in ("w0", "w1", "w2"):
-            assert world.ledger.most_at_once(lambda e, w=worker: e.worker == w) == 3  # type: ignore[misc]
-            assert world.ledger.most_at_once(lambda e, w=worker: e.worker == w and below_high(e)) == 2  # type: ignore[misc]
+            own = [entry for entry in world.ledger.entries() if entry.worker == worker]
+            assert most_at_once(own) == 3
+            assert most_at_once(filter(below_high, own)) == 2
         assert set(world.ledger.starts().values()) == {1}
 
     await stage.play(scenario)

@@ -175,7 +175,7 @@ class World:
 @contextlib.asynccontextmanager
 async def open_world(directory: Path, make: MakeDeployment, intervals: Intervals) -> AsyncIterator[World]:
     """A system without any process; whatever is started in it is ended with it."""
-    directory.mkdir(parents=True)  # noqa: ASYNC240
+    directory.mkdir(parents=True)  # noqa: ASYNC240 - nothing else runs yet
     deployment = make(directory)
     app = Fairlane(deployment.url)
     tasks.declare(app)

@@ -119,7 +119,7 @@ async def test_what_a_body_asks_for_is_not_raised_but_what_no_body_raised_is(app
     with pytest.raises(JobFailed, match="timeout"):
         await lab.drain(errors="raise")
     with pytest.raises(InvalidInput, match="errors"):
-        await lab.drain(errors="ignore")  # type: ignore[arg-type]
+        await lab.drain(errors="ignore")  # type: ignore[arg-type]  # the mistake
 
 
 async def test_a_body_that_enqueues_for_ever_is_stopped_with_advice(app: Fairlane, lab: Lab) -> None:

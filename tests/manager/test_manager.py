@@ -11,7 +11,7 @@ from fairlane.backends import open_store
 from fairlane.ids import new_id
 from fairlane.intervals import Intervals
 from fairlane.job import JobState, NewJob
-from fairlane.manager.manager import Manager
+from fairlane.manager.manager import Manager, OnChange
 from fairlane.schedule import Schedule, Timetable, template_of
 from fairlane.session import Claim, NewSession, SessionKind
 from fairlane.slots import Ask, Slots
@@ -199,11 +199,15 @@ async def test_a_listener_that_fails_does_not_stop_the_manager(live_store: Store
         assert not task.done()
 
 
+def _setting(event: asyncio.Event) -> OnChange:
+    return lambda _: event.set()
+
+
 async def test_a_stop_that_comes_together_with_the_loss_of_the_term_is_not_lost(live_store: Store) -> None:
     hurried = Intervals(promote=0.001, rescue=0.001, admit=0.001)
     for _ in range(20):
         won = asyncio.Event()
-        manager = Manager(live_store, session="one", intervals=hurried, on_change=lambda _, won=won: won.set())  # type: ignore[misc]
+        manager = Manager(live_store, session="one", intervals=hurried, on_change=_setting(won))
         task = asyncio.create_task(manager.run())
         await won.wait()
         leader = await live_store.leader()

@@ -294,7 +294,7 @@ asyncio.run(main())
 async def test_processes_whose_supervisor_is_killed_stop_in_good_order(fleet: Fleet) -> None:
     ids = await fleet.enqueue(*["begin"] * 8)
     command = [sys.executable, "-c", SUPERVISOR, fleet.url, *fleet.command()]
-    supervisor = subprocess.Popen(command, cwd=ROOT)  # noqa: ASYNC220
+    supervisor = subprocess.Popen(command, cwd=ROOT)  # noqa: ASYNC220 - one start, and it is waited for
     jobs = await fleet.until_running(ids)
     supervisor.kill()
     supervisor.wait()

@@ -62,7 +62,7 @@ class Model:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Model) and other.size == self.size
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # how a class says it has none
 
 
 class ModelError(ValueError):

@@ -159,4 +159,4 @@ def test_a_turn_or_a_clean_up_cannot_be_run_again(kind: JobKind) -> None:
 
 def test_a_job_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
-        JOB.state = JobState.PENDING  # type: ignore[misc]
+        JOB.state = JobState.PENDING  # type: ignore[misc]  # the mistake

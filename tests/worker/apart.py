@@ -74,7 +74,7 @@ async def gone(pid: int) -> None:
 async def number_in(path: Path) -> int:
     """The number that another process writes into a file."""
     await until(lambda: path.exists() and path.read_text() != "")
-    return int(path.read_text())  # noqa: ASYNC240
+    return int(path.read_text())  # noqa: ASYNC240 - a few bytes
 
 
 def running(pid: int) -> bool:

@@ -27,7 +27,7 @@ class Nobody:
 def task(function: Callable[..., Any]) -> Task[..., Any]:
     """What `@app.task` makes of a function."""
     kind = AsyncTask if asyncio.iscoroutinefunction(function) else PlainTask
-    return kind(Nobody(), function, {"name": function.__name__})  # type: ignore[arg-type]
+    return kind(Nobody(), function, {"name": function.__name__})  # type: ignore[arg-type]  # it is run here, never enqueued
 
 
 def with_a_layer(inner: Any) -> Any:
@@ -259,6 +259,6 @@ def shadowed() -> int:
 hidden = task(shadowed)
 
 
-def shadowed() -> int:  # type: ignore[no-redef]
+def shadowed() -> int:  # type: ignore[no-redef]  # that is the point
     """Another function by the same name."""
     return 2

@@ -323,7 +323,7 @@ def test_a_local_plain_function_cannot_have_a_timeout(tmp_path: object) -> None:
     def local() -> None:
         return None
 
-    yard = Yard(None, "")  # type: ignore[arg-type]
+    yard = Yard(None, "")  # type: ignore[arg-type]  # no store is asked
     with pytest.raises(InvalidInput, match=r"timeout: .*child process"):
         yard.task(local, timeout=5)
 

@@ -53,12 +53,12 @@ async def test_exit_in_a_task_that_a_body_started_does_not_end_the_worker(yard: 
 
 
 class Unshowable(Exception):
-    __cause__ = 5  # type: ignore[assignment]
+    __cause__ = 5  # type: ignore[assignment]  # that is the point
 
 
 @pytest.mark.parametrize(
     "error",
-    [SyntaxError("bad", ("f.py", 1, "x", "text")), Unshowable("boom")],  # type: ignore[arg-type]
+    [SyntaxError("bad", ("f.py", 1, "x", "text")), Unshowable("boom")],  # type: ignore[arg-type]  # a column that is no number
     ids=["syntax error", "odd cause"],
 )
 async def test_an_exception_that_cannot_be_shown_is_an_error_all_the_same(yard: Yard, error: Exception) -> None:
@@ -376,13 +376,12 @@ async def test_without_contact_nothing_new_is_claimed(yard: Yard) -> None:
     async with yard.worker(slots=1) as worker:
         id = await yard.enqueue("body", "one")
         await wait_for(lambda: runs["one"] == 1)
-        original = worker.renewed
-        worker.renewed = lambda renewal: None  # type: ignore[method-assign]
-        worker.contact_lost()
-        await yard.until(id, JobState.PENDING)
-        await asyncio.sleep(0.5)
-        assert runs["one"] == 1
-        worker.renewed = original  # type: ignore[method-assign]
+        with pytest.MonkeyPatch.context() as deaf:
+            deaf.setattr(worker, "renewed", lambda renewal: None)
+            worker.contact_lost()
+            await yard.until(id, JobState.PENDING)
+            await asyncio.sleep(0.5)
+            assert runs["one"] == 1
         assert (await yard.until(id)).state is JobState.COMPLETED
     assert runs["one"] == 2
 
@@ -411,17 +410,20 @@ async def test_a_worker_leaves_no_ear_behind(yard: Yard) -> None:
     for _ in range(3):
         async with yard.worker():
             pass
-    ears = yard.store.wakeups._ears  # type: ignore[attr-defined]
+    wakeups: Any = yard.store.wakeups
+    ears = wakeups._ears
     assert list(ears.all() if hasattr(ears, "all") else ears) == []
 
 
-async def test_the_keeper_of_a_loop_that_is_gone_lets_the_session_expire(yard: Yard) -> None:
+async def test_the_keeper_of_a_loop_that_is_gone_lets_the_session_expire(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Gone:
         def is_closed(self) -> bool:
             return True
 
     async with yard.worker() as worker:
-        worker._keeper._owner = Gone()  # type: ignore[assignment]
+        monkeypatch.setattr(worker._keeper, "_owner", Gone())
 
         async def expired() -> bool:
             return any(s.id == worker.session.id and s.remaining < 0 for s in await yard.store.sessions())

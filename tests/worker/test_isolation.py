@@ -166,7 +166,7 @@ async def test_a_module_that_cannot_be_imported_is_an_error_and_not_a_hang(
     monkeypatch.syspath_prepend(str(tmp_path))
     file = tmp_path / "soon_broken.py"
     file.write_text("from tests.worker.isolated_bodies import task\n\n@task\ndef work() -> None: ...\n")
-    import soon_broken  # type: ignore[import-not-found]
+    import soon_broken  # type: ignore[import-not-found]  # written by the test
 
     file.write_text("import no_such_module_anywhere\n")
     ending = await runner.ending(soon_broken.work)

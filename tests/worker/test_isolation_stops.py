@@ -234,7 +234,7 @@ asyncio.run(main())
 
 async def test_children_whose_worker_dies_end_at_once_with_all_they_started(tmp_path: Path) -> None:
     computing, program = tmp_path / "computing", tmp_path / "program"
-    worker = subprocess.Popen([sys.executable, "-c", ORPHANED, computing, program], cwd=ROOT)  # noqa: ASYNC220
+    worker = subprocess.Popen([sys.executable, "-c", ORPHANED, computing, program], cwd=ROOT)  # noqa: ASYNC220 - one start
     pids = [await number_in(computing), await number_in(program)]
     worker.kill()
     worker.wait()

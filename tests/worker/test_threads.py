@@ -34,6 +34,10 @@ class Gate:
         self.begun = 0
         self.open = threading.Event()
 
+    def has_begun(self) -> bool:
+        """Whether it was called, once."""
+        return self.begun == 1
+
     def __call__(self) -> int:
         self.begun += 1
         self.open.wait(PATIENCE)
@@ -90,7 +94,7 @@ async def test_the_thread_used_last_is_used_first() -> None:
     gates = [Gate(), Gate()]
     calls = [threads.run(gate) for gate in gates]
     for gate in gates:
-        await until(lambda gate=gate: gate.begun == 1)  # type: ignore[misc]
+        await until(gate.has_begun)
         gate.open.set()
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
     idents = [await call for call in calls]
