@@ -132,3 +132,16 @@ async def test_a_recount_mends_a_line_that_lost_or_doubled_a_lane(kit: Kit, othe
     assert len(differences) == 2
     assert (await kit.store.recount()).differences == ()
     assert sorted(await worker.claim_ids(10)) == ["first", "second"]
+
+
+async def test_what_a_session_runs_is_counted_right_when_its_calls_meet(kit: Kit) -> None:
+    """Its load is changed where it was found: whoever waited for another call of the session must look again."""
+    worker = await kit.worker(slots=40)
+    await kit.enqueue_all([kit.new() for _ in range(40)])
+    claimed = await worker.claim(40)
+    answers = await asyncio.gather(*(kit.store.finish(worker.id, [complete(job.held, b"1")]) for job in claimed))
+
+    assert all(verdict.accepted for answer in answers for verdict in answer.verdicts)
+    [session] = await kit.store.sessions()
+    assert session.running == (0, 0, 0)
+    assert (await kit.store.recount()).differences == ()
