@@ -4,42 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from fairlane.backends.postgresql.address import driver
-from fairlane.backends.postgresql.store import PostgresqlStore
-from fairlane.clock import ManualClock
 from fairlane.job import Claimed, JobState, Priority
 from fairlane.reading import Gate
 from fairlane.session import Claim
 from fairlane.slots import Ask
 from fairlane.states import complete
 from tests.conformance.kit import Kit
-from tests.servers.postgresql import server
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def kit() -> AsyncIterator[Kit]:
-    """A store by the server's own clock."""
-    url = server().fresh_database()
-    store = await PostgresqlStore.open(url)
-    yield Kit(store, ManualClock())
-    await store.close()
-    server().done(url)
-
-
-@pytest.fixture
-async def other(kit: Kit) -> AsyncIterator[Any]:
-    """A connection of somebody else."""
-    assert isinstance(kit.store, PostgresqlStore)
-    connection = await driver().connect(kit.store._address.dsn)
-    yield connection
-    await connection.close()
 
 
 async def test_what_a_sender_left_unadmitted_when_it_died_is_admitted_by_the_next_claim(

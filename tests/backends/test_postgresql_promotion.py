@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from fairlane.backends.postgresql.address import driver
 from fairlane.backends.postgresql.store import PostgresqlStore
 from fairlane.clock import ManualClock
 from fairlane.errors import FairlaneError, StoreUnavailable
@@ -19,7 +18,7 @@ from fairlane.job import JobState, Priority
 from fairlane.manager.manager import Manager
 from tests.conformance.kit import Kit
 from tests.manager.waiting import running, until
-from tests.servers.postgresql import Server, own_server, server
+from tests.servers.postgresql import Server, own_server
 
 pytestmark = pytest.mark.anyio
 SHORT = Intervals().scaled(0.1)
@@ -36,25 +35,6 @@ SPOIL = """
 CREATE FUNCTION public.spoil() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'spoiled'; END $$;
 CREATE TRIGGER spoil BEFORE UPDATE ON fairlane.live FOR EACH ROW WHEN (OLD.seq = {}) EXECUTE FUNCTION public.spoil();
 """
-
-
-@pytest.fixture
-async def kit() -> AsyncIterator[Kit]:
-    """A store by the server's own clock."""
-    url = server().fresh_database()
-    store = await PostgresqlStore.open(url)
-    yield Kit(store, ManualClock())
-    await store.close()
-    server().done(url)
-
-
-@pytest.fixture
-async def other(kit: Kit) -> AsyncIterator[Any]:
-    """A connection of somebody else."""
-    assert isinstance(kit.store, PostgresqlStore)
-    connection = await driver().connect(kit.store._address.dsn)
-    yield connection
-    await connection.close()
 
 
 async def due(kit: Kit, count: int = JOBS) -> list[str]:
