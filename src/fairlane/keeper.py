@@ -185,6 +185,11 @@ class Keeper:
         renewal = await store.renew(holdings.session, holdings.held, claim=holdings.claim, stopping=holdings.stopping)
         # Counted from before the call: the store may have renewed it at any moment since.
         self._expect_contact(asked)
+        if time.monotonic() - asked > (self._intervals.lease - self._intervals.trust_margin) / 2:
+            # An answer that took so long says little of now: whoever began something because there is contact again
+            # might have to stop it at once. Asked again, and what it says is said again.
+            self._due.set()
+            return
         self._holder.renewed(renewal)
 
     def _expect_contact(self, since: float | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fairlane.job import Job, JobState
+from fairlane.job import JobState
 from fairlane.session import SessionState
 from fairlane.task import Call
 
@@ -43,21 +43,11 @@ async def test_a_job_of_a_limited_lane_ends_before_another_could_be_given_its_pl
             await asyncio.sleep(1.5 * world.intervals.lease)
             assert [entry.event for entry in world.ledger.of(ids[0])] == ["begin", "cancelled"]
         await world.began(ids[0], times=2)
-
-        async def again() -> Job | None:
-            job = await world.client.job(ids[0])
-            return job if job.state is JobState.RUNNING else None
-
-        first = await world.until(again, "it runs again")
-        assert first is not None
-        # A worker whose own renewal was asked for during the outage distrusts the answer, and may hand back once more.
-        *before, now = [attempt.outcome for attempt in first.attempts]
-        assert (first.attempt, now) == (1, None)
-        assert before in (["handed_back"], ["handed_back"] * 2)
+        first = await world.client.job(ids[0])
+        assert (first.attempt, [attempt.outcome for attempt in first.attempts]) == (1, ["handed_back", None])
         await world.client.handle(ids[0]).cancel()
         await world.final(*ids)
-        order = [entry.job for entry in world.ledger.begins()]
-        assert order in ([*ids[:1] * 2, *ids[1:]], [*ids[:1] * 3, *ids[1:]])
+        assert [entry.job for entry in world.ledger.begins()] == [ids[0], ids[0], ids[1], ids[2]]
         assert most_at_once(world.ledger.entries()) == 1
 
     await play_on_all(stages, scenario, times=3)

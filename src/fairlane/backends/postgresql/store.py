@@ -7,7 +7,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from itertools import count, repeat
+from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -163,7 +163,7 @@ class PostgresqlStore:
             return [Enqueued(job.id, True, JobState.PENDING) for job in jobs]
         return [
             Enqueued(job.id, created, columns.state_of(state))
-            for job, created, state in zip(jobs, row["created"] or repeat(True), states, strict=False)
+            for job, created, state in zip(jobs, row["created"] or [True] * len(jobs), states, strict=True)
         ]
 
     async def _enqueue_one(self, job: NewJob) -> bool:
