@@ -54,10 +54,10 @@ LAYERS: dict[str, Layer] = {
         exceptions={"ids": frozenset({"os", "time", "uuid_utils"})},
     ),
     "ports": Layer(
-        modules=("binding", "clock", "reading", "records", "session", "store", "upkeep", "wakeups"),
+        modules=("binding", "clock", "loops", "reading", "records", "session", "store", "upkeep", "wakeups"),
         may_import=("core",),
         pure=True,
-        exceptions={"clock": frozenset({"time"})},
+        exceptions={"clock": frozenset({"time"}), "loops": frozenset({"asyncio", "os", "uvloop"})},
     ),
     # open_store(url): the one place that knows every backend.
     "backends": Layer(

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from random import random
 from typing import NamedTuple, Protocol
 
+from . import loops
 from .connection import OpenStore
 from .errors import SessionLost
 from .intervals import Intervals
@@ -112,7 +113,7 @@ class Keeper:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._keep())
+            loops.run(self._keep())
         except BaseException as exc:
             if self._started.done():
                 logger.exception("the keeper's thread has ended; the session will expire")

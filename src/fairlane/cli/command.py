@@ -6,12 +6,12 @@ refused and 1 for everything else. Only ``--debug`` shows a traceback.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import click
 
+from .. import loops
 from ..errors import FairlaneError, InvalidInput, NotFound, SchemaMismatch, StoreUnavailable
 from ..logs import escaped
 
@@ -94,4 +94,4 @@ def run(work: Awaitable[T]) -> T:
     async def body() -> T:
         return await work
 
-    return asyncio.run(body())
+    return loops.run(body())

@@ -21,6 +21,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from .. import loops
 from ..errors import FairlaneError
 from ..reading import LaneReading
 from ..session import Session
@@ -55,7 +56,7 @@ That was Fairlane: real processes, one SQLite file, no server.
 def demo_command(once: bool, seconds: float | None) -> None:
     """See what it is about: fair lanes, places in line, urgent work, and a worker that is killed."""
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
-        asyncio.run(_show(once, seconds))
+        loops.run(_show(once, seconds))
     click.echo(FAREWELL)
 
 

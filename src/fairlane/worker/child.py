@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from .. import loops
 from ..job import Claimed, Held
 from ..running import RunningJob
 from ..task import Task
@@ -53,7 +54,7 @@ class Child:
         self._busy = False
         self._stop = False
         self._interrupt: Callable[[], None] | None = None
-        self._runner = asyncio.Runner()
+        self._runner = loops.runner()
 
     def serve(self) -> None:
         """Run bodies until the worker has no more."""

@@ -6,6 +6,7 @@ The driver has no way to its socket but the transport, and the options of the ke
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 from typing import Any
@@ -62,5 +63,6 @@ def hang_up(connection: Any) -> None:
     """Tell the other side that nobody is here any more, without an event loop."""
     line = socket_of(connection)
     if line is not None:
-        with contextlib.suppress(OSError):
-            line.shutdown(socket.SHUT_RDWR)
+        # On a copy, because what uvloop hands out cannot be shut down.
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(line.fileno())) as copy:
+            copy.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,43 @@
+"""Which event loop Fairlane's own processes and threads run on: uvloop where it is installed, else asyncio's own.
+
+Only loops that Fairlane makes are meant. A program with an event loop of its own chooses that itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from .errors import InvalidInput
+
+T = TypeVar("T")
+LOOP = "FAIRLANE_LOOP"
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """An event loop of the kind that is wanted."""
+    wanted = os.environ.get(LOOP, "").strip() or "auto"
+    if wanted not in ("auto", "asyncio", "uvloop"):
+        raise InvalidInput(LOOP, f"{wanted!r} is none of auto, asyncio, uvloop")
+    if wanted == "asyncio":
+        return asyncio.new_event_loop()
+    try:
+        import uvloop
+    except ImportError:
+        if wanted == "uvloop":
+            raise InvalidInput(LOOP, "uvloop is not installed; pip install 'fairlane[uvloop]'") from None
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def runner() -> asyncio.Runner:
+    """What runs coroutines one after the other on such a loop."""
+    return asyncio.Runner(loop_factory=new_event_loop)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on a loop made for it, as `asyncio.run` does."""
+    with runner() as made:
+        return made.run(work)

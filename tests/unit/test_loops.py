@@ -1,0 +1,51 @@
+"""Which event loop Fairlane's own processes run on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+import uvloop
+
+from fairlane import loops
+from fairlane.errors import InvalidInput
+
+
+async def kind() -> type[asyncio.AbstractEventLoop]:
+    return type(asyncio.get_running_loop())
+
+
+@pytest.mark.parametrize("wanted", ["", "auto", "uvloop"])
+def test_uvloop_is_taken_when_it_is_installed(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(loops.LOOP, wanted)
+
+    assert issubclass(loops.run(kind()), uvloop.Loop)
+
+
+def test_asyncio_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(loops.LOOP, "asyncio")
+
+    assert not issubclass(loops.run(kind()), uvloop.Loop)
+
+
+def test_without_uvloop_it_is_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(loops.LOOP, raising=False)
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+
+    assert not issubclass(loops.run(kind()), uvloop.Loop)
+
+
+def test_what_is_asked_for_and_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(loops.LOOP, "uvloop")
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+
+    with pytest.raises(InvalidInput, match=r"FAIRLANE_LOOP: uvloop is not installed; pip install"):
+        loops.new_event_loop()
+
+
+def test_a_misspelt_loop_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(loops.LOOP, "libuv")
+
+    with pytest.raises(InvalidInput, match="FAIRLANE_LOOP: 'libuv' is none of auto, asyncio, uvloop"):
+        loops.new_event_loop()
