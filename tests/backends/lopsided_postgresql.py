@@ -41,6 +41,7 @@ INSERT INTO fairlane.job (seq, enqueued_at, cost, queue, retries, class, kind, i
 SELECT seq, seq, 1, queue, 3, 1, 0, 'job-' || seq, CASE WHEN old THEN 'rare' ELSE 'task' END, 'default', lane,
     CASE WHEN old THEN 'key-' || seq % 3 END, '[[],{{}}]'
 FROM plan;
+SELECT fairlane.relate(j) FROM fairlane.job j JOIN plan p ON p.seq = j.seq;
 INSERT INTO fairlane.outcome (seq, session, arrival, started_at, finished_at, queue, attempt, fence, state, move,
     reason, error_group)
 SELECT p.seq, s.seq, p.seq, p.seq, p.seq + 1, p.queue, 1, 1, CASE WHEN p.old THEN 4 + p.seq % 3 ELSE 4 END, 0,
@@ -71,6 +72,7 @@ WHERE p.alive;
 UPDATE fairlane.live l SET granted = true, flow = f.id FROM fairlane.flow f
 WHERE f.lane = 'bulk' AND l.seq = ANY (ARRAY(
     SELECT w.seq FROM fairlane.live w JOIN fairlane.lane n ON n.id = w.lane WHERE w.state = 2 ORDER BY w.seq LIMIT 2));
+SELECT fairlane.set_aside(l) FROM fairlane.live l JOIN plan p ON p.seq = l.seq;
 INSERT INTO fairlane.binding (pool, key, idx, state, opened_at, used_at, closed_at)
 SELECT CASE WHEN old THEN 'rare' ELSE 'default' END, 'key-' || seq, 1, CASE WHEN old THEN 'open' ELSE 'released' END,
     seq, seq, CASE WHEN NOT old THEN seq END

@@ -31,7 +31,21 @@ PAGE = 50
 NONE, FRESH, LITTLE, KEPT = "none", "fresh", "from when there was little", "plans from when there was little"
 SERVERS = [name for name in ("wheel", "system") if getattr(installation, name)() is not None] or ["any"]
 TABLES = frozenset(
-    ("job", "live", "outcome", "progress", "attempt", "flow", "lane", "domain", "binding", "session", "held_unique")
+    (
+        "job",
+        "relation",
+        "live",
+        "aside",
+        "outcome",
+        "progress",
+        "attempt",
+        "flow",
+        "lane",
+        "domain",
+        "binding",
+        "session",
+        "held_unique",
+    )
 )
 """What grows with the work there is, or was."""
 
@@ -55,13 +69,13 @@ PAGES: dict[str, tuple[Read, set[str]]] = {
     "a task": (_page(task="rare"), {"job_task"}),
     "a lane": (_page(queue="calm", lane="quiet"), {"job_lane"}),
     "a long lane": (_page(queue="crowd", lane="bulk"), {"job_lane"}),
-    "a sticky key": (_page(sticky="key-1"), {"job_sticky"}),
+    "a sticky key": (_page(sticky="key-1"), {"relation_pkey"}),
     "an error group": (_page(error_group="broken"), {"outcome_error"}),
-    "a worker": (_page(worker="default/7"), {"live_inbox", "live_running", "outcome_session"}),
-    "a busy worker": (_page(worker="default/1"), {"live_inbox", "live_running", "outcome_session"}),
-    "scheduled": (_page(state=JobState.SCHEDULED), {"live_later"}),
+    "a worker": (_page(worker="default/7"), {"aside_inbox", "live_pkey", "live_running", "outcome_session"}),
+    "a busy worker": (_page(worker="default/1"), {"aside_inbox", "live_pkey", "live_running", "outcome_session"}),
+    "scheduled": (_page(state=JobState.SCHEDULED), {"aside_later"}),
     "pending": (_page(state=JobState.PENDING), {"live_pkey"}),
-    "running": (_page(state=JobState.RUNNING), {"live_running", "live_gated"}),
+    "running": (_page(state=JobState.RUNNING), {"live_running", "aside_gated"}),
     "completed": (_page(state=JobState.COMPLETED), {"outcome_pkey"}),
     "failed": (_page(state=JobState.FAILED), {"outcome_state"}),
     "cancelled": (_page(state=JobState.CANCELLED), {"outcome_state"}),

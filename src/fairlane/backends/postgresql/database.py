@@ -23,9 +23,11 @@ from typing import Any, Protocol, cast
 from ...errors import StoreError, StoreUnavailable
 from . import sockets
 from .address import CONNECT_SECONDS, Address, driver
-from .failures import COLLISIONS, fail, is_closed, is_ours, translate_connecting
+from .failures import did_nothing, fail, is_closed, is_ours, translate_connecting
+from .patience import Patience
 
 asyncpg = driver()
+NO_TIMEOUT = asyncpg.protocol.NO_TIMEOUT
 
 WAIT_SECONDS = 10.0
 """For a free connection of the pool."""
@@ -96,19 +98,24 @@ class Database:
             self.check_usable()
             pool = self._pools.get(asyncio.get_running_loop()) or await self._pool()
             connection = pool.spare() or await pool.take()
+            wait = pool.patience.begin(timeout or CALL_SECONDS)
             try:
-                answer = await getattr(connection, verb)(sql, *args, timeout=timeout)
+                answer = await pool.ask(connection, verb, sql, args, timeout)
             except BaseException as exc:
                 pool.drop(connection)
+                if isinstance(exc, asyncio.CancelledError) and wait.is_why():
+                    exc = TimeoutError()
                 if not isinstance(exc, Exception):
                     raise
                 collisions += 1
-                if collisions > REPEATS or getattr(exc, "sqlstate", None) not in COLLISIONS:
+                if collisions > REPEATS or not did_nothing(exc):
                     fail(exc, self.address, connection)
             else:
                 if not pool.keep(connection):
                     await pool.give_back(connection)
                 return answer
+            finally:
+                pool.patience.end(wait)
             await asyncio.sleep(random.uniform(0, min(LONGEST_PAUSE, 0.005 * 2**collisions)))
 
     @asynccontextmanager
@@ -214,6 +221,9 @@ class _Pool:
         self._beside: set[asyncio.Task[Any]] = set()
         """What goes on without anybody who waits for it."""
         self._kept: list[tuple[Any, float]] = []
+        self._prepared: dict[Any, dict[str, Any]] = {}
+        """Statements by connection and text: whoever asks for them by their text pays as much as for a short call."""
+        self.patience = Patience(loop)
         self._sweeper: asyncio.TimerHandle | None = None
         self._waiting = 0
         self._closing = False
@@ -248,9 +258,24 @@ class _Pool:
             forget(self._loop)
             if self._sweeper is not None:
                 self._sweeper.cancel()
+            self.patience.close()
+            self._prepared.clear()
             self._pool.terminate()
             for _ in range(3):
                 await asyncio.sleep(0)  # a transport needs as many turns to close
+
+    async def ask(self, connection: Any, verb: str, sql: str, args: tuple[Any, ...], timeout: float | None) -> Any:
+        """Send one statement and take its answer."""
+        if verb == "execute" or not self._address.listen:
+            return await getattr(connection, verb)(sql, *args, timeout=timeout)
+        known = self._prepared.get(connection)
+        if known is None:
+            known = self._prepared[connection] = {}
+        statement = known.get(sql)
+        if statement is None:
+            statement = known[sql] = await connection.prepare(sql)
+        # The patience of the caller is what ends it.
+        return await getattr(statement, verb)(*args, timeout=NO_TIMEOUT)
 
     def spare(self) -> Connection | None:
         """A connection that was kept and is alive, as far as can be told without asking the server."""
@@ -306,6 +331,7 @@ class _Pool:
         old = self._loop.time() - IDLE_SECONDS
         while self._kept and self._kept[0][1] <= old:
             connection, _ = self._kept.pop(0)
+            self._prepared.pop(connection, None)
             if not is_closed(connection):
                 connection.terminate()
         if self._kept:
@@ -313,6 +339,7 @@ class _Pool:
 
     async def give_back(self, connection: Any) -> None:
         """Done with it. Whatever goes wrong here, the pool drops the connection and makes another when needed."""
+        self._prepared.pop(connection, None)
         with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
             await self._pool.release(connection, timeout=CLOSING_SECONDS)
 

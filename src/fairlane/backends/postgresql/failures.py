@@ -70,6 +70,12 @@ def is_closed(connection: Any) -> bool:
         return True
 
 
+def did_nothing(exc: Exception) -> bool:
+    """Whether a call that failed so has changed nothing, and would do better at once: it collided, or a migration has
+    changed what it calls since it was prepared."""
+    return getattr(exc, "sqlstate", None) in COLLISIONS or isinstance(exc, asyncpg.InvalidCachedStatementError)
+
+
 def is_ours(exc: BaseException) -> bool:
     """Whether an error comes from the driver or from below it, where a block does nothing but use its connection."""
     theirs = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)

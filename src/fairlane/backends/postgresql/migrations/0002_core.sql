@@ -166,9 +166,47 @@ BEGIN
     RETURN v_rule;
 END $$;
 
+-- Whether a job has anything that few have, and so a row in `aside`.
+CREATE FUNCTION fairlane.is_aside(l fairlane.live) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    RETURN l.state = 1 OR l.gate IN (1, 2, 4) OR l.inbox <> ''
+        OR num_nonnulls(l.expires_at, l.binding, l.waiter) > 0;
+END $$;
+
+-- Let `aside` say what `live` says of a job.
+CREATE FUNCTION fairlane.set_aside(l fairlane.live) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF fairlane.is_aside(l) THEN
+        INSERT INTO fairlane.aside (seq, arrival, waiter, binding, granted_at, due, expires_at, class, gate, scheduled, inbox)
+        VALUES (l.seq, l.arrival, l.waiter, l.binding, l.granted_at, l.due, l.expires_at, l.class, l.gate, l.state = 1, l.inbox)
+        ON CONFLICT (seq) DO UPDATE SET arrival = excluded.arrival, binding = excluded.binding, granted_at = excluded.granted_at,
+            due = excluded.due, gate = excluded.gate, scheduled = excluded.scheduled, inbox = excluded.inbox;
+    ELSE
+        DELETE FROM fairlane.aside a WHERE a.seq = l.seq;
+    END IF;
+END $$;
+
+-- The same for new jobs that have nothing else than that some of them expire.
+CREATE FUNCTION fairlane.set_expiries(p_seqs bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO fairlane.aside (seq, arrival, due, expires_at, class, gate, scheduled, inbox)
+    SELECT l.seq, l.arrival, l.due, l.expires_at, l.class, l.gate, false, '' FROM fairlane.live l
+    WHERE l.seq = ANY (p_seqs) AND l.expires_at IS NOT NULL;
+END $$;
+
+-- Store the live row of a new job.
+CREATE FUNCTION fairlane.put(l fairlane.live) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO fairlane.live SELECT l.*;
+    IF fairlane.is_aside(l) THEN
+        PERFORM fairlane.set_aside(l);
+    END IF;
+END $$;
+
 -- Write what moves of a live job.
 CREATE FUNCTION fairlane.save(l fairlane.live) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
+    PERFORM fairlane.set_aside(l);
     UPDATE fairlane.live SET state = l.state, gate = l.gate, flow = l.flow, inbox = l.inbox, lane = l.lane, rank = l.rank,
         granted = l.granted, granted_at = l.granted_at, arrival = l.arrival, due = l.due, session = l.session,
         claim = l.claim, binding = l.binding, fence = l.fence, attempt = l.attempt, crashes = l.crashes,

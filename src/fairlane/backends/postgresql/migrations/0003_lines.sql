@@ -270,7 +270,7 @@ CREATE FUNCTION fairlane.next_in_lane(p_lane bigint, p_now double precision) RET
 DECLARE
     w fairlane.live;
 BEGIN
-    SELECT l.* INTO w FROM fairlane.live l WHERE l.lane = p_lane AND l.lane IS NOT NULL AND NOT l.granted
+    SELECT l.* INTO w FROM fairlane.live l WHERE l.lane = p_lane AND l.lane IS NOT NULL AND NOT l.granted AND l.session IS NULL
     AND (l.expires_at IS NULL OR l.expires_at > p_now) ORDER BY l.rank, l.arrival LIMIT 1;
     RETURN w;
 END $$;
@@ -306,7 +306,7 @@ BEGIN
     END LOOP;
     IF n.granted = 0 THEN
         DELETE FROM fairlane.lane x WHERE x.id = p_lane AND NOT EXISTS (
-            SELECT 1 FROM fairlane.live w WHERE w.lane = p_lane AND w.lane IS NOT NULL AND NOT w.granted);
+            SELECT 1 FROM fairlane.live w WHERE w.lane = p_lane AND w.lane IS NOT NULL AND NOT w.granted AND w.session IS NULL);
     END IF;
     RETURN v_given;
 END $$;

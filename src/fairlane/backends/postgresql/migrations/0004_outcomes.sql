@@ -32,6 +32,9 @@ BEGIN
     VALUES (l.seq, l.queue, p_state, p_reason, p_result, p_error, p_group, CASE WHEN p_move IS NOT NULL THEN l.session END,
         CASE WHEN l.session IS NOT NULL THEN p_move END, l.arrival, l.attempt, l.fence, l.started_at, m.now, l.refused);
     DELETE FROM fairlane.live WHERE seq = l.seq;
+    IF fairlane.is_aside(l) THEN
+        DELETE FROM fairlane.aside WHERE seq = l.seq;
+    END IF;
     SELECT x.id, x.uniq, x.parent INTO j FROM fairlane.job x WHERE x.seq = l.seq;
     PERFORM fairlane.tally_move(l.queue, l.class, l.state, p_state, CASE WHEN l.state = 3 AND l.kind IN (1, 2) THEN -1 ELSE 0 END);
     PERFORM fairlane.tell('job:' || j.id);

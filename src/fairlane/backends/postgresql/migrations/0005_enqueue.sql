@@ -104,11 +104,11 @@ END $$;
 CREATE FUNCTION fairlane.lane_load(p_queue integer, p_lane text, p_most integer) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN (SELECT (SELECT count(*) FROM (SELECT 1 FROM fairlane.lane n JOIN fairlane.live l ON l.lane = n.id
-            WHERE n.queue = p_queue AND n.key = p_lane AND l.lane IS NOT NULL AND NOT l.granted LIMIT p_most) x)
+            WHERE n.queue = p_queue AND n.key = p_lane AND l.lane IS NOT NULL AND NOT l.granted AND l.session IS NULL LIMIT p_most) x)
         + (SELECT count(*) FROM (SELECT 1 FROM fairlane.domain d JOIN fairlane.flow f ON f.domain = d.id AND f.lane = p_lane
             JOIN fairlane.live l ON l.flow = f.id WHERE d.queue = p_queue AND l.flow IS NOT NULL AND l.session IS NULL LIMIT p_most) x)
-        + (SELECT count(*) FROM (SELECT 1 FROM fairlane.live l JOIN fairlane.job j ON j.seq = l.seq
-            WHERE l.gate > 0 AND l.granted AND l.queue = p_queue AND j.lane = p_lane LIMIT p_most) x));
+        + (SELECT count(*) FROM (SELECT 1 FROM fairlane.aside a JOIN fairlane.live l ON l.seq = a.seq
+            JOIN fairlane.job j ON j.seq = a.seq WHERE a.gate > 0 AND l.granted AND l.queue = p_queue AND j.lane = p_lane LIMIT p_most) x));
 END $$;
 
 CREATE FUNCTION fairlane.states_of(p_ids text[]) RETURNS smallint[] LANGUAGE plpgsql STABLE AS $$
@@ -131,6 +131,7 @@ CREATE FUNCTION fairlane.enqueue_one(p_id text, p_task text, p_queue text, p_pay
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET lock_timeout = '2s' AS $$
 DECLARE
     v_now double precision := coalesce(p_now, extract(epoch FROM clock_timestamp()));
+    v_space integer := fairlane.space();
     v_queue integer;
     v_seq bigint;
     v_domain bigint;
@@ -138,54 +139,60 @@ DECLARE
     v_tag bigint;
     v_place tid;
     v_arrival bigint;
-    v_space integer := fairlane.space();
     v_answer integer := 1;
 BEGIN
-    SELECT q.id INTO v_queue FROM fairlane.queue q
-    WHERE q.name = p_queue AND NOT q.ruled AND q.max_pending IS NULL AND q.closed IS NULL
-    AND (SELECT r.id FROM fairlane.remembered r WHERE r.id = p_id) IS NULL;
-    IF v_queue IS NULL THEN
-        RETURN 0;
-    END IF;
+    -- The identity, then the locks, without waiting for them, then the arrival.
     INSERT INTO fairlane.job (id, task, queue, kind, class, lane, cost, payload, headers, retries, backoff, timeout, pool, retry_of,
         enqueued_at, expires)
-    VALUES (p_id, p_task, v_queue, 0, p_class, p_lane, p_cost, p_payload, p_headers, p_retries, p_backoff, p_timeout, p_pool, p_retry_of,
-        v_now, p_expires)
-    ON CONFLICT (id) DO NOTHING RETURNING seq INTO v_seq;
+    SELECT p_id, p_task, q.id, 0, p_class, p_lane, p_cost, p_payload, p_headers, p_retries, p_backoff, p_timeout, p_pool, p_retry_of,
+        v_now, p_expires
+    FROM fairlane.queue q WHERE q.name = p_queue AND NOT q.ruled AND q.max_pending IS NULL AND q.closed IS NULL
+    AND (SELECT r.id FROM fairlane.remembered r WHERE r.id = p_id) IS NULL
+    ON CONFLICT (id) DO NOTHING RETURNING seq, queue, CASE WHEN pg_try_advisory_xact_lock_shared(v_space, 0)
+        AND pg_try_advisory_xact_lock(v_space, queue) THEN nextval('fairlane.arrival') END INTO v_seq, v_queue, v_arrival;
     IF v_seq IS NULL THEN
         RETURN 0;
     END IF;
-    IF NOT (pg_try_advisory_xact_lock_shared(v_space, 0) AND pg_try_advisory_xact_lock(v_space, v_queue)) THEN
+    IF v_arrival IS NULL THEN
         INSERT INTO fairlane.live (seq, queue, class, cost, state, gate, expires_at)
         VALUES (v_seq, v_queue, p_class, p_cost, 0, 3, v_now + p_expires);
-        RETURN 11;
-    END IF;
-    v_arrival := nextval('fairlane.arrival');
-    SELECT d.id, f.id, p.tag, p.place INTO v_domain, v_flow, v_tag, v_place FROM fairlane.domain d
-    LEFT JOIN fairlane.flow f ON f.domain = d.id AND f.lane = coalesce(p_lane, '')
-    LEFT JOIN LATERAL (SELECT x.tag, x.ctid AS place FROM fairlane.pace x WHERE x.flow >= f.id AND x.flow <= f.id
-        ORDER BY x.flow DESC LIMIT 1) p ON true
-    WHERE d.inbox = '' AND d.class = p_class AND d.queue = v_queue;
-    IF v_tag IS NULL THEN
-        -- In a lane that has claimable jobs, whoever could start it was told when it got the first one, or is busy.
-        v_answer := 3;
-        IF v_domain IS NULL OR fairlane.next_flow(v_domain) IS NULL THEN
-            -- Nothing at all was claimable: somebody is probably idle, and hears of it with the commit. A NOTIFY makes commits
-            -- wait for each other, so in a queue that is busy the caller sends it, together with others.
-            PERFORM pg_notify(p_channel, 'queue:' || p_queue);
-            v_answer := 7;
+        v_answer := 11;
+    ELSE
+        SELECT d.id, f.id, p.tag, p.place INTO v_domain, v_flow, v_tag, v_place FROM fairlane.domain d
+        LEFT JOIN fairlane.flow f ON f.domain = d.id AND f.lane = coalesce(p_lane, '')
+        LEFT JOIN LATERAL (SELECT x.tag, x.ctid AS place FROM fairlane.pace x WHERE x.flow >= f.id AND x.flow <= f.id
+            ORDER BY x.flow DESC LIMIT 1) p ON true
+        WHERE d.inbox = '' AND d.class = p_class AND d.queue = v_queue;
+        IF v_tag IS NULL THEN
+            -- In a lane that has claimable jobs, whoever could start it was told when it got the first one, or is busy.
+            v_answer := 3;
+            IF v_domain IS NULL OR fairlane.next_flow(v_domain) IS NULL THEN
+                -- Nothing at all was claimable: somebody is probably idle, and hears of it with the commit. A NOTIFY makes commits
+                -- wait for each other, so in a queue that is busy the caller sends it, together with others.
+                PERFORM pg_notify(p_channel, 'queue:' || p_queue);
+                v_answer := 7;
+            END IF;
+            IF v_flow IS NULL THEN
+                v_flow := fairlane.join_flow(v_queue, p_class, '', coalesce(p_lane, ''), v_arrival);
+            ELSE
+                WITH raised AS (
+                    UPDATE fairlane.pace SET head = v_arrival, tag = greatest(finish, (
+                        SELECT c.value FROM fairlane.clock c WHERE c.domain >= v_domain AND c.domain <= v_domain
+                        ORDER BY c.domain DESC LIMIT 1))
+                    WHERE ctid = v_place RETURNING tag
+                )
+                INSERT INTO fairlane.line (domain, tag, head, flow) SELECT v_domain, r.tag, v_arrival, v_flow FROM raised r;
+            END IF;
         END IF;
-        IF v_flow IS NULL THEN
-            v_flow := fairlane.join_flow(v_queue, p_class, '', coalesce(p_lane, ''), v_arrival);
-        ELSE
-            UPDATE fairlane.pace SET tag = greatest(fairlane.clock_of(v_domain), finish), head = v_arrival WHERE ctid = v_place
-            RETURNING tag INTO v_tag;
-            INSERT INTO fairlane.line VALUES (v_domain, v_tag, v_arrival, v_flow);
-        END IF;
+        WITH counted AS (
+            INSERT INTO fairlane.tally (queue, class, pending) VALUES (v_queue, p_class, 1)
+        )
+        INSERT INTO fairlane.live (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
+        VALUES (v_seq, v_queue, p_class, p_cost, 2, v_arrival, v_flow, true, v_now + p_expires);
     END IF;
-    INSERT INTO fairlane.live (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
-    VALUES (v_seq, v_queue, p_class, p_cost, 2, v_arrival, v_flow, true, v_now + p_expires);
-    INSERT INTO fairlane.tally (queue, class, pending) VALUES (v_queue, p_class, 1);
+    IF p_expires IS NOT NULL THEN
+        PERFORM fairlane.set_expiries(ARRAY[v_seq]);
+    END IF;
     RETURN v_answer;
 END $$;
 

@@ -26,6 +26,9 @@ BEGIN
     END IF;
     PERFORM fairlane.raise_heads(d, v_flows, v_heads);
     INSERT INTO fairlane.tally (queue, class, pending) VALUES (p_queue, p_class, cardinality(p_seqs));
+    IF p_expires IS NOT NULL THEN
+        PERFORM fairlane.set_expiries(p_seqs);
+    END IF;
 END $$;
 
 -- The live rows of new plain jobs, as they come. Not admitted: the next claim or the granter does it.
@@ -35,6 +38,7 @@ BEGIN
     -- Due now is no time at all: the clock of whoever admits it may have been read a moment before.
     SELECT j.seq, j.queue, j.class, j.cost, 0, 3, coalesce(j.run_at, m.now + nullif(j.delay, 0)), m.now + j.expires
     FROM unnest(p_seqs) g CROSS JOIN LATERAL (SELECT y.* FROM fairlane.job y WHERE y.seq = g OFFSET 0) j;
+    PERFORM fairlane.set_expiries(p_seqs);
     IF p_admit THEN
         PERFORM fairlane.let_in(p_seqs, m);
     ELSE
@@ -77,7 +81,7 @@ BEGIN
         IF l.state = 2 THEN
             l := fairlane.arrive(l, m);
         END IF;
-        INSERT INTO fairlane.live SELECT l.*;
+        PERFORM fairlane.put(l);
     END LOOP;
 END $$;
 
@@ -148,7 +152,7 @@ BEGIN
         IF j.uniq IS NOT NULL THEN
             v_holder := fairlane.hold_unique(j, m.now + p_unique_fors[i], m);
             IF v_holder IS NOT NULL THEN
-                DELETE FROM fairlane.job WHERE seq = j.seq;
+                PERFORM fairlane.forget(ARRAY[j.seq]);
                 ids[i] := v_holder;
             END IF;
         END IF;
@@ -188,7 +192,32 @@ BEGIN
         PERFORM fairlane.known(j, m);
         RETURN false;
     END IF;
+    PERFORM fairlane.relate(j);
     RETURN true;
+END $$;
+
+-- Let a new job be found by what few have.
+CREATE FUNCTION fairlane.relate(j fairlane.job) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF j.sticky IS NOT NULL THEN
+        INSERT INTO fairlane.relation (kind, key, seq) VALUES ('s', j.sticky, j.seq);
+    END IF;
+    IF j.parent IS NOT NULL THEN
+        INSERT INTO fairlane.relation (kind, key, seq) VALUES ('p', j.parent::text, j.seq);
+    END IF;
+END $$;
+
+-- Remove identities.
+CREATE FUNCTION fairlane.forget(p_seqs bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM fairlane.job WHERE seq = ANY (p_seqs);
+    DELETE FROM fairlane.relation WHERE seq = ANY (p_seqs);
+END $$;
+
+-- The copies of a broadcast.
+CREATE FUNCTION fairlane.children_of(p_parent bigint) RETURNS SETOF bigint LANGUAGE plpgsql STABLE ROWS 10 AS $$
+BEGIN
+    RETURN QUERY SELECT r.seq FROM fairlane.relation r WHERE r.kind = 'p' AND r.key = p_parent::text;
 END $$;
 
 -- Take a unique value for a job. The id of who has it already, or NULL when this job has it now.
@@ -231,7 +260,7 @@ BEGIN
     IF l.state = 2 THEN
         l := fairlane.admit_job(l, m);
     END IF;
-    INSERT INTO fairlane.live SELECT l.*;
+    PERFORM fairlane.put(l);
     IF j.kind = 2 THEN
         PERFORM fairlane.begin_broadcast(l.seq, p_ttl, m);
     END IF;

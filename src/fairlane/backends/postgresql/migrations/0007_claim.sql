@@ -373,6 +373,9 @@ BEGIN
                 END IF;
                 v_some := fairlane.take(v_domains[k], v_room, s.seq, p_number, m);
                 n := cardinality(v_some);
+                IF n < v_room THEN
+                    v_kinds[k] := -1;  -- that was all there is
+                END IF;
                 CONTINUE WHEN n = 0;
                 taken := taken || v_some;
                 v_most := v_most - n;

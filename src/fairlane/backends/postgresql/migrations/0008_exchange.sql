@@ -35,7 +35,7 @@ BEGIN
     FROM unnest(p_lanes, p_freed) g(lane, freed)
     CROSS JOIN LATERAL (SELECT y.* FROM fairlane.lane y WHERE y.id = g.lane OFFSET 0) n
     LEFT JOIN LATERAL (SELECT y.seq, y.arrival, y.inbox, y.class, y.state, y.gate, y.waiter FROM fairlane.live y
-        WHERE y.lane = n.id AND y.lane IS NOT NULL AND NOT y.granted AND (y.expires_at IS NULL OR y.expires_at > m.now)
+        WHERE y.lane = n.id AND y.lane IS NOT NULL AND NOT y.granted AND y.session IS NULL AND (y.expires_at IS NULL OR y.expires_at > m.now)
         ORDER BY y.rank, y.arrival LIMIT 1) w ON true
     LEFT JOIN LATERAL (SELECT y.flow, y.domain, y.tag, y.head, y.ctid AS place FROM fairlane.pace y
         CROSS JOIN LATERAL (SELECT (SELECT f.id FROM fairlane.flow f WHERE f.lane = n.key AND f.domain = (
@@ -44,7 +44,7 @@ BEGIN
     CROSS JOIN LATERAL (SELECT
         coalesce(w.waiter IS NULL AND w.state = 2 AND w.gate = 0 AND n.places - n.granted + g.freed = 1
             AND p.flow IS NOT NULL AND (p.tag IS NULL OR p.head < w.arrival), false) AS simple,
-        w.seq IS NULL AND (SELECT y.seq FROM fairlane.live y WHERE y.lane = n.id AND y.lane IS NOT NULL AND NOT y.granted LIMIT 1)
+        w.seq IS NULL AND (SELECT y.seq FROM fairlane.live y WHERE y.lane = n.id AND y.lane IS NOT NULL AND NOT y.granted AND y.session IS NULL LIMIT 1)
             IS NULL AS nobody OFFSET 0) x;
     -- A place that goes from one to the next leaves the lane's count as it is.
     IF v_counted IS NOT NULL THEN
@@ -64,7 +64,10 @@ BEGIN
             INSERT INTO fairlane.line (domain, tag, head, flow) SELECT x.domain, x.tag, x.head, x.flow FROM raised x;
         END IF;
         PERFORM fairlane.tell_ready(g.queue, '') FROM unnest(v_queues) g(queue);
-        PERFORM fairlane.tell('worker:' || g.inbox) FROM unnest(v_inboxes) g(inbox);
+        IF v_inboxes IS NOT NULL THEN
+            UPDATE fairlane.aside SET granted_at = m.now WHERE seq = ANY (v_seqs) AND inbox <> '';
+            PERFORM fairlane.tell('worker:' || g.inbox) FROM unnest(v_inboxes) g(inbox);
+        END IF;
     END IF;
     IF v_nobody IS NOT NULL THEN
         DELETE FROM fairlane.lane u WHERE u.id = ANY (v_nobody) AND u.granted = 0;
@@ -181,7 +184,8 @@ BEGIN
     IF v_bindings IS NOT NULL THEN
         -- The end of a bound job may open the gate of others of its binding, in any queue.
         PERFORM fairlane.lock_some(ARRAY(SELECT b.pool FROM fairlane.binding b WHERE b.seq = ANY (v_bindings)), NULL);
-        v_queues := v_queues || ARRAY(SELECT DISTINCT w.queue FROM fairlane.live w WHERE w.binding = ANY (v_bindings));
+        v_queues := v_queues || ARRAY(SELECT DISTINCT w.queue FROM fairlane.aside a
+            JOIN fairlane.live w ON w.seq = a.seq WHERE a.binding = ANY (v_bindings));
     END IF;
     IF v_queues IS NOT NULL THEN
         PERFORM fairlane.lock_some(NULL, v_queues);
@@ -223,6 +227,7 @@ DECLARE
     v_queues integer[];
     v_lanes bigint[];
     v_freed integer[];
+    v_aside bigint[];
 BEGIN
     done := '{}';
     freed := '{0,0,0}';
@@ -236,7 +241,8 @@ BEGIN
     WITH gone AS (
         DELETE FROM fairlane.live r WHERE r.seq = ANY (v_asked) AND r.session = p_holder AND r.plain
         AND r.fence = v_fences[width_bucket(r.seq, v_asked)]
-        RETURNING r.seq, r.queue, r.class, r.lane, r.granted, r.arrival, r.attempt, r.fence, r.started_at, r.refused
+        RETURNING r.seq, r.queue, r.class, r.lane, r.granted, r.arrival, r.attempt, r.fence, r.started_at, r.refused,
+            r.expires_at IS NOT NULL OR r.inbox <> '' AS aside
     ), kept AS (
         INSERT INTO fairlane.outcome (seq, queue, state, result, session, move, arrival, attempt, fence, started_at, finished_at, refused)
         SELECT g.seq, g.queue, 4, v_results[width_bucket(g.seq, v_asked)], p_holder, 3, g.arrival, g.attempt, g.fence, g.started_at,
@@ -247,11 +253,15 @@ BEGIN
     )
     SELECT array_agg(g.seq), array_agg(DISTINCT g.queue), array_agg(g.lane) FILTER (WHERE g.lane IS NOT NULL),
         array_agg(g.granted::integer) FILTER (WHERE g.lane IS NOT NULL),
-        ARRAY[count(*) FILTER (WHERE g.class = 0), count(*) FILTER (WHERE g.class = 1), count(*) FILTER (WHERE g.class = 2)]
-    INTO done, v_queues, v_lanes, v_freed, freed FROM gone g;
+        ARRAY[count(*) FILTER (WHERE g.class = 0), count(*) FILTER (WHERE g.class = 1), count(*) FILTER (WHERE g.class = 2)],
+        array_agg(g.seq) FILTER (WHERE g.aside)
+    INTO done, v_queues, v_lanes, v_freed, freed, v_aside FROM gone g;
     IF done IS NULL THEN
         done := '{}';
         RETURN;
+    END IF;
+    IF v_aside IS NOT NULL THEN
+        DELETE FROM fairlane.aside WHERE seq = ANY (v_aside);
     END IF;
     PERFORM fairlane.tell_waiting(q.id) FROM fairlane.queue q WHERE q.id = ANY (v_queues) AND q.slots IS NOT NULL;
     IF v_lanes IS NOT NULL THEN

@@ -17,11 +17,11 @@ BEGIN
         PERFORM fairlane.lock_some(v_pools, '{}');
         v_queues := v_queues || ARRAY(
             SELECT x.queue FROM fairlane.job j
-            CROSS JOIN LATERAL (SELECT b.seq, b.cleanup, b.pool || '/' || b.idx AS inbox FROM fairlane.binding b
+            CROSS JOIN LATERAL (SELECT b.seq, b.cleanup FROM fairlane.binding b
                 WHERE b.pool = j.pool AND b.key = j.sticky AND b.closed_at IS NULL OFFSET 0) b
             CROSS JOIN LATERAL (SELECT v.queue FROM fairlane.live v WHERE v.seq = b.cleanup
-                UNION SELECT v.queue FROM fairlane.live v
-                WHERE v.gate = 2 AND v.inbox = b.inbox AND v.binding = b.seq AND j.kind = 3 OFFSET 0) x
+                UNION SELECT v.queue FROM fairlane.aside a JOIN fairlane.live v ON v.seq = a.seq
+                WHERE a.binding = b.seq AND a.gate = 2 AND j.kind = 3 OFFSET 0) x
             WHERE j.seq = ANY (p_seqs) AND j.sticky IS NOT NULL);
     END IF;
     PERFORM fairlane.lock_some('{}', v_queues || p_queues);
@@ -133,7 +133,7 @@ END $$;
 
 -- Whether a key has jobs that are pending, running or retrying, besides its clean-up.
 CREATE FUNCTION fairlane.busy(b fairlane.binding) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT EXISTS (SELECT 1 FROM fairlane.live x WHERE x.binding = b.seq AND x.seq IS DISTINCT FROM b.cleanup)
+    SELECT EXISTS (SELECT 1 FROM fairlane.aside x WHERE x.binding = b.seq AND x.seq IS DISTINCT FROM b.cleanup)
 $$;
 
 -- Take a draining binding as far as it can go; true when it is released.
@@ -167,7 +167,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    v_held := ARRAY(SELECT x.seq FROM fairlane.live x WHERE x.binding = b.seq AND x.gate = 2 ORDER BY x.arrival);
+    v_held := ARRAY(SELECT x.seq FROM fairlane.aside x WHERE x.binding = b.seq AND x.gate = 2 ORDER BY x.arrival);
     IF cardinality(v_held) > 0 THEN
         -- Jobs came while it ran: the binding is open again for them.
         UPDATE fairlane.binding SET state = 'open', cleanup = NULL, used_at = m.now, cleanup_failed = p_state <> 4
@@ -200,7 +200,7 @@ BEGIN
     )
     SELECT coalesce(array_agg(c.seq ORDER BY c.seq), '{}') INTO v_lost FROM closed c;
     FOREACH v_binding IN ARRAY v_lost LOOP
-        FOR v_seq IN SELECT x.seq FROM fairlane.live x WHERE x.binding = v_binding ORDER BY x.arrival LOOP
+        FOR v_seq IN SELECT x.seq FROM fairlane.aside x WHERE x.binding = v_binding ORDER BY x.arrival LOOP
             -- Read now: what was placed before it may have changed it.
             SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.state <> 3;
             IF NOT FOUND THEN
@@ -211,7 +211,9 @@ BEGIN
                 PERFORM fairlane.replace_job(l, m);
             ELSE
                 -- It waits for its retry, and is placed when it arrives.
-                UPDATE fairlane.live SET binding = NULL, inbox = '' WHERE seq = v_seq;
+                l.binding := NULL;
+                l.inbox := '';
+                PERFORM fairlane.save(l);
             END IF;
         END LOOP;
     END LOOP;
@@ -234,7 +236,7 @@ END $$;
 
 -- The jobs of a pool that wait for a worker, in order of arrival.
 CREATE FUNCTION fairlane.unbound(p_pool text, p_limit integer) RETURNS bigint[] LANGUAGE sql STABLE AS $$
-    SELECT ARRAY(SELECT x.seq FROM fairlane.live x WHERE x.gate = 1 AND x.inbox = p_pool || '/' ORDER BY x.arrival LIMIT p_limit)
+    SELECT ARRAY(SELECT x.seq FROM fairlane.aside x WHERE x.gate = 1 AND x.inbox = p_pool || '/' ORDER BY x.arrival LIMIT p_limit)
 $$;
 
 -- Bind them, now that their pool has a live worker. Returns how many were bound.
@@ -270,7 +272,7 @@ BEGIN
     END IF;
     RETURN (WITH other AS MATERIALIZED (
             SELECT x.seq, x.rank, x.arrival, x.inbox, x.class FROM fairlane.live x WHERE x.lane = h.lane AND x.lane IS NOT NULL
-            AND NOT x.granted AND (x.expires_at IS NULL OR x.expires_at > m.now) AND x.gate = 0 AND x.inbox <> h.inbox
+            AND NOT x.granted AND x.session IS NULL AND (x.expires_at IS NULL OR x.expires_at > m.now) AND x.gate = 0 AND x.inbox <> h.inbox
             ORDER BY x.rank, x.arrival LIMIT 10000
         ), able AS MATERIALIZED (
             SELECT d.inbox, d.class FROM (SELECT DISTINCT o.inbox, o.class FROM other o) d WHERE fairlane.takes(d.inbox, d.class)
@@ -345,6 +347,7 @@ BEGIN
             retry_of, enqueued_at, expires)
         VALUES (p_id, p_task, v_queue, 3, p_class, p_cost, p_payload, p_headers, p_retries, p_backoff, p_timeout,
             p_uniq, p_pool, p_key, p_retry_of, m.now, p_expires) RETURNING * INTO j;
+        PERFORM fairlane.relate(j);
         IF p_uniq IS NOT NULL THEN
             INSERT INTO fairlane.held_unique (task, value, seq, id, until) VALUES (p_task, p_uniq, j.seq, p_id, m.now + p_unique_for)
             ON CONFLICT (task, value) DO UPDATE SET seq = excluded.seq, id = excluded.id, until = excluded.until, state = NULL;
@@ -355,7 +358,7 @@ BEGIN
         l.gate := 2;
         PERFORM fairlane.tally_move(l.queue, l.class, NULL, l.state);
         l := fairlane.arrive(l, m);
-        INSERT INTO fairlane.live SELECT l.*;
+        PERFORM fairlane.put(l);
     END IF;
     UPDATE fairlane.binding SET state = 'draining', cleanup = j.seq WHERE seq = b.seq RETURNING * INTO b;
     answer := CASE WHEN fairlane.drain(b, m) THEN 'released' ELSE 'draining' END;

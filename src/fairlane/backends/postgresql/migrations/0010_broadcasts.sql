@@ -46,10 +46,11 @@ BEGIN
     SELECT j.id || '/' || p_index, j.seq, p_index, 0, CASE WHEN p.expires_at IS NOT NULL THEN greatest(0, p.expires_at - m.now) END,
         m.now, j.task, j.queue, j.class, j.cost, j.payload, j.headers, j.retries, j.backoff, j.timeout, j.pool
     FROM fairlane.job j WHERE j.seq = p.seq RETURNING * INTO c;
+    PERFORM fairlane.relate(c);
     l := fairlane.new_live(c, m);
     PERFORM fairlane.tally_move(l.queue, l.class, NULL, l.state);
     l := fairlane.admit_job(l, m);
-    INSERT INTO fairlane.live SELECT l.*;
+    PERFORM fairlane.put(l);
 END $$;
 
 -- A worker has registered: broadcasts it may still join get a child for it, unless it has one from before.
@@ -57,8 +58,8 @@ CREATE FUNCTION fairlane.join_broadcasts(p_pool text, p_index integer, m fairlan
 DECLARE
     p fairlane.live;
 BEGIN
-    FOR p IN SELECT x.* FROM fairlane.live x JOIN fairlane.job j ON j.seq = x.seq
-        WHERE x.gate = 4 AND x.due > m.now AND NOT x.cancel AND j.pool = p_pool
+    FOR p IN SELECT x.* FROM fairlane.aside a JOIN fairlane.live x ON x.seq = a.seq JOIN fairlane.job j ON j.seq = a.seq
+        WHERE a.gate = 4 AND x.due > m.now AND NOT x.cancel AND j.pool = p_pool
         AND NOT fairlane.child_exists(j.id || '/' || p_index) ORDER BY x.seq
     LOOP
         PERFORM fairlane.add_child(p, p_index, m);
@@ -85,7 +86,7 @@ BEGIN
     IF p.due > m.now AND NOT p.cancel THEN
         RETURN;
     END IF;
-    IF EXISTS (SELECT 1 FROM fairlane.job j JOIN fairlane.live x ON x.seq = j.seq WHERE j.parent = p.seq) THEN
+    IF EXISTS (SELECT 1 FROM fairlane.children_of(p.seq) c JOIN fairlane.live x ON x.seq = c) THEN
         RETURN;
     END IF;
     IF p.cancel THEN
@@ -94,7 +95,7 @@ BEGIN
     END IF;
     SELECT string_agg(format('"%s/%s":"%s"', j.pool, j.direct, (ARRAY['completed', 'failed', 'cancelled'])[o.state - 3]), ','
         ORDER BY j.direct) INTO v_report
-    FROM fairlane.job j JOIN fairlane.outcome o ON o.seq = j.seq WHERE j.parent = p.seq;
+    FROM fairlane.children_of(p.seq) c JOIN fairlane.job j ON j.seq = c JOIN fairlane.outcome o ON o.seq = c;
     PERFORM fairlane.end_job(p, 4::smallint, NULL, convert_to(concat('{', v_report, '}'), 'UTF8'), NULL, NULL, NULL, m);
 END $$;
 
@@ -107,6 +108,7 @@ BEGIN
     FOREACH v_seq IN ARRAY p_seqs LOOP
         UPDATE fairlane.live SET due = NULL WHERE seq = v_seq AND gate = 4 AND due <= m.now RETURNING * INTO p;
         IF FOUND THEN
+            PERFORM fairlane.set_aside(p);
             PERFORM fairlane.finish_if_over(p, m);
         END IF;
     END LOOP;
@@ -114,8 +116,8 @@ END $$;
 
 -- Copies that wait for a worker that is not there, nor may come back within its lease, of broadcasts nobody can join.
 CREATE FUNCTION fairlane.children_unserved(p_limit integer, m fairlane.moment) RETURNS bigint[] LANGUAGE sql STABLE AS $$
-    SELECT ARRAY(SELECT l.seq FROM fairlane.live p JOIN fairlane.job j ON j.parent = p.seq JOIN fairlane.live l ON l.seq = j.seq
-        WHERE p.gate = 4 AND p.due IS NULL AND l.state < 3 AND NOT fairlane.served(j.pool, j.direct, m) LIMIT p_limit)
+    SELECT ARRAY(SELECT l.seq FROM fairlane.aside p CROSS JOIN LATERAL fairlane.children_of(p.seq) c JOIN fairlane.job j ON j.seq = c
+        JOIN fairlane.live l ON l.seq = c WHERE p.gate = 4 AND p.due IS NULL AND l.state < 3 AND NOT fairlane.served(j.pool, j.direct, m) LIMIT p_limit)
 $$;
 
 -- Cancel them.
@@ -151,7 +153,7 @@ BEGIN
     IF l.kind = 2 THEN
         UPDATE fairlane.live SET cancel = true WHERE seq = p_seq AND NOT cancel;
         l.cancel := true;
-        v_children := ARRAY(SELECT x.seq FROM fairlane.job j JOIN fairlane.live x ON x.seq = j.seq WHERE j.parent = p_seq ORDER BY x.seq);
+        v_children := ARRAY(SELECT x.seq FROM fairlane.children_of(p_seq) c JOIN fairlane.live x ON x.seq = c ORDER BY x.seq);
         FOREACH v_child IN ARRAY v_children LOOP
             PERFORM fairlane.cancel_job(v_child, m);
         END LOOP;
@@ -190,7 +192,7 @@ BEGIN
         -- wait for the locks taken above, so the wait is short and the call is repeated.
         PERFORM set_config('lock_timeout', '100ms', true);
         PERFORM 1 FROM fairlane.live x WHERE x.seq = ANY (v_live || ARRAY(
-            SELECT c.seq FROM fairlane.job c WHERE c.parent = ANY (v_live))) ORDER BY x.seq FOR UPDATE;
+            SELECT c FROM unnest(v_live) v CROSS JOIN LATERAL fairlane.children_of(v) c)) ORDER BY x.seq FOR UPDATE;
         PERFORM set_config('lock_timeout', '0', true);
         m := fairlane.moment_of(p_now, p_lease);
         PERFORM fairlane.cancel_waiting(v_live, m);
@@ -226,6 +228,8 @@ BEGIN
             INSERT INTO fairlane.tally (queue, class, scheduled, pending, cancelled)
             SELECT g.queue, g.class, -count(*) FILTER (WHERE g.state = 1), -count(*) FILTER (WHERE g.state = 2), count(*)
             FROM gone g GROUP BY g.queue, g.class
+        ), beside AS (
+            DELETE FROM fairlane.aside a WHERE a.seq = ANY (ARRAY(SELECT g.seq FROM gone g))
         )
         SELECT DISTINCT g.flow FROM gone g WHERE g.flow IS NOT NULL
     LOOP

@@ -199,7 +199,7 @@ DECLARE
     v_seq bigint;
     v_gone integer := 0;
 BEGIN
-    FOR v_seq IN SELECT x.seq FROM fairlane.live x WHERE x.waiter = p_session ORDER BY x.seq LOOP
+    FOR v_seq IN SELECT x.seq FROM fairlane.aside x WHERE x.waiter = p_session ORDER BY x.seq LOOP
         -- Read again: the end of one turn may have started the next. What runs is ended with the rest of what it holds.
         SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.state <> 3;
         IF FOUND THEN

@@ -89,8 +89,8 @@ BEGIN
     FOR v_key IN SELECT k.key FROM (
             SELECT f.lane AS key FROM fairlane.domain d JOIN fairlane.flows f ON f.domain = d.id
             WHERE d.queue = p_queue AND f.tag IS NOT NULL AND f.lane <> ''
-            UNION SELECT j.lane FROM fairlane.live x JOIN fairlane.job j ON j.seq = x.seq
-            WHERE x.gate > 0 AND x.state = 2 AND x.queue = p_queue AND j.lane IS NOT NULL
+            UNION SELECT j.lane FROM fairlane.aside a JOIN fairlane.live x ON x.seq = a.seq JOIN fairlane.job j ON j.seq = a.seq
+            WHERE a.gate > 0 AND x.state = 2 AND x.queue = p_queue AND j.lane IS NOT NULL
             UNION SELECT j.lane FROM fairlane.live x JOIN fairlane.job j ON j.seq = x.seq
             WHERE x.session IS NOT NULL AND x.queue = p_queue AND j.lane IS NOT NULL) k
         WHERE (fairlane.terms(p_queue, k.key)).places IS NOT NULL
@@ -119,7 +119,7 @@ END $$;
 
 -- The jobs of a limited lane that have not started: those that wait for a place, and those that hold one.
 CREATE FUNCTION fairlane.unstarted(p_lane bigint) RETURNS bigint[] LANGUAGE sql STABLE AS $$
-    SELECT ARRAY(SELECT x.seq FROM fairlane.live x WHERE x.lane = p_lane AND x.lane IS NOT NULL AND NOT x.granted
+    SELECT ARRAY(SELECT x.seq FROM fairlane.live x WHERE x.lane = p_lane AND x.lane IS NOT NULL AND NOT x.granted AND x.session IS NULL
         UNION ALL SELECT x.seq FROM fairlane.live x WHERE x.lane = p_lane AND x.lane IS NOT NULL AND x.granted AND x.session IS NULL)
 $$;
 
@@ -127,8 +127,9 @@ $$;
 CREATE FUNCTION fairlane.drop_kept(p_lane bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE fairlane.lane SET granted = granted - (SELECT count(*) FROM fairlane.live x
-        WHERE x.lane = p_lane AND x.lane IS NOT NULL AND x.due IS NOT NULL AND x.granted) WHERE id = p_lane;
-    UPDATE fairlane.live SET lane = NULL, granted = false WHERE lane = p_lane AND lane IS NOT NULL AND due IS NOT NULL;
+        WHERE x.lane = p_lane AND x.lane IS NOT NULL AND x.granted AND x.session IS NULL AND x.due IS NOT NULL) WHERE id = p_lane;
+    UPDATE fairlane.live SET lane = NULL, granted = false
+    WHERE lane = p_lane AND lane IS NOT NULL AND session IS NULL AND due IS NOT NULL;
 END $$;
 
 -- The lane has no limit any more: everybody in it may start.
@@ -139,14 +140,14 @@ DECLARE
     r record;
 BEGIN
     -- An expired turn would be started, so it is left out. Other expired jobs are not: in line a claim finds and cancels them.
-    FOR v_seq IN SELECT x.seq FROM fairlane.live x WHERE x.lane = n.id AND x.lane IS NOT NULL AND NOT x.granted AND x.kind = 1
+    FOR v_seq IN SELECT x.seq FROM fairlane.live x WHERE x.lane = n.id AND x.lane IS NOT NULL AND NOT x.granted AND x.session IS NULL AND x.kind = 1
         AND (x.expires_at IS NULL OR x.expires_at > m.now) ORDER BY x.rank, x.arrival
     LOOP
         PERFORM fairlane.grant(n.id, v_seq, m);
     END LOOP;
     -- Of those that go into the same flow the first one goes there, and takes the others along.
     FOR r IN SELECT array_agg(x.seq ORDER BY x.arrival) AS seqs FROM fairlane.live x WHERE x.lane = n.id AND x.lane IS NOT NULL
-        AND NOT x.granted AND x.kind <> 1 AND x.state = 2 AND x.gate = 0 GROUP BY x.class, x.inbox
+        AND NOT x.granted AND x.session IS NULL AND x.kind <> 1 AND x.state = 2 AND x.gate = 0 GROUP BY x.class, x.inbox
     LOOP
         PERFORM fairlane.grant(n.id, r.seqs[1], m);
         SELECT x.flow INTO v_flow FROM fairlane.live x WHERE x.seq = r.seqs[1];
@@ -168,8 +169,8 @@ BEGIN
     v_waiting := ARRAY(
         SELECT x.seq FROM fairlane.domain d JOIN fairlane.flow f ON f.domain = d.id AND f.lane = p_key
         JOIN fairlane.live x ON x.flow = f.id AND x.session IS NULL WHERE d.queue = p_queue
-        UNION ALL SELECT x.seq FROM fairlane.live x JOIN fairlane.job j ON j.seq = x.seq
-        WHERE x.gate > 0 AND x.state = 2 AND x.queue = p_queue AND j.lane = p_key);
+        UNION ALL SELECT x.seq FROM fairlane.aside a JOIN fairlane.live x ON x.seq = a.seq JOIN fairlane.job j ON j.seq = a.seq
+        WHERE a.gate > 0 AND x.state = 2 AND x.queue = p_queue AND j.lane = p_key);
     v_running := ARRAY(SELECT x.seq FROM fairlane.live x JOIN fairlane.job j ON j.seq = x.seq
         WHERE x.session IS NOT NULL AND x.queue = p_queue AND j.lane = p_key);
     PERFORM fairlane.move_flow(fairlane.pace_of(f.id), NULL, NULL)
@@ -267,9 +268,30 @@ DECLARE
 BEGIN
     PERFORM fairlane.lock_alone();
     m := fairlane.moment_of(p_now, p_lease);
-    differences := fairlane.recount_tallies() || fairlane.recount_loads() || fairlane.recount_lanes(m) || fairlane.recount_flows(m);
+    differences := fairlane.recount_aside() || fairlane.recount_tallies() || fairlane.recount_loads() || fairlane.recount_lanes(m) || fairlane.recount_flows(m);
     SELECT count(*) INTO jobs FROM fairlane.live;
     topics := fairlane.topics();
+END $$;
+
+-- `aside` has a row for every job that has something few have, and says the same.
+CREATE FUNCTION fairlane.recount_aside() RETURNS text[] LANGUAGE plpgsql AS $$
+DECLARE
+    l fairlane.live;
+    v_seq bigint;
+    v_found text[] := '{}';
+BEGIN
+    FOR l IN SELECT x.* FROM fairlane.live x LEFT JOIN fairlane.aside a ON a.seq = x.seq
+        WHERE (a.seq IS NOT NULL) <> fairlane.is_aside(x) OR (a.seq IS NOT NULL
+            AND (a.arrival, a.waiter, a.binding, a.due, a.expires_at, a.class, a.gate, a.scheduled, a.inbox)
+            IS DISTINCT FROM (x.arrival, x.waiter, x.binding, x.due, x.expires_at, x.class, x.gate, x.state = 1, x.inbox))
+    LOOP
+        v_found := v_found || (SELECT format('job %s: was set aside wrongly, or not at all', j.id) FROM fairlane.job j WHERE j.seq = l.seq);
+        PERFORM fairlane.set_aside(l);
+    END LOOP;
+    FOR v_seq IN DELETE FROM fairlane.aside a WHERE NOT EXISTS (SELECT 1 FROM fairlane.live x WHERE x.seq = a.seq) RETURNING a.seq LOOP
+        v_found := v_found || format('job number %s: it is gone, and was set aside', v_seq);
+    END LOOP;
+    RETURN v_found;
 END $$;
 
 CREATE FUNCTION fairlane.recount_tallies() RETURNS text[] LANGUAGE plpgsql AS $$

@@ -49,15 +49,16 @@ BEGIN
     topics := '{}';
     promoted := 0;
     expired := 0;
-    v_expired := ARRAY(SELECT x.seq FROM fairlane.live x WHERE x.expires_at <= m.now AND x.state IN (1, 2)
-        ORDER BY x.expires_at LIMIT p_limit);
+    v_expired := ARRAY(SELECT a.seq FROM fairlane.aside a
+        CROSS JOIN LATERAL (SELECT x.state FROM fairlane.live x WHERE x.seq = a.seq OFFSET 0) y
+        WHERE a.expires_at <= m.now AND y.state IN (1, 2) ORDER BY a.expires_at LIMIT p_limit);
     FOR c IN 0 .. 2 LOOP
         v_due := v_due || ARRAY(SELECT y.seq FROM (
-                SELECT x.seq, x.due FROM fairlane.live x WHERE x.class = c AND x.state = 1 AND x.due <= m.now
+                SELECT x.seq, x.due FROM fairlane.aside x WHERE x.class = c AND x.scheduled AND x.due <= m.now
                 ORDER BY x.due LIMIT p_limit - cardinality(v_due)) y
             CROSS JOIN LATERAL (SELECT i.id FROM fairlane.job i WHERE i.seq = y.seq OFFSET 0) j ORDER BY y.due, j.id COLLATE "C");
     END LOOP;
-    v_over := ARRAY(SELECT x.seq FROM fairlane.live x WHERE x.gate = 4 AND x.due <= m.now LIMIT p_limit);
+    v_over := ARRAY(SELECT x.seq FROM fairlane.aside x WHERE x.gate = 4 AND x.due <= m.now LIMIT p_limit);
     more := p_limit IN (cardinality(v_expired), cardinality(v_due), cardinality(v_over));
     IF cardinality(v_expired || v_due || v_over) > 0 THEN
         PERFORM fairlane.check_term(p_term, true, m);
@@ -77,12 +78,13 @@ BEGIN
         topics := fairlane.topics() || ARRAY(SELECT 'job:' || j.id FROM fairlane.job j WHERE j.seq = ANY (v_due));
     END IF;
     SELECT CASE WHEN min(t.moment) > m.now THEN min(t.moment) - m.now ELSE 0 END INTO next_due FROM (
-        (SELECT x.due AS moment FROM fairlane.live x WHERE x.class = 0 AND x.state = 1 ORDER BY x.due LIMIT 1)
-        UNION ALL (SELECT x.due FROM fairlane.live x WHERE x.class = 1 AND x.state = 1 ORDER BY x.due LIMIT 1)
-        UNION ALL (SELECT x.due FROM fairlane.live x WHERE x.class = 2 AND x.state = 1 ORDER BY x.due LIMIT 1)
-        UNION ALL (SELECT x.expires_at FROM fairlane.live x WHERE x.expires_at IS NOT NULL AND x.state IN (1, 2)
-            ORDER BY x.expires_at LIMIT 1)
-        UNION ALL SELECT min(x.due) FROM fairlane.live x WHERE x.gate = 4) t HAVING min(t.moment) IS NOT NULL;
+        (SELECT x.due AS moment FROM fairlane.aside x WHERE x.class = 0 AND x.scheduled ORDER BY x.due LIMIT 1)
+        UNION ALL (SELECT x.due FROM fairlane.aside x WHERE x.class = 1 AND x.scheduled ORDER BY x.due LIMIT 1)
+        UNION ALL (SELECT x.due FROM fairlane.aside x WHERE x.class = 2 AND x.scheduled ORDER BY x.due LIMIT 1)
+        UNION ALL (SELECT a.expires_at FROM fairlane.aside a
+            CROSS JOIN LATERAL (SELECT x.state FROM fairlane.live x WHERE x.seq = a.seq OFFSET 0) y
+            WHERE a.expires_at IS NOT NULL AND y.state IN (1, 2) ORDER BY a.expires_at LIMIT 1)
+        UNION ALL SELECT min(x.due) FROM fairlane.aside x WHERE x.gate = 4) t HAVING min(t.moment) IS NOT NULL;
 END $$;
 
 -- Admit scheduled jobs that are due, and arriving ones, in the order given. Returns how many were let in. Five hundred at a
@@ -130,6 +132,7 @@ BEGIN
             END IF;
         ELSIF r.later THEN
             UPDATE fairlane.live SET state = 1, gate = 0 WHERE seq = ANY (r.seqs);
+            PERFORM fairlane.set_aside(x) FROM fairlane.live x WHERE x.seq = ANY (r.seqs);
         ELSE
             PERFORM fairlane.line_up_all(r.queue, r.class, r.seqs, r.lanes, m);
         END IF;
@@ -155,6 +158,10 @@ BEGIN
     v_arrivals := ARRAY(SELECT v_first + g - 1 FROM generate_series(1, cardinality(p_seqs)) g);
     UPDATE fairlane.live u SET state = 2, due = NULL, gate = 0, granted = true, inbox = '',
         (arrival, flow) = (SELECT v_arrivals[n], v_flows[n] FROM array_position(p_seqs, u.seq) n)
+    WHERE u.seq = ANY (p_seqs);
+    -- Nothing is left of what few have, but that some expire.
+    DELETE FROM fairlane.aside a WHERE a.seq = ANY (p_seqs) AND a.expires_at IS NULL;
+    UPDATE fairlane.aside u SET due = NULL, scheduled = false, gate = 0, inbox = '', arrival = v_arrivals[array_position(p_seqs, u.seq)]
     WHERE u.seq = ANY (p_seqs);
     SELECT array_agg(x.flow ORDER BY x.flow), array_agg(x.head ORDER BY x.flow) INTO v_flows, v_arrivals FROM (
         SELECT g.flow, min(g.arrival) AS head FROM unnest(v_flows, v_arrivals) g(flow, arrival) GROUP BY g.flow) x;
@@ -207,8 +214,10 @@ BEGIN
     END IF;
     v_unbound := fairlane.bindable(p_limit, m);
     v_idle := ARRAY(SELECT h.seq FROM (
-            SELECT x.seq, x.granted_at FROM fairlane.live x WHERE x.granted_at <= m.now - 2
-            AND NOT (SELECT n.ordered FROM fairlane.lane n WHERE n.id = x.lane) ORDER BY x.granted_at LIMIT p_limit) h
+            SELECT a.seq, a.granted_at FROM fairlane.aside a
+            CROSS JOIN LATERAL (SELECT x.lane, x.granted_at FROM fairlane.live x WHERE x.seq = a.seq OFFSET 0) y
+            WHERE a.granted_at <= m.now - 2 AND y.granted_at IS NOT NULL
+            AND NOT (SELECT n.ordered FROM fairlane.lane n WHERE n.id = y.lane) ORDER BY a.granted_at LIMIT p_limit) h
         WHERE fairlane.could_use_place_of(h.seq, m) IS NOT NULL ORDER BY h.granted_at);
     v_lanes := fairlane.lanes_with_room(p_limit, m);
     more := p_limit IN (cardinality(v_arriving), cardinality(v_unbound));
@@ -240,9 +249,9 @@ END $$;
 -- Jobs that wait unbound although their pool has a live worker.
 CREATE FUNCTION fairlane.bindable(p_limit integer, m fairlane.moment) RETURNS bigint[] LANGUAGE sql STABLE AS $$
     WITH RECURSIVE waiting (inbox) AS (
-        SELECT (SELECT min(x.inbox) FROM fairlane.live x WHERE x.gate = 1)
+        SELECT (SELECT min(x.inbox) FROM fairlane.aside x WHERE x.gate = 1)
         UNION ALL
-        SELECT (SELECT min(x.inbox) FROM fairlane.live x WHERE x.gate = 1 AND x.inbox > w.inbox) FROM waiting w WHERE w.inbox IS NOT NULL
+        SELECT (SELECT min(x.inbox) FROM fairlane.aside x WHERE x.gate = 1 AND x.inbox > w.inbox) FROM waiting w WHERE w.inbox IS NOT NULL
     )
     SELECT ARRAY(SELECT s.seq FROM waiting w CROSS JOIN LATERAL unnest(fairlane.unbound(rtrim(w.inbox, '/'), p_limit)) s(seq)
         WHERE EXISTS (SELECT 1 FROM fairlane.session v WHERE v.pool = rtrim(w.inbox, '/') AND v.idx IS NOT NULL AND v.state = 'live'
@@ -252,7 +261,7 @@ $$;
 -- Lanes that have a place to give and somebody who waits for it: none, unless something went wrong.
 CREATE FUNCTION fairlane.lanes_with_room(p_limit integer, m fairlane.moment) RETURNS bigint[] LANGUAGE sql STABLE AS $$
     SELECT ARRAY(SELECT n.id FROM fairlane.lane n WHERE n.granted < n.places AND EXISTS (SELECT 1 FROM fairlane.live x
-        WHERE x.lane = n.id AND x.lane IS NOT NULL AND NOT x.granted AND (x.expires_at IS NULL OR x.expires_at > m.now)) LIMIT p_limit)
+        WHERE x.lane = n.id AND x.lane IS NOT NULL AND NOT x.granted AND x.session IS NULL AND (x.expires_at IS NULL OR x.expires_at > m.now)) LIMIT p_limit)
 $$;
 
 -- Replace the rows of tallies by their sums, once there are many: so that reading them stays cheap.
@@ -331,7 +340,7 @@ BEGIN
     GET DIAGNOSTICS jobs = ROW_COUNT;
     DELETE FROM fairlane.attempt WHERE seq = ANY (v_jobs);
     DELETE FROM fairlane.progress WHERE seq = ANY (v_jobs);
-    DELETE FROM fairlane.job WHERE seq = ANY (v_jobs);
+    PERFORM fairlane.forget(v_jobs);
     DELETE FROM fairlane.load WHERE session = ANY (v_sessions);
     DELETE FROM fairlane.session WHERE seq = ANY (v_sessions);
     GET DIAGNOSTICS v_count = ROW_COUNT;

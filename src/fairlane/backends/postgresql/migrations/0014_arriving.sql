@@ -95,6 +95,10 @@ BEGIN
             INSERT INTO fairlane.live (seq, queue, class, cost, state, gate, due, expires_at, plain)
             VALUES (j.seq, j.queue, j.class, j.cost, 0, 3, coalesce(j.run_at, m.now + coalesce(j.delay, 0)), m.now + j.expires,
                 j.sticky IS NULL AND j.uniq IS NULL);
+            IF j.expires IS NOT NULL THEN
+                PERFORM fairlane.set_expiries(ARRAY[j.seq]);
+            END IF;
+            PERFORM fairlane.relate(j);
             created := true;
             state := 0;
             EXIT;

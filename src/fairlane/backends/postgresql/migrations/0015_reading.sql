@@ -74,9 +74,10 @@ BEGIN
         v_pool := substring(p_worker FROM '^(.+)/[0-9]+$');
         v_index := substring(p_worker FROM '[0-9]+$')::integer;
         RETURN ARRAY(SELECT x.seq FROM (
-            (SELECT l.seq FROM fairlane.live l
-                WHERE l.inbox <> '' AND (l.inbox, l.seq) < (p_worker, p_before) AND l.inbox >= p_worker AND l.state < 3
-                ORDER BY l.inbox DESC, l.seq DESC LIMIT p_size)
+            (SELECT a.seq FROM fairlane.aside a
+                CROSS JOIN LATERAL (SELECT y.state FROM fairlane.live y WHERE y.seq = a.seq OFFSET 0) l
+                WHERE a.inbox <> '' AND (a.inbox, a.seq) < (p_worker, p_before) AND a.inbox >= p_worker AND l.state < 3
+                ORDER BY a.inbox DESC, a.seq DESC LIMIT p_size)
             UNION ALL
             SELECT r.seq FROM fairlane.session s CROSS JOIN LATERAL (SELECT l.seq FROM fairlane.live l
                 WHERE l.session IS NOT NULL AND (l.session, l.seq) < (s.seq, p_before) AND l.session >= s.seq
@@ -89,9 +90,8 @@ BEGIN
             WHERE s.pool = v_pool AND s.idx = v_index AND s.idx IS NOT NULL
         ) x ORDER BY x.seq DESC LIMIT p_size);
     ELSIF p_sticky IS NOT NULL THEN
-        RETURN ARRAY(SELECT j.seq FROM fairlane.job j
-            WHERE j.sticky IS NOT NULL AND (j.sticky, j.seq) < (p_sticky, p_before) AND j.sticky >= p_sticky
-            ORDER BY j.sticky DESC, j.seq DESC LIMIT p_size);
+        RETURN ARRAY(SELECT r.seq FROM fairlane.relation r WHERE r.kind = 's' AND r.key = p_sticky AND r.seq < p_before
+            ORDER BY r.kind DESC, r.key DESC, r.seq DESC LIMIT p_size);
     ELSIF p_lane IS NOT NULL THEN
         RETURN ARRAY(SELECT j.seq FROM fairlane.job j
             WHERE j.lane IS NOT NULL AND (j.queue, j.lane, j.seq) < (p_queue, p_lane, p_before)
@@ -102,13 +102,13 @@ BEGIN
         RETURN ARRAY(SELECT l.seq FROM fairlane.live l WHERE l.seq < p_before AND l.state IN (0, 2)
             ORDER BY l.seq DESC LIMIT p_size);
     ELSIF p_state = 'scheduled' THEN
-        RETURN ARRAY(SELECT l.seq FROM fairlane.live l WHERE l.seq < p_before AND l.state = 1
-            ORDER BY l.seq DESC LIMIT p_size);
+        RETURN ARRAY(SELECT a.seq FROM fairlane.aside a WHERE a.seq < p_before AND a.scheduled
+            ORDER BY a.seq DESC LIMIT p_size);
     ELSIF p_state = 'running' THEN
         -- What runs is at most what the fleet has slots for, so sorting it is cheap.
         RETURN ARRAY(WITH r AS MATERIALIZED (
             SELECT l.seq FROM fairlane.live l WHERE l.session IS NOT NULL
-            UNION ALL SELECT l.seq FROM fairlane.live l WHERE l.gate = 4 AND l.gate > 0
+            UNION ALL SELECT a.seq FROM fairlane.aside a WHERE a.gate = 4
         ) SELECT r.seq FROM r WHERE r.seq < p_before ORDER BY r.seq DESC LIMIT p_size);
     ELSIF p_task IS NOT NULL THEN
         -- One list for each queue, or for the one that is asked for.

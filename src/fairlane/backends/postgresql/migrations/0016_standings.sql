@@ -61,19 +61,19 @@ BEGIN
         UNION ALL
         -- In an ordered lane every rank is 0, so the first bound counts all.
         SELECT 1 FROM unnest(p_bounds) WITH ORDINALITY b (arrival, class)
-        CROSS JOIN LATERAL (SELECT 1 FROM fairlane.live x WHERE x.lane = l.lane AND x.lane IS NOT NULL AND NOT x.granted
+        CROSS JOIN LATERAL (SELECT 1 FROM fairlane.live x WHERE x.lane = l.lane AND x.lane IS NOT NULL AND NOT x.granted AND x.session IS NULL
             AND x.rank = b.class - 1 AND x.arrival < b.arrival AND x.state < 3 LIMIT p_exact) w
         WHERE b.class = 1 OR NOT p_ordered
         UNION ALL
         SELECT 1 FROM unnest(p_bounds) WITH ORDINALITY b (arrival, class)
         CROSS JOIN LATERAL (SELECT 1 FROM fairlane.live x WHERE x.lane = l.lane AND x.lane IS NOT NULL
-            AND (x.due IS NOT NULL OR x.gate > 0) AND x.granted AND x.rank = b.class - 1 AND x.arrival < b.arrival
+            AND x.granted AND x.session IS NULL AND (x.due IS NOT NULL OR x.gate > 0) AND x.rank = b.class - 1 AND x.arrival < b.arrival
             AND x.state < 3 LIMIT p_exact) h
         WHERE b.class = 1 OR NOT p_ordered
         UNION ALL
-        SELECT 1 FROM fairlane.live g
-        CROSS JOIN LATERAL (SELECT x.lane FROM fairlane.job x WHERE x.seq = g.seq LIMIT 1) j
-        WHERE l.lane IS NULL AND g.gate > 0 AND g.gate IN (1, 2) AND g.queue = l.queue
+        SELECT 1 FROM fairlane.aside g
+        CROSS JOIN LATERAL (SELECT x.lane, x.queue FROM fairlane.job x WHERE x.seq = g.seq LIMIT 1) j
+        WHERE l.lane IS NULL AND g.gate IN (1, 2) AND j.queue = l.queue
             AND g.arrival < p_bounds[g.class + 1] AND coalesce(j.lane, '') = p_key
         LIMIT p_exact) x);
 END $$;
@@ -110,7 +110,7 @@ BEGIN
             (SELECT count(*) FROM (SELECT 1 FROM fairlane.live r WHERE r.flow = x.id AND r.flow IS NOT NULL
                 AND r.session IS NULL AND r.arrival >= x.head LIMIT v_most) c) AS claimable,
             (SELECT count(*) FROM (SELECT 1 FROM fairlane.live w WHERE w.lane = n.id AND w.lane IS NOT NULL
-                AND NOT w.granted AND w.rank = CASE WHEN n.ordered THEN 0 ELSE l.class END LIMIT v_most) c) AS waiting
+                AND NOT w.granted AND w.session IS NULL AND w.rank = CASE WHEN n.ordered THEN 0 ELSE l.class END LIMIT v_most) c) AS waiting
         FROM (SELECT a.flow AS id, a.tag, a.head, (SELECT o.lane FROM fairlane.flow o WHERE o.id = a.flow) AS lane
             FROM fairlane.line a WHERE a.domain = d.id AND a.tag >= d.clock AND a.flow IS DISTINCT FROM f.id
             ORDER BY a.tag, a.head LIMIT p_lanes) x
@@ -121,7 +121,7 @@ BEGIN
     IF v_limited > 0 THEN
         -- Whose places are all taken, so that nothing of them is claimable just now.
         SELECT json_agg(json_build_array(y.key, y.finish, y.places, (SELECT count(*) FROM (
-            SELECT 1 FROM fairlane.live w WHERE w.lane = y.id AND w.lane IS NOT NULL AND NOT w.granted
+            SELECT 1 FROM fairlane.live w WHERE w.lane = y.id AND w.lane IS NOT NULL AND NOT w.granted AND w.session IS NULL
             AND w.rank = CASE WHEN y.ordered THEN 0 ELSE l.class END LIMIT v_most) c)))
         INTO v_blocked FROM (
             SELECT n.id, n.key, n.places, n.ordered, x.finish
@@ -182,7 +182,7 @@ BEGIN
     END IF;
     IF l.lane IS NOT NULL AND NOT l.granted THEN
         SELECT min(r.due) INTO v_retry FROM fairlane.live r
-        WHERE r.lane = l.lane AND r.lane IS NOT NULL AND (r.due IS NOT NULL OR r.gate > 0) AND r.granted;
+        WHERE r.lane = l.lane AND r.lane IS NOT NULL AND r.granted AND r.session IS NULL AND r.due IS NOT NULL;
     ELSIF v_place = 1 AND l.flow IS NOT NULL THEN
         SELECT count(*) INTO v_before FROM (SELECT 1 FROM fairlane.flows m
             CROSS JOIN LATERAL (SELECT a.clock FROM fairlane.domains a WHERE a.id = m.domain LIMIT 1) d

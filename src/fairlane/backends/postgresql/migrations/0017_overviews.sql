@@ -57,8 +57,8 @@ BEGIN
     RETURN QUERY
     SELECT s.id, s.kind, s.state, s.host, s.pid, s.pool, s.idx, s.named, s.queues, s.slots, s.reserved_high,
         s.reserved_normal, h.running_high, h.running_normal, h.running_low,
-        ARRAY(SELECT l.class FROM fairlane.live l
-            WHERE l.waiter = s.seq AND l.waiter IS NOT NULL AND l.session IS NOT NULL),
+        ARRAY(SELECT a.class FROM fairlane.aside a
+            WHERE a.waiter = s.seq AND EXISTS (SELECT 1 FROM fairlane.live l WHERE l.seq = a.seq AND l.session IS NOT NULL)),
         s.started_at, s.lease, s.expires - v_lease
     FROM fairlane.session s CROSS JOIN LATERAL (
         SELECT x.running_high, x.running_normal, x.running_low FROM fairlane.load x
