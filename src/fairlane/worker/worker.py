@@ -41,6 +41,8 @@ from .settings import WorkerSettings
 logger = logging.getLogger("fairlane.worker")
 REDECLARE_SECONDS = 3_600.0
 """Schedules that nobody declares for a day stop, so a living worker repeats itself."""
+MANY = 20
+"""Jobs of a claim that do not all begin in the same turn of the loop."""
 UNWIND_SECONDS = 3.0
 """How long bodies that were told to end at a stop may take to do so, before they are left behind."""
 LAST_TRIES = 5.0
@@ -211,9 +213,25 @@ class Worker:
         stale = [verdict.id for verdict in finished.verdicts if not verdict.accepted]
         if stale:
             logger.warning("%d endings came too late, others have the jobs now: %s", len(stale), ", ".join(stale[:5]))
-        for job in finished.claimed:
-            self._executor.start(self._runs[job.held])
+        self._start_all([self._runs[job.held] for job in finished.claimed])
         return True
+
+    def _start_all(self, runs: list[Run]) -> None:
+        """Begin the bodies; of many, half in the next turn of the loop.
+
+        Short bodies of the first half have ended by then, so that the store writes their endings while those of the
+        second half run, instead of one waiting for the other.
+        """
+        half = len(runs) // 2 if len(runs) >= MANY else len(runs)
+        for run in runs[:half]:
+            self._executor.start(run)
+        if runs[half:]:
+            self._loop.call_soon(self._start_rest, runs[half:])
+
+    def _start_rest(self, runs: list[Run]) -> None:
+        for run in runs:
+            if not run.ended:  # stopped meanwhile
+                self._executor.start(run)
 
     def _forget(self, run: Run) -> None:
         self._runs.pop(run.claimed.held, None)
