@@ -24,12 +24,12 @@ NAME_BYTES = 40
 
 
 def is_about_a_job(topic: str) -> bool:
-    """Whether it belongs on the channel of the jobs."""
-    return topic.startswith("j")
+    """Whether it belongs on the channel of the jobs: a change of one, or of the line that it waits in."""
+    return topic.startswith(("j", "p"))
 
 
 class Channels(NamedTuple):
-    """The two channels of a schema: ``job:`` topics are many, and most processes do not care for any."""
+    """The two channels of a schema: ``job:`` and ``place:`` topics are many, and most processes do not care for any."""
 
     jobs: str
     others: str

@@ -4,10 +4,10 @@ The thread starts with the first thing to send or to listen to. The first topics
 `GATHER_SECONDS` go together, because all NOTIFYs of a server commit one after the other. Nothing is kept for a server
 that is away: by the time it is back everybody has polled.
 
-``job:`` topics are sent only when somebody hears them. A process with a listener says `HERE` when it begins and every
-`ANNOUNCE_SECONDS`, on the channel of the other topics. Whoever begins to hear that channel asks `ANYBODY` on the
-channel of the jobs, and sends everything until the answers must be there. Whoever does not hear it sends everything
-always. Jobs that were kept back just before a listener was heard of are sent after all: so a listener hears whatever
+``job:`` and ``place:`` topics are sent only when somebody hears them. A process with a listener says `HERE` when it
+begins and every `ANNOUNCE_SECONDS`, on the channel of the other topics. Whoever begins to hear that channel asks
+`ANYBODY` on the channel of the jobs, and sends everything until the answers must be there. Whoever does not hear it sends
+everything always. What was kept back just before a listener was heard of is sent after all: so a listener hears whatever
 changes after the server began to listen for it.
 """
 

@@ -3,7 +3,10 @@
 
 -- Give back so many places of each lane and hand them on, with few statements: the hot path of limited lanes. Nearly
 -- always one place goes from one plain job to the next of its lane, or nobody waits; every other case goes the long way.
-CREATE FUNCTION fairlane.hand_on_all(p_lanes bigint[], p_freed integer[], m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+-- `p_flows`: the flow of one that gave a place back, with its class, if it was in nobody's inbox. The next is nearly always in
+-- the same one, which then need not be looked up.
+CREATE FUNCTION fairlane.hand_on_all(p_lanes bigint[], p_freed integer[], p_flows bigint[], p_classes smallint[], m fairlane.moment)
+RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_nobody bigint[];
     v_long bigint[];
@@ -16,8 +19,8 @@ DECLARE
     v_places tid[];
     v_domains bigint[];      -- of those, sorted
     v_clocks bigint[];
-    v_queues integer[];
-    v_inboxes text[];
+    v_bare bigint[];         -- those of them that had nothing claimable at all
+    v_boxed boolean;         -- one of the jobs is in somebody's inbox
     v_lane bigint;
 BEGIN
     -- `simple`: one place is free, and the next in line is a job that nothing else holds, behind what its flow has claimable.
@@ -29,17 +32,17 @@ BEGIN
         array_agg(w.arrival ORDER BY p.flow) FILTER (WHERE x.simple AND p.tag IS NULL),
         array_agg(p.place) FILTER (WHERE x.simple AND p.tag IS NULL),
         array_agg(DISTINCT p.domain) FILTER (WHERE x.simple AND p.tag IS NULL),
-        array_agg(DISTINCT n.queue) FILTER (WHERE x.simple AND w.inbox = ''),
-        array_agg(DISTINCT w.inbox) FILTER (WHERE x.simple AND w.inbox <> '')
-    INTO v_nobody, v_long, v_counted, v_by, v_seqs, v_flows, v_raised, v_heads, v_places, v_domains, v_queues, v_inboxes
-    FROM unnest(p_lanes, p_freed) g(lane, freed)
+        bool_or(w.inbox <> '') FILTER (WHERE x.simple)
+    INTO v_nobody, v_long, v_counted, v_by, v_seqs, v_flows, v_raised, v_heads, v_places, v_domains, v_boxed
+    FROM unnest(p_lanes, p_freed, p_flows, p_classes) g(lane, freed, flow, class)
     CROSS JOIN LATERAL (SELECT y.* FROM fairlane.lane y WHERE y.id = g.lane OFFSET 0) n
     LEFT JOIN LATERAL (SELECT y.seq, y.arrival, y.inbox, y.class, y.state, y.gate, y.waiter FROM fairlane.live y
         WHERE y.lane = n.id AND y.lane IS NOT NULL AND NOT y.granted AND y.session IS NULL AND (y.expires_at IS NULL OR y.expires_at > m.now)
         ORDER BY y.rank, y.arrival LIMIT 1) w ON true
     LEFT JOIN LATERAL (SELECT y.flow, y.domain, y.tag, y.head, y.ctid AS place FROM fairlane.pace y
-        CROSS JOIN LATERAL (SELECT (SELECT f.id FROM fairlane.flow f WHERE f.lane = n.key AND f.domain = (
-            SELECT d.id FROM fairlane.domain d WHERE d.inbox = w.inbox AND d.class = w.class AND d.queue = n.queue)) AS flow OFFSET 0) i
+        CROSS JOIN LATERAL (SELECT CASE WHEN g.class = w.class AND w.inbox = '' THEN g.flow ELSE (
+            SELECT f.id FROM fairlane.flow f WHERE f.lane = n.key AND f.domain = (
+                SELECT d.id FROM fairlane.domain d WHERE d.inbox = w.inbox AND d.class = w.class AND d.queue = n.queue)) END AS flow OFFSET 0) i
         WHERE y.flow >= i.flow AND y.flow <= i.flow ORDER BY y.flow DESC LIMIT 1) p ON true
     CROSS JOIN LATERAL (SELECT
         coalesce(w.waiter IS NULL AND w.state = 2 AND w.gate = 0 AND n.places - n.granted + g.freed = 1
@@ -55,6 +58,7 @@ BEGIN
             granted_at = CASE WHEN u.inbox <> '' THEN m.now END
         WHERE u.seq = ANY (v_seqs);
         IF v_raised IS NOT NULL THEN
+            v_bare := ARRAY(SELECT g FROM unnest(v_domains) g WHERE fairlane.next_flow(g) IS NULL);
             v_clocks := ARRAY(SELECT fairlane.clock_of(g.domain) FROM unnest(v_domains) WITH ORDINALITY g(domain, ord) ORDER BY g.ord);
             WITH raised AS (
                 UPDATE fairlane.pace u SET tag = greatest(u.finish, v_clocks[width_bucket(u.domain, v_domains)]),
@@ -62,11 +66,11 @@ BEGIN
                 WHERE u.ctid = ANY (v_places) RETURNING u.flow, u.domain, u.tag, u.head
             )
             INSERT INTO fairlane.line (domain, tag, head, flow) SELECT x.domain, x.tag, x.head, x.flow FROM raised x;
+            -- Where something was claimable already, whoever could start it was told before, or is busy.
+            PERFORM fairlane.tell_ready(d.queue, d.inbox) FROM fairlane.domain d WHERE d.id = ANY (v_bare);
         END IF;
-        PERFORM fairlane.tell_ready(g.queue, '') FROM unnest(v_queues) g(queue);
-        IF v_inboxes IS NOT NULL THEN
+        IF v_boxed THEN
             UPDATE fairlane.aside SET granted_at = m.now WHERE seq = ANY (v_seqs) AND inbox <> '';
-            PERFORM fairlane.tell('worker:' || g.inbox) FROM unnest(v_inboxes) g(inbox);
         END IF;
     END IF;
     IF v_nobody IS NOT NULL THEN
@@ -176,9 +180,9 @@ BEGIN
         p_seqs := ARRAY(SELECT CASE WHEN g.seq > 0 THEN g.seq ELSE coalesce((SELECT j.seq FROM fairlane.job j WHERE j.id = g.id), 0) END
             FROM unnest(p_ids, p_seqs) WITH ORDINALITY g(id, seq, ord) ORDER BY g.ord);
     END IF;
-    -- What does more than complete, or hands something on, needs locks. Nothing that they depend on can change meanwhile:
-    -- only who has the store alone touches the lane or the binding of a running job.
-    SELECT array_agg(DISTINCT r.queue) FILTER (WHERE NOT r.plain OR r.lane IS NOT NULL OR p_moves IS NOT NULL),
+    -- What does more than complete needs locks. Nothing that they depend on can change meanwhile: only who has the store alone
+    -- touches the lane or the binding of a running job.
+    SELECT array_agg(DISTINCT r.queue) FILTER (WHERE NOT r.plain OR p_moves IS NOT NULL),
         array_agg(r.binding) FILTER (WHERE r.binding IS NOT NULL)
     INTO v_queues, v_bindings FROM fairlane.live r WHERE r.seq = ANY (p_seqs) AND r.session = v_holder;
     IF v_bindings IS NOT NULL THEN
@@ -227,6 +231,9 @@ DECLARE
     v_queues integer[];
     v_lanes bigint[];
     v_freed integer[];
+    v_flows bigint[];
+    v_classes smallint[];
+    v_locked integer[];
     v_aside bigint[];
 BEGIN
     done := '{}';
@@ -241,7 +248,7 @@ BEGIN
     WITH gone AS (
         DELETE FROM fairlane.live r WHERE r.seq = ANY (v_asked) AND r.session = p_holder AND r.plain
         AND r.fence = v_fences[width_bucket(r.seq, v_asked)]
-        RETURNING r.seq, r.queue, r.class, r.lane, r.granted, r.arrival, r.attempt, r.fence, r.started_at, r.refused,
+        RETURNING r.seq, r.queue, r.class, r.lane, r.granted, CASE WHEN r.inbox = '' THEN r.flow END AS flow, r.arrival, r.attempt, r.fence, r.started_at, r.refused,
             r.expires_at IS NOT NULL OR r.inbox <> '' AS aside
     ), kept AS (
         INSERT INTO fairlane.outcome (seq, queue, state, result, session, move, arrival, attempt, fence, started_at, finished_at, refused)
@@ -252,10 +259,11 @@ BEGIN
         SELECT g.queue, g.class, -count(*), count(*) FROM gone g GROUP BY g.queue, g.class
     )
     SELECT array_agg(g.seq), array_agg(DISTINCT g.queue), array_agg(g.lane) FILTER (WHERE g.lane IS NOT NULL),
-        array_agg(g.granted::integer) FILTER (WHERE g.lane IS NOT NULL),
+        array_agg(g.granted::integer) FILTER (WHERE g.lane IS NOT NULL), array_agg(g.flow) FILTER (WHERE g.lane IS NOT NULL),
+        array_agg(g.class) FILTER (WHERE g.lane IS NOT NULL), array_agg(DISTINCT g.queue) FILTER (WHERE g.lane IS NOT NULL),
         ARRAY[count(*) FILTER (WHERE g.class = 0), count(*) FILTER (WHERE g.class = 1), count(*) FILTER (WHERE g.class = 2)],
         array_agg(g.seq) FILTER (WHERE g.aside)
-    INTO done, v_queues, v_lanes, v_freed, freed, v_aside FROM gone g;
+    INTO done, v_queues, v_lanes, v_freed, v_flows, v_classes, v_locked, freed, v_aside FROM gone g;
     IF done IS NULL THEN
         done := '{}';
         RETURN;
@@ -265,9 +273,15 @@ BEGIN
     END IF;
     PERFORM fairlane.tell_waiting(q.id) FROM fairlane.queue q WHERE q.id = ANY (v_queues) AND q.slots IS NOT NULL;
     IF v_lanes IS NOT NULL THEN
-        SELECT array_agg(x.lane), array_agg(x.freed) INTO v_lanes, v_freed FROM (
-            SELECT g.lane, sum(g.freed)::integer AS freed FROM unnest(v_lanes, v_freed) g(lane, freed) GROUP BY g.lane) x;
-        PERFORM fairlane.hand_on_all(v_lanes, v_freed, m);
+        -- Only now: what was done so far concerns nobody else, so that others may go on meanwhile.
+        PERFORM fairlane.lock_some(NULL, v_locked);
+        IF (SELECT count(DISTINCT g) FROM unnest(v_lanes) g) < cardinality(v_lanes) THEN
+            SELECT array_agg(x.lane), array_agg(x.freed), array_agg(x.flow), array_agg(x.class)
+            INTO v_lanes, v_freed, v_flows, v_classes FROM (
+                SELECT g.lane, sum(g.freed)::integer AS freed, (array_agg(g.flow))[1] AS flow, (array_agg(g.class))[1] AS class
+                FROM unnest(v_lanes, v_freed, v_flows, v_classes) g(lane, freed, flow, class) GROUP BY g.lane) x;
+        END IF;
+        PERFORM fairlane.hand_on_all(v_lanes, v_freed, v_flows, v_classes, m);
     END IF;
 END $$;
 
