@@ -40,10 +40,9 @@ CREATE TABLE fairlane.rule (
 );
 
 -- Jobs of a queue by class and state: the sum of all rows. Every step adds a row of what it changed, so that no two
--- steps write the same one; the leader adds them up. `slotless` are those among `running` that take no slot: turns, and
--- the parents of broadcasts.
+-- steps write the same one; the leader adds them up. There are never many, so they have no index and no key. `slotless` are
+-- those among `running` that take no slot: turns, and the parents of broadcasts.
 CREATE TABLE fairlane.tally (
-    id        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     queue     integer NOT NULL,
     class     smallint NOT NULL,
     scheduled bigint NOT NULL DEFAULT 0,

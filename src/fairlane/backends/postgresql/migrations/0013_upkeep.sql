@@ -272,7 +272,7 @@ BEGIN
     END IF;
     PERFORM fairlane.check_term(p_term, true, m);
     WITH old AS (
-        DELETE FROM fairlane.tally t WHERE t.id = ANY (ARRAY(SELECT x.id FROM fairlane.tally x FOR UPDATE SKIP LOCKED)) RETURNING t.*
+        DELETE FROM fairlane.tally t WHERE t.ctid = ANY (ARRAY(SELECT x.ctid FROM fairlane.tally x FOR UPDATE SKIP LOCKED)) RETURNING t.*
     )
     INSERT INTO fairlane.tally (queue, class, scheduled, pending, running, slotless, completed, failed, cancelled)
     SELECT o.queue, o.class, sum(o.scheduled), sum(o.pending), sum(o.running), sum(o.slotless), sum(o.completed), sum(o.failed),
