@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -30,6 +31,12 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
             raise InvalidInput(LOOP, "uvloop is not installed; pip install 'fairlane[uvloop]'") from None
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
+
+
+def run_beside(work: Coroutine[Any, Any, T]) -> T:
+    """The same as `run` in a thread that may start as the process ends, when nothing can be imported any more: uvloop
+    only if it is here already."""
+    return run(work) if "uvloop" in sys.modules else asyncio.run(work)
 
 
 def runner() -> asyncio.Runner:

@@ -6,9 +6,9 @@ that is away: by the time it is back everybody has polled.
 
 ``job:`` and ``place:`` topics are sent only when somebody hears them. A process with a listener says `HERE` when it
 begins and every `ANNOUNCE_SECONDS`, on the channel of the other topics. Whoever begins to hear that channel asks
-`ANYBODY` on the channel of the jobs, and sends everything until the answers must be there. Whoever does not hear it sends
-everything always. What was kept back just before a listener was heard of is sent after all: so a listener hears whatever
-changes after the server began to listen for it.
+`ANYBODY` on the channel of the jobs, and sends everything until the answers must be there. Whoever does not hear it
+sends everything always. What was kept back just before a listener was heard of is sent after all: so a listener hears
+whatever changes after the server began to listen for it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Collection
 from typing import Any, Protocol
 
+from ... import loops
 from .address import driver
 from .channels import ANYBODY, EVERYTHING, HERE, Channels, Waiting, is_about_a_job, payloads
 
@@ -32,6 +33,8 @@ LISTEN_SECONDS = 0.5
 MOST_KEPT, KEEP_SECONDS = 5_000, 0.5
 """Jobs that nobody wanted to hear of: how many are remembered, and how long."""
 ANNOUNCE_SECONDS = 10.0
+EARLY_SECONDS = 0.002
+"""A timer may fire so much before its time, as an event loop counts it."""
 TRUST_SECONDS = 30.0
 """How long it counts that somebody said to be there."""
 ANSWER_SECONDS = 0.3
@@ -167,7 +170,7 @@ class Notifier:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._serve())
+            loops.run_beside(self._serve())
         except asyncio.CancelledError:
             logger.debug("wake-ups were lost at the end: the server does not answer")
         except Exception:
@@ -275,7 +278,8 @@ class Notifier:
 
     async def _look_around(self, connection: Connection) -> None:
         """Do what is due from time to time: see whether the server is there, leave channels, and announce."""
-        if time.monotonic() >= self._look_at:
+        now = time.monotonic() + EARLY_SECONDS
+        if now >= self._look_at:
             self._look_at = self._remind(ANNOUNCE_SECONDS)
             await connection.execute("SELECT 1")
             unused = self._listening - self._wanted()
@@ -283,7 +287,7 @@ class Notifier:
             for channel in unused & self._unused:
                 await self._stop_to_hear(connection, channel)
             self._unused = unused
-        if time.monotonic() >= self._announce_at and self._channels.jobs in self._listening:
+        if now >= self._announce_at and self._channels.jobs in self._listening:
             # Two are enough: each of them tells all others, and the two tell each other.
             if len(self._announcers) < 2:
                 self._signs.add([HERE])
