@@ -16,7 +16,6 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Generic, TypeVar, overload
 
-from . import loops
 from .binding import Binding, Release
 from .client import Client, OnSent
 from .errors import FairlaneError
@@ -92,7 +91,8 @@ class LoopThread:
             self._forget()
         with self._door:
             if self._loop is None:
-                self._loop = loops.new_event_loop()
+                # Not uvloop: programs without an event loop of their own are those that fork.
+                self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(
                     target=_serve, args=(self._loop,), name="fairlane-blocking", daemon=True
                 )

@@ -113,7 +113,7 @@ class Keeper:
 
     def _run(self) -> None:
         try:
-            loops.run(self._keep())
+            loops.run_beside(self._keep())
         except BaseException as exc:
             if self._started.done():
                 logger.exception("the keeper's thread has ended; the session will expire")

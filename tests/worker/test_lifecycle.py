@@ -183,51 +183,6 @@ async def test_a_session_that_was_declared_dead_drops_its_bodies_and_begins_anew
     assert (job.state, job.attempt) == (JobState.COMPLETED, 2)
 
 
-async def test_a_stop_while_half_of_a_claim_has_begun_gives_the_other_half_back_uncharged(yard: Yard) -> None:
-    begun: list[str] = []
-
-    async def work(name: str) -> None:
-        begun.append(name)
-        if len(begun) == 1:
-            worker.stop(now=True)
-            # As the loop would, before its next turn begins the others.
-            worker._hand_back(time.monotonic())
-
-    yard.task(work)
-    ids = {name: await yard.enqueue("work", name) for name in map(str, range(40))}
-    worker = yard.make(slots=40)
-    await asyncio.wait_for(worker.run(), 10)
-    jobs = {name: await yard.job(id) for name, id in ids.items()}
-
-    assert len(begun) <= 20
-    for name, job in jobs.items():
-        if name in begun:
-            assert job.state in (JobState.COMPLETED, JobState.PENDING)
-        else:
-            assert (job.state, job.attempt) == (JobState.PENDING, 0)
-    assert (await yard.store.recount()).differences == ()
-
-
-async def test_a_claim_that_was_made_for_a_lost_session_is_not_sent_in_the_next(yard: Yard) -> None:
-    """Claims are numbered by session: one with a number of the old one would make the next ones look stale."""
-
-    async def work() -> None: ...
-
-    yard.task(work)
-    async with yard.worker() as worker:
-        for _ in range(10):
-            await yard.until(await yard.enqueue("work"))
-        await wait_for(lambda: worker._next_claim is not None)
-        first = worker.session.id
-        # As the keeper tells it, before a poll of the worker's own finds out.
-        worker._lose_session(first)
-        ids = [await yard.enqueue("work") for _ in range(5)]
-        jobs = [await yard.until(id) for id in ids]
-        assert worker.session.id != first
-        assert worker._fetcher.number < 10
-    assert {job.state for job in jobs} == {JobState.COMPLETED}
-
-
 @pytest.mark.parametrize("how", ["before", "after"])
 async def test_an_outage_loses_and_doubles_nothing(yard: Yard, how: str) -> None:
     runs: Counter[str] = Counter()
