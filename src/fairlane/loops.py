@@ -36,7 +36,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 def run_beside(work: Coroutine[Any, Any, T]) -> T:
     """The same as `run`, in a thread of a process that need not be ours: uvloop only if it is here already.
 
-    Such a thread may start as the process ends, when nothing can be imported any more; and the process may fork beside it.
+    Such a thread may start as the process ends, when nothing can be imported any more, and the process may fork.
     """
     return run(work) if "uvloop" in sys.modules else asyncio.run(work)
 
