@@ -49,7 +49,7 @@ async def test_whoever_is_cancelled_while_his_time_runs_out_is_cancelled(kit: Ki
     database = database_of(kit)
     call = asyncio.create_task(database.fetchrow("SELECT pg_sleep(30)", timeout=5))
     await asyncio.sleep(0.2)
-    [wait] = database._pools[asyncio.get_running_loop()].patience._waits
+    [wait] = database._pools[asyncio.get_running_loop()]._patience._waits
     wait.over = True
     call.cancel()
     call.cancel()
@@ -62,9 +62,27 @@ async def test_a_call_that_was_answered_leaves_nothing_behind(kit: Kit) -> None:
     database = database_of(kit)
     for _ in range(10):
         await database.fetchrow("SELECT 1 AS one")
-    patience = database._pools[asyncio.get_running_loop()].patience
+    patience = database._pools[asyncio.get_running_loop()]._patience
 
     assert not patience._waits
+
+
+async def test_an_answer_that_came_in_time_is_not_lost_while_its_connection_is_given_back(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = database_of(kit)
+    await database.fetchrow("SELECT 1 AS one")
+    pool = database._pools[asyncio.get_running_loop()]
+    give_back = pool.give_back
+
+    async def slowly(connection: Any) -> None:
+        await asyncio.sleep(0.4)
+        await give_back(connection)
+
+    monkeypatch.setattr(pool, "keep", lambda connection: False)
+    monkeypatch.setattr(pool, "give_back", slowly)
+
+    assert await database.fetchrow("SELECT 1 AS one", timeout=0.2) is not None
 
 
 async def test_no_timer_is_set_while_nothing_waits() -> None:

@@ -16,13 +16,13 @@ from fairlane import Fairlane, Intervals, Settings
 from fairlane.backends.postgresql.address import driver
 from fairlane.backends.postgresql.store import PostgresqlStore
 from fairlane.clock import ManualClock
+from tests.conformance import test_broadcast, test_finish, test_releases, test_turns
 from tests.conformance.kit import Kit
-from tests.conformance.test_broadcast import *  # noqa: F403
-from tests.conformance.test_finish import *  # noqa: F403
-from tests.conformance.test_releases import *  # noqa: F403
-from tests.conformance.test_turns import *  # noqa: F403
 from tests.servers.pooler import Pooler, pooled
 from tests.servers.postgresql import server
+
+for _module in (test_broadcast, test_finish, test_releases, test_turns):
+    globals().update({name: test for name, test in vars(_module).items() if name.startswith("test_")})
 
 
 @pytest.fixture

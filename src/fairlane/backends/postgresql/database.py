@@ -98,13 +98,10 @@ class Database:
             self.check_usable()
             pool = self._pools.get(asyncio.get_running_loop()) or await self._pool()
             connection = pool.spare() or await pool.take()
-            wait = pool.patience.begin(timeout or CALL_SECONDS)
             try:
                 answer = await pool.ask(connection, verb, sql, args, timeout)
             except BaseException as exc:
                 pool.drop(connection)
-                if isinstance(exc, asyncio.CancelledError) and wait.is_why():
-                    exc = TimeoutError()
                 if not isinstance(exc, Exception):
                     raise
                 collisions += 1
@@ -114,8 +111,6 @@ class Database:
                 if not pool.keep(connection):
                     await pool.give_back(connection)
                 return answer
-            finally:
-                pool.patience.end(wait)
             await asyncio.sleep(random.uniform(0, min(LONGEST_PAUSE, 0.005 * 2**collisions)))
 
     @asynccontextmanager
@@ -223,7 +218,7 @@ class _Pool:
         self._kept: list[tuple[Any, float]] = []
         self._prepared: dict[Any, dict[str, Any]] = {}
         """Statements by connection and text: whoever asks for them by their text pays as much as for a short call."""
-        self.patience = Patience(loop)
+        self._patience = Patience(loop)
         self._sweeper: asyncio.TimerHandle | None = None
         self._waiting = 0
         self._closing = False
@@ -258,24 +253,32 @@ class _Pool:
             forget(self._loop)
             if self._sweeper is not None:
                 self._sweeper.cancel()
-            self.patience.close()
+            self._patience.close()
             self._prepared.clear()
             self._pool.terminate()
             for _ in range(3):
                 await asyncio.sleep(0)  # a transport needs as many turns to close
 
     async def ask(self, connection: Any, verb: str, sql: str, args: tuple[Any, ...], timeout: float | None) -> Any:
-        """Send one statement and take its answer."""
-        if verb == "execute" or not self._address.listen:
-            return await getattr(connection, verb)(sql, *args, timeout=timeout)
-        known = self._prepared.get(connection)
-        if known is None:
-            known = self._prepared[connection] = {}
-        statement = known.get(sql)
-        if statement is None:
-            statement = known[sql] = await connection.prepare(sql)
-        # The patience of the caller is what ends it.
-        return await getattr(statement, verb)(*args, timeout=NO_TIMEOUT)
+        """Send one statement and take its answer, unless that takes too long."""
+        wait = self._patience.begin(timeout or CALL_SECONDS)
+        try:
+            if verb == "execute" or not self._address.listen:
+                return await getattr(connection, verb)(sql, *args, timeout=timeout)
+            known = self._prepared.get(connection)
+            if known is None:
+                known = self._prepared[connection] = {}
+            statement = known.get(sql)
+            if statement is None:
+                statement = known[sql] = await connection.prepare(sql)
+            return await getattr(statement, verb)(*args, timeout=NO_TIMEOUT)
+        except asyncio.CancelledError:
+            if wait.is_why():
+                raise TimeoutError from None
+            raise
+        finally:
+            # Before the connection is given back: that takes its time too, and the answer is there.
+            self._patience.end(wait)
 
     def spare(self) -> Connection | None:
         """A connection that was kept and is alive, as far as can be told without asking the server."""

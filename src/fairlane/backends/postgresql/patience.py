@@ -58,7 +58,7 @@ class Patience:
             if wait.deadline <= now and not wait.over:
                 wait.over = True
                 wait.task.cancel()
-        # Not at the next deadline but at the first one: a call that ends in time costs no timer.
+        # Set anew only here: a call that ends in time leaves the timer as it is.
         left = [wait.deadline for wait in self._waits if not wait.over]
         if left:
             self._look_at(min(left))
