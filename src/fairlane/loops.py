@@ -1,6 +1,7 @@
 """Which event loop Fairlane's own processes and threads run on: uvloop where it is installed, else asyncio's own.
 
-Only loops that Fairlane makes are meant. A program with an event loop of its own chooses that itself.
+Only loops that Fairlane makes are meant. A program with an event loop of its own chooses that itself; what it gets from
+here is an asyncio whose reading is cheaper (`ease_receiving`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from .errors import InvalidInput
 
 T = TypeVar("T")
 LOOP = "FAIRLANE_LOOP"
+LARGER_THAN_A_BUFFER = 2**20
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -50,3 +52,13 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on a loop made for it, as `asyncio.run` does."""
     with runner() as made:
         return made.run(work)
+
+
+def ease_receiving() -> None:
+    """Let asyncio read from sockets without asking the kernel for memory each time.
+
+    It reads into a new buffer of 256 KiB. glibc maps memory for so large a block and gives it back after use: three
+    calls of the kernel and fresh pages for every answer (measured: 50 of the 500 µs of an enqueue). It stops doing so
+    once a larger block was freed, for the rest of the process.
+    """
+    bytes(LARGER_THAN_A_BUFFER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 
 import pytest
@@ -49,3 +50,31 @@ def test_a_misspelt_loop_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(InvalidInput, match="FAIRLANE_LOOP: 'libuv' is none of auto, asyncio, uvloop"):
         loops.new_event_loop()
+
+
+READER = """
+import resource, socket, sys
+from fairlane.loops import ease_receiving
+
+if sys.argv[1] == "eased":
+    ease_receiving()
+sender, receiver = socket.socketpair()
+def read():
+    sender.send(b"an answer")
+    receiver.recv(256 * 1024)  # as asyncio does
+read()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(1_000):
+    read()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def fresh_pages(how: str) -> int:
+    """How often the kernel had to give a page while a thousand answers were read, in a process of its own."""
+    command = [sys.executable, "-c", READER, how]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def test_answers_are_read_without_fresh_memory_from_the_kernel() -> None:
+    assert fresh_pages("eased") < min(100, fresh_pages("as it comes"))

@@ -20,6 +20,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, cast
 
+from ... import loops
 from ...errors import StoreError, StoreUnavailable
 from . import sockets
 from .address import CONNECT_SECONDS, Address, driver
@@ -77,6 +78,7 @@ class Database:
         self._door = threading.Lock()
         self._closed = False
         self._pid = os.getpid()
+        loops.ease_receiving()
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
