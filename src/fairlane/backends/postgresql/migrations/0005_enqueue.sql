@@ -15,8 +15,9 @@ BEGIN
     END IF;
     SELECT q.ruled INTO v_ruled FROM fairlane.queue q WHERE q.id = d.queue;
     WITH new AS (
-        INSERT INTO fairlane.flow (domain, lane) SELECT DISTINCT d.id, coalesce(g.lane, '')
-        FROM unnest(p_lanes, v_flows) g(lane, flow) WHERE g.flow IS NULL RETURNING id, lane
+        INSERT INTO fairlane.flow (id, domain, lane) SELECT fairlane.flow_number(d, g.lane), d.id, g.lane
+        FROM (SELECT DISTINCT coalesce(x.lane, '') AS lane FROM unnest(p_lanes, v_flows) x(lane, flow) WHERE x.flow IS NULL) g
+        RETURNING id, lane
     )
     INSERT INTO fairlane.pace (flow, domain, finish, weight)
     SELECT n.id, d.id, 0, CASE WHEN v_ruled AND n.lane <> '' THEN (fairlane.terms(d.queue, n.lane)).weight ELSE 1.0 END FROM new n;
@@ -158,11 +159,18 @@ BEGIN
         VALUES (v_seq, v_queue, p_class, p_cost, 0, 3, v_now + p_expires);
         v_answer := 11;
     ELSE
-        SELECT d.id, f.id, p.tag, p.place INTO v_domain, v_flow, v_tag, v_place FROM fairlane.domain d
-        LEFT JOIN fairlane.flow f ON f.domain = d.id AND f.lane = coalesce(p_lane, '')
-        LEFT JOIN LATERAL (SELECT x.tag, x.ctid AS place FROM fairlane.pace x WHERE x.flow >= f.id AND x.flow <= f.id
-            ORDER BY x.flow DESC LIMIT 1) p ON true
-        WHERE d.inbox = '' AND d.class = p_class AND d.queue = v_queue;
+        IF p_lane IS NULL THEN
+            v_flow := fairlane.bare_flow(v_queue, p_class);
+            SELECT x.domain, x.flow, x.tag, x.ctid INTO v_domain, v_flow, v_tag, v_place FROM fairlane.pace x
+            WHERE x.flow >= v_flow AND x.flow <= v_flow ORDER BY x.flow DESC LIMIT 1;
+        END IF;
+        IF v_flow IS NULL THEN
+            SELECT d.id, f.id, p.tag, p.place INTO v_domain, v_flow, v_tag, v_place FROM fairlane.domain d
+            LEFT JOIN fairlane.flow f ON f.domain = d.id AND f.lane = coalesce(p_lane, '')
+            LEFT JOIN LATERAL (SELECT x.tag, x.ctid AS place FROM fairlane.pace x WHERE x.flow >= f.id AND x.flow <= f.id
+                ORDER BY x.flow DESC LIMIT 1) p ON true
+            WHERE d.inbox = '' AND d.class = p_class AND d.queue = v_queue;
+        END IF;
         IF v_tag IS NULL THEN
             -- In a lane that has claimable jobs, whoever could start it was told when it got the first one, or is busy.
             v_answer := 3;
