@@ -3,14 +3,15 @@
 Every side has databases of its own and runs in processes of its own, as its documentation starts it; what was set
 differently is part of its name or said at the start. Jobs are coroutines that do nothing. A drain ends when the end of
 every job is in the database: some sides run bodies faster than they record their ends. Every job must have run, and
-only once. Sides take turns, round by round, and each ratio is taken within a round.
+only once. Sides take turns case by case, every other round in the opposite order, and each ratio is taken within a
+round: the machine may be another one a minute later.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
@@ -103,13 +104,15 @@ async def run(run: Run, options: Options) -> list[Figure]:
                 peers |= {each.title, each.name}
             told = f"{each.title}: {each.side.package} {each.side.version}, {each.side.settings[each.setting]}"
             print(told + (f"; {each.side.share:g} of the jobs" if each.side.share < 1 else ""), file=sys.stderr)
+        senders = [
+            Cases(server, name, side(name), setting) for name in chosen(options) for setting in side(name).sending
+        ]
         for number in range(options.rounds):
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
-            for each in contestants:
-                await _worked(each, options, jobs, samples)
-            for name in chosen(options):
-                for setting in side(name).sending:
-                    await _sent(Cases(server, name, side(name), setting), options, jobs, samples)
+            for case in options.cases:
+                sides = contestants if case in ("drain", "latency") else senders
+                for each in sides if number % 2 == 0 else reversed(sides):
+                    await MEASURES[case](each, max(100, round(jobs * each.side.share)), samples)
     return list(samples.figures(peers))
 
 
@@ -125,23 +128,25 @@ def chosen(options: Options) -> list[str]:
     return [*options.own, *(name for name in peers if name not in options.own)]
 
 
-async def _worked(cases: Cases, options: Options, jobs: int, samples: Samples) -> None:
-    own = max(100, round(jobs * cases.side.share))
-    if "drain" in options.cases:
-        for workers, title in ((1, "drain, 1 worker"), (2, "drain, 2 workers")):
-            samples.add_flow(title, cases.title, await cases.drain(own, workers), "workers")
-    if "latency" in options.cases and cases.side.waits:
+async def _drained(cases: Cases, jobs: int, samples: Samples) -> None:
+    for workers, title in ((1, "drain, 1 worker"), (2, "drain, 2 workers")):
+        samples.add_flow(title, cases.title, await cases.drain(jobs, workers), "workers")
+
+
+async def _waited(cases: Cases, _jobs: int, samples: Samples) -> None:
+    if cases.side.waits:
         middle, worst = await cases.latency(LATENCIES)
         samples.add("idle, enqueue to start: median", "ms", cases.title, middle * 1e3)
         samples.add("idle, enqueue to start: p99", "ms", cases.title, worst * 1e3)
 
 
-async def _sent(cases: Cases, options: Options, jobs: int, samples: Samples) -> None:
-    own = max(100, round(jobs * cases.side.share))
-    if "enqueue" in options.cases:
-        samples.add_flow("enqueue one by one", cases.title, await cases.send(own // 10), "sender")
-    if "bulk" in options.cases:
-        kinds: dict[str, Callable[[int], int]] = {"1,000 a call": lambda _: BATCH, "all in one call": lambda all_: all_}
-        for kind, batch in kinds.items():
-            flow = await cases.load(own, batch(own))
-            samples.add_flow(f"enqueue in bulk, {kind}", cases.title, flow, "sender")
+async def _sent(cases: Cases, jobs: int, samples: Samples) -> None:
+    samples.add_flow("enqueue one by one", cases.title, await cases.send(jobs // 10), "sender")
+
+
+async def _loaded(cases: Cases, jobs: int, samples: Samples) -> None:
+    for kind, batch in (("1,000 a call", BATCH), ("all in one call", jobs)):
+        samples.add_flow(f"enqueue in bulk, {kind}", cases.title, await cases.load(jobs, batch), "sender")
+
+
+MEASURES = {"drain": _drained, "enqueue": _sent, "bulk": _loaded, "latency": _waited}

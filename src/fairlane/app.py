@@ -150,9 +150,9 @@ class Fairlane:
 
     # -- sending -------------------------------------------------------------------------------------------------
 
-    async def enqueue(self, call: Call[R]) -> Handle[R]:
+    def enqueue(self, call: Call[R]) -> Coroutine[Any, Any, Handle[R]]:
         """Store the job of a call; `task.enqueue(…)` does this for its own."""
-        return await self.client.enqueue(call)
+        return self.client.enqueue(call)
 
     async def enqueue_many(self, calls: Sequence[Call[R]], progress: OnSent | None = None) -> list[Handle[R]]:
         """Store any number of jobs, 1,000 at a time; after an error the same list may be sent again."""

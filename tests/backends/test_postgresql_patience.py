@@ -49,7 +49,7 @@ async def test_whoever_is_cancelled_while_his_time_runs_out_is_cancelled(kit: Ki
     database = database_of(kit)
     call = asyncio.create_task(database.fetchrow("SELECT pg_sleep(30)", timeout=5))
     await asyncio.sleep(0.2)
-    [wait] = database._pools[asyncio.get_running_loop()]._patience._waits
+    [wait] = database._pools[asyncio.get_running_loop()].patience._waits
     wait.over = True
     call.cancel()
     call.cancel()
@@ -62,7 +62,7 @@ async def test_a_call_that_was_answered_leaves_nothing_behind(kit: Kit) -> None:
     database = database_of(kit)
     for _ in range(10):
         await database.fetchrow("SELECT 1 AS one")
-    patience = database._pools[asyncio.get_running_loop()]._patience
+    patience = database._pools[asyncio.get_running_loop()].patience
 
     assert not patience._waits
 

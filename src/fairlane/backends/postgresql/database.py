@@ -100,16 +100,25 @@ class Database:
             self.check_usable()
             pool = self._pools.get(asyncio.get_running_loop()) or await self._pool()
             connection = pool.spare() or await pool.take()
+            wait = pool.patience.begin(timeout or CALL_SECONDS)
             try:
-                answer = await pool.ask(connection, verb, sql, args, timeout)
+                statement = pool.statement(connection, sql)
+                if statement is not None:
+                    answer = await getattr(statement, verb)(*args, timeout=NO_TIMEOUT)
+                else:
+                    answer = await pool.ask_first(connection, verb, sql, args, timeout)
             except BaseException as exc:
+                pool.patience.end(wait)
                 pool.drop(connection)
-                if not isinstance(exc, Exception):
+                cause = TimeoutError() if isinstance(exc, asyncio.CancelledError) and wait.is_why() else exc
+                if not isinstance(cause, Exception):
                     raise
                 collisions += 1
-                if collisions > REPEATS or not did_nothing(exc):
-                    fail(exc, self.address, connection)
+                if collisions > REPEATS or not did_nothing(cause):
+                    fail(cause, self.address, connection)
             else:
+                # Before the connection is given back: that takes its time too, and the answer is there.
+                pool.patience.end(wait)
                 if not pool.keep(connection):
                     await pool.give_back(connection)
                 return answer
@@ -220,7 +229,7 @@ class _Pool:
         self._kept: list[tuple[Any, float]] = []
         self._prepared: dict[Any, dict[str, Any]] = {}
         """Statements by connection and text: whoever asks for them by their text pays as much as for a short call."""
-        self._patience = Patience(loop)
+        self.patience = Patience(loop)
         self._sweeper: asyncio.TimerHandle | None = None
         self._waiting = 0
         self._closing = False
@@ -255,32 +264,26 @@ class _Pool:
             forget(self._loop)
             if self._sweeper is not None:
                 self._sweeper.cancel()
-            self._patience.close()
+            self.patience.close()
             self._prepared.clear()
             self._pool.terminate()
             for _ in range(3):
                 await asyncio.sleep(0)  # a transport needs as many turns to close
 
-    async def ask(self, connection: Any, verb: str, sql: str, args: tuple[Any, ...], timeout: float | None) -> Any:
-        """Send one statement and take its answer, unless that takes too long."""
-        wait = self._patience.begin(timeout or CALL_SECONDS)
-        try:
-            if verb == "execute" or not self._address.listen:
-                return await getattr(connection, verb)(sql, *args, timeout=timeout)
-            known = self._prepared.get(connection)
-            if known is None:
-                known = self._prepared[connection] = {}
-            statement = known.get(sql)
-            if statement is None:
-                statement = known[sql] = await connection.prepare(sql)
-            return await getattr(statement, verb)(*args, timeout=NO_TIMEOUT)
-        except asyncio.CancelledError:
-            if wait.is_why():
-                raise TimeoutError from None
-            raise
-        finally:
-            # Before the connection is given back: that takes its time too, and the answer is there.
-            self._patience.end(wait)
+    def statement(self, connection: Any, sql: str) -> Any:
+        """What was prepared for this text on this connection, None when nothing was."""
+        known = self._prepared.get(connection)
+        return None if known is None else known.get(sql)
+
+    async def ask_first(
+        self, connection: Any, verb: str, sql: str, args: tuple[Any, ...], timeout: float | None
+    ) -> Any:
+        """Send a statement that was not prepared, and prepare it for the next time where that can be of use."""
+        if verb == "execute" or not self._address.listen:
+            return await getattr(connection, verb)(sql, *args, timeout=timeout)
+        statement = await connection.prepare(sql)
+        self._prepared.setdefault(connection, {})[sql] = statement
+        return await getattr(statement, verb)(*args, timeout=NO_TIMEOUT)
 
     def spare(self) -> Connection | None:
         """A connection that was kept and is alive, as far as can be told without asking the server."""

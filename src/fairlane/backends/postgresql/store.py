@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import nullcontext, suppress
 from itertools import count
 from typing import Any
@@ -148,9 +148,11 @@ class PostgresqlStore:
             intake = self._intakes[loop] = Intake(self._enqueue_plain)
         return await intake.enqueue(jobs)
 
-    async def _enqueue_plain(self, jobs: Sequence[NewJob], patience: float) -> list[Enqueued]:
-        if len(jobs) == 1 and not jobs[0].delay and jobs[0].run_at is None and await self._enqueue_one(jobs[0]):
-            return [Enqueued(jobs[0].id, True, JobState.PENDING)]
+    def _enqueue_plain(self, jobs: Sequence[NewJob], patience: float) -> Coroutine[Any, Any, list[Enqueued]]:
+        one = len(jobs) == 1 and not jobs[0].delay and jobs[0].run_at is None
+        return self._enqueue_one(jobs, patience) if one else self._enqueue_several(jobs, patience)
+
+    async def _enqueue_several(self, jobs: Sequence[NewJob], patience: float) -> list[Enqueued]:
         values = columns.job_columns(jobs)
         # Large calls of one event loop go one after the other, so that they arrive in the order they were made. This
         # one was made ready while another was under way.
@@ -166,8 +168,9 @@ class PostgresqlStore:
             for job, created, state in zip(jobs, row["created"] or [True] * len(jobs), states, strict=True)
         ]
 
-    async def _enqueue_one(self, job: NewJob) -> bool:
-        """The hottest path, for a job that is new and has nothing special; False when it is not so."""
+    async def _enqueue_one(self, jobs: Sequence[NewJob], patience: float) -> list[Enqueued]:
+        """The hottest path, for a job that is new and has nothing special."""
+        [job] = jobs
         values = columns.job_values(job, self._wakeups.channels.others)
         now, lease = self._moments.readings()
         if now is not None:
@@ -175,13 +178,15 @@ class PostgresqlStore:
         row = await self._database.fetchrow(self._function("enqueue_one", len(values), "SELECT"), *values)
         assert row is not None
         answer: int = row[0]
+        if not answer:
+            return await self._enqueue_several(jobs, patience)
         if answer & ONE_TOLD:
             self._wakeups.was_sent((queue_topic(job.queue),))
         elif answer & ONE_FIRST:
             self._wakeups.publish((queue_topic(job.queue),))
         if answer & ONE_ARRIVING:
-            await self._admit([job])
-        return answer > 0
+            await self._admit(jobs)
+        return [Enqueued(job.id, True, JobState.PENDING)]
 
     async def _admit(self, jobs: Sequence[NewJob]) -> None:
         """Somebody had the locks when they were stored. They are safe; their place in line is what is waited for."""
