@@ -139,10 +139,9 @@ class ObservedStore:
 
     # -- jobs ----------------------------------------------------------------------------------------------------
 
-    def enqueue(self, jobs: Sequence[NewJob]) -> Coroutine[Any, Any, list[Enqueued]]:
-        return self._enqueue(jobs) if self._events.active else self._inner.enqueue(jobs)
-
-    async def _enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        if not self._events.active:
+            return await self._inner.enqueue(jobs)
         answers = await self._timed("enqueue", self._inner.enqueue(jobs))
         if self._events.active:
             for job, answer in zip(jobs, answers, strict=True):

@@ -91,6 +91,15 @@ async def test_jobs_of_one_batch_arrive_in_its_order(kit: Kit) -> None:
     assert arrivals == sorted(set(arrivals), key=lambda number: number or 0)
 
 
+async def test_jobs_of_several_classes_in_one_batch_arrive_in_its_order(kit: Kit) -> None:
+    lanes = ("user:1", None, None, "user:2", None)
+    classes = (Priority.NORMAL, Priority.HIGH, Priority.NORMAL, Priority.LOW, Priority.HIGH)
+    jobs = [kit.new(lane=lane, priority=priority) for lane, priority in zip(lanes, classes, strict=True)]
+    await kit.store.enqueue(jobs)
+    arrivals = [(await kit.job(job.id)).arrival or 0 for job in jobs]
+    assert arrivals == sorted(set(arrivals))
+
+
 async def test_a_thousand_jobs_fit_into_a_call_and_one_more_is_refused_whole(kit: Kit) -> None:
     most = [kit.new(id=f"fits-{n}") for n in range(1_000)]
     more = [kit.new(id=f"more-{n}") for n in range(1_001)]

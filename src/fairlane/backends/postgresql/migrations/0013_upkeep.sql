@@ -106,9 +106,11 @@ DECLARE
     l fairlane.live;
     r record;
     v_done integer := 0;
+    v_run bigint;
+    v_first bigint;
 BEGIN
-    FOR r IN SELECT y.queue, y.class, y.state, y.later, y.alone, array_agg(y.seq ORDER BY y.ord) AS seqs,
-            array_agg(y.lane ORDER BY y.ord) AS lanes
+    FOR r IN SELECT y.before, y.queue, y.class, y.state, y.later, y.alone, array_agg(y.seq ORDER BY y.ord) AS seqs,
+            array_agg(y.lane ORDER BY y.ord) AS lanes, array_agg(y.ord ORDER BY y.ord) AS ords
         FROM (SELECT g.seq, g.ord, x.queue, x.class, x.state, x.later, coalesce(j.lane, '') AS lane, j.alone,
                   count(*) FILTER (WHERE j.alone) OVER (ORDER BY g.ord) AS before
               FROM unnest(p_seqs) WITH ORDINALITY g(seq, ord)
@@ -134,7 +136,13 @@ BEGIN
             UPDATE fairlane.live SET state = 1, gate = 0 WHERE seq = ANY (r.seqs);
             PERFORM fairlane.set_aside(x) FROM fairlane.live x WHERE x.seq = ANY (r.seqs);
         ELSE
-            PERFORM fairlane.line_up_all(r.queue, r.class, r.seqs, r.lanes, m);
+            -- Those that go together arrive in their order, of whatever class they are.
+            IF v_run IS DISTINCT FROM r.before THEN
+                v_first := nextval('fairlane.arrival');
+                v_run := r.before;
+            END IF;
+            PERFORM fairlane.line_up_all(r.queue, r.class, r.seqs, r.lanes,
+                ARRAY(SELECT v_first + g.ord - 1 FROM unnest(r.ords) WITH ORDINALITY g(ord, n) ORDER BY g.n), m);
         END IF;
         IF NOT r.alone THEN
             INSERT INTO fairlane.tally (queue, class, scheduled, pending)
@@ -146,26 +154,24 @@ BEGIN
 END $$;
 
 -- Jobs of one queue and class join the flows of their lanes, all in one statement.
-CREATE FUNCTION fairlane.line_up_all(p_queue integer, p_class smallint, p_seqs bigint[], p_lanes text[], m fairlane.moment)
-RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.line_up_all(p_queue integer, p_class smallint, p_seqs bigint[], p_lanes text[], p_arrivals bigint[],
+    m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     d fairlane.domain := fairlane.domain_for(p_queue, p_class, '');
-    v_first bigint := nextval('fairlane.arrival');
     v_flows bigint[];
-    v_arrivals bigint[];
+    v_heads bigint[];
 BEGIN
     v_flows := fairlane.flows_of(d, p_lanes);
-    v_arrivals := ARRAY(SELECT v_first + g - 1 FROM generate_series(1, cardinality(p_seqs)) g);
     UPDATE fairlane.live u SET state = 2, due = NULL, gate = 0, granted = true, inbox = '',
-        (arrival, flow) = (SELECT v_arrivals[n], v_flows[n] FROM array_position(p_seqs, u.seq) n)
+        (arrival, flow) = (SELECT p_arrivals[n], v_flows[n] FROM array_position(p_seqs, u.seq) n)
     WHERE u.seq = ANY (p_seqs);
     -- Nothing is left of what few have, but that some expire.
     DELETE FROM fairlane.aside a WHERE a.seq = ANY (p_seqs) AND a.expires_at IS NULL;
-    UPDATE fairlane.aside u SET due = NULL, scheduled = false, gate = 0, inbox = '', arrival = v_arrivals[array_position(p_seqs, u.seq)]
+    UPDATE fairlane.aside u SET due = NULL, scheduled = false, gate = 0, inbox = '', arrival = p_arrivals[array_position(p_seqs, u.seq)]
     WHERE u.seq = ANY (p_seqs);
-    SELECT array_agg(x.flow ORDER BY x.flow), array_agg(x.head ORDER BY x.flow) INTO v_flows, v_arrivals FROM (
-        SELECT g.flow, min(g.arrival) AS head FROM unnest(v_flows, v_arrivals) g(flow, arrival) GROUP BY g.flow) x;
-    PERFORM fairlane.raise_heads(d, v_flows, v_arrivals);
+    SELECT array_agg(x.flow ORDER BY x.flow), array_agg(x.head ORDER BY x.flow) INTO v_flows, v_heads FROM (
+        SELECT g.flow, min(g.arrival) AS head FROM unnest(v_flows, p_arrivals) g(flow, arrival) GROUP BY g.flow) x;
+    PERFORM fairlane.raise_heads(d, v_flows, v_heads);
 END $$;
 
 -- Admit one arriving job of any sort.
