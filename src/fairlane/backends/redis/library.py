@@ -1,0 +1,39 @@
+"""The function library of this store: the texts of `lua/` in one, named after what they say.
+
+Two versions of the code have two libraries, side by side on one server; each calls its own.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+
+MODULES = (
+    "head", "keys", "step", "catalog", "entries", "flows", "places", "bindings", "broadcasts", "outcomes", "admission",
+    "presence", "report", "dispatch", "settings", "pruning", "verbs",
+)  # fmt: skip
+
+
+@cache
+def _body() -> str:
+    folder = files("fairlane.backends.redis") / "lua"
+    return "\n".join((folder / f"{module}.lua").read_text() for module in MODULES)
+
+
+@cache
+def name() -> str:
+    """What the library is called, and its functions begin with."""
+    return f"fairlane_{sha256(_body().encode()).hexdigest()[:12]}"
+
+
+@cache
+def text() -> str:
+    """The whole library, as FUNCTION LOAD takes it."""
+    return f"#!lua name={name()}\nlocal NAME = '{name()}'\n{_body()}"
+
+
+@cache
+def function(verb: str) -> str:
+    """The function of a verb."""
+    return f"{name()}_{verb}"

@@ -1,0 +1,356 @@
+-- How jobs come in. A call is looked through first, whole, and refused before anything is written.
+--
+-- A request has: id, task, queue, class, kind, lane_key, cost, pool, sticky, direct, retries, backoff, uniq, unique_for, delay,
+-- run_at, expires, waiter, ttl, schedule, slot. Its content is opaque here; equal content has equal bytes.
+
+local function content_of(seq)
+    local stored = call('HGET', S.p .. 'job', seq)
+    return stored and string.sub(stored, 9)
+end
+
+local function state_of(seq)
+    local live = step.get('live', seq)
+    if live then
+        return live.state
+    end
+    local outcome = step.get('outcome', seq)
+    return outcome and outcome.state
+end
+
+-- The answer for an id that is taken, which must be by the same content.
+local function existing(new, content)
+    local seq = call('HGET', S.p .. 'id', new.id)
+    local same, state
+    if seq then
+        same, state = content_of(seq) == content, state_of(seq)
+    else
+        local remembered = step.get('remembered', new.id)
+        if not remembered or remembered.until_ <= S.now then
+            return nil
+        end
+        same, state = remembered.mark == redis.sha1hex(content), remembered.state
+    end
+    if not same then
+        step.refuse('conflict', "job '" .. new.id .. "' exists already with other content; choose another id")
+    end
+    return { new.id, false, state }
+end
+
+local function unique_field(task, value)
+    return task .. '\0' .. value
+end
+
+local function unique_holder(new)
+    local holder = step.get('unique', unique_field(new.task, new.uniq))
+    if not holder then
+        return nil
+    end
+    if holder.state then
+        return holder.until_ and holder.until_ > S.now and { holder.id, false, holder.state } or nil
+    end
+    return { holder.id, false, state_of(holder.seq) }
+end
+
+-- The job is final. A value that is held for a time must be told of even when the job is forgotten.
+function admission.release_unique(e, state)
+    local field = unique_field(e.task, e.uniq)
+    local holder = step.get('unique', field)
+    if not holder or holder.seq ~= e.seq then
+        return
+    end
+    if holder.until_ and holder.until_ > S.now then
+        holder.state = state
+        step.put('unique', field, holder)
+        call('ZADD', S.p .. 'uniques_over', holder.until_, field)
+    else
+        step.drop('unique', field)
+    end
+end
+
+-- Refuse what the queue does not take. `more`: how many of this call it would have by now.
+local function check(new, queue, more)
+    local key = new.lane_key
+    if queue.closed then
+        local fits = false
+        for _, lane in ipairs(queue.closed) do
+            fits = fits or lane == key
+        end
+        if not fits then
+            local shown = key and "'" .. key .. "'" or 'None'
+            step.refuse('invalid', shown .. " is not one of the lanes of queue '" .. queue.name .. "'", 'lane')
+        end
+    end
+    local terms = catalog.terms(queue, key or '')
+    if queue.max_pending then
+        local waiting = more.queue
+        for class = 0, 2 do
+            waiting = waiting + step.tallied(queue.number, class, 'p') + step.tallied(queue.number, class, 's')
+        end
+        if waiting >= queue.max_pending then
+            step.refuse('full', waiting, { queue = queue.name, class = new.class, most = queue.max_pending })
+        end
+    end
+    if terms.max_pending then
+        local waiting = more.lane + tonumber(call('ZSCORE', S.p .. 'backlog:' .. queue.number, key) or 0)
+        if waiting >= terms.max_pending then
+            local detail = { queue = queue.name, class = new.class, most = terms.max_pending, lane = key, limit = terms.limit }
+            step.refuse('full', waiting, detail)
+        end
+    end
+    if new.kind == 'turn' then
+        if not terms.limit and not terms.paused then
+            local call_for_it = "app.queue('" .. queue.name .. "').lane('" .. key .. "', limit=1)"
+            step.refuse('invalid', 'a turn needs a lane with a limit; set one with ' .. call_for_it, 'lane')
+        end
+        if not presence.is_present(presence.get(new.waiter)) then
+            step.refuse('invalid', 'the session that waits is not live; register it first', 'waiter')
+        end
+    end
+    if new.kind == 'broadcast' then
+        for _, index in ipairs(presence.live(new.pool or 'default')) do
+            local id = broadcasts.child_id(new.id, index)
+            if broadcasts.exists(id) then
+                step.refuse('conflict', "job '" .. id .. "' exists already, and a copy of this broadcast needs that id")
+            end
+        end
+    end
+end
+
+local function file(e, content, headers)
+    local seq = e.seq
+    call('HSET', S.p .. 'id', e.id, seq)
+    call('HSET', S.p .. 'job', seq, struct.pack('>d', S.now) .. content)
+    if headers and headers ~= '' then
+        call('HSET', S.p .. 'headers', seq, headers)
+    end
+    call('ZADD', keys.by('queue', e.queue), seq, seq)
+    call('ZADD', keys.by('task', e.task), seq, seq)
+    if e.lane_key then
+        call('ZADD', keys.by('lane', keys.lane(e.queue, e.lane_key)), seq, seq)
+    end
+    if e.sticky then
+        call('ZADD', keys.by('sticky', e.sticky), seq, seq)
+    end
+end
+
+-- Store one new job and admit it if it is due. `tie`: it is the clean-up of that binding.
+local function store(new, content, headers, tie)
+    local due = new.run_at or (S.now + (new.delay or 0))
+    local later = due > S.now
+    local e = {
+        seq = step.next('seq'),
+        id = new.id,
+        task = new.task,
+        queue = catalog.queue(new.queue).number,
+        class = new.class or 1,
+        kind = new.kind,
+        lane_key = new.lane_key,
+        cost = new.cost,
+        pool = new.pool,
+        sticky = new.sticky,
+        direct = new.direct,
+        retries = new.retries,
+        backoff = new.backoff,
+        uniq = new.uniq,
+        parent = new.parent,
+        waiter = new.waiter,
+        state = later and SCHEDULED or PENDING,
+        due = later and due or nil,
+        expires_at = new.expires and S.now + new.expires or nil,
+    }
+    file(e, content, headers)
+    if new.parent then
+        call('ZADD', S.p .. 'children:' .. new.parent, e.seq, e.seq)
+    end
+    if new.uniq then
+        local until_ = new.unique_for and S.now + new.unique_for or nil
+        step.put('unique', unique_field(new.task, new.uniq), { seq = e.seq, id = e.id, until_ = until_ })
+    end
+    if new.schedule then
+        settings.fired(new.schedule, new.slot)
+    end
+    if tie then
+        e.binding, e.inbox, e.gate = tie.seq, keys.worker(tie.pool, tie.index), CLEANUP
+    end
+    if new.kind == 'broadcast' then
+        e.state, e.gate, e.started_at = RUNNING, PARENT, S.now
+        e.due = (new.ttl or 0) > 0 and S.now + new.ttl or nil
+        step.count(e.queue, e.class, SLOTLESS)
+    end
+    step.count(e.queue, e.class, COLUMNS[e.state])
+    if e.state == PENDING then
+        if tie then
+            places.arrive(e)
+        else
+            outcomes.admit(e)
+        end
+    end
+    entries.save(e)
+    if new.kind == 'broadcast' then
+        broadcasts.begin(e)
+        if not entries.get(e.seq) then
+            e.state = COMPLETED -- there was nobody to send it to
+        end
+    end
+    return e
+end
+
+-- Store jobs and admit those that are due, all or none. `bodies`: content and headers of each, one after the other, from
+-- `first` on. Returns id, whether it was made, and the state for each.
+function admission.enqueue(requests, bodies, first)
+    local answers, mine, uniques, more = {}, {}, {}, {}
+    for i, new in ipairs(requests) do
+        local content = bodies[first + 2 * i - 2]
+        local earlier = mine[new.id]
+        if earlier then
+            if bodies[first + 2 * earlier - 2] ~= content then
+                step.refuse('conflict', "job '" .. new.id .. "' exists already with other content; choose another id")
+            end
+            answers[i] = { same_as = earlier }
+        else
+            answers[i] = existing(new, content)
+        end
+        local field = not answers[i] and new.uniq and unique_field(new.task, new.uniq)
+        if field then
+            answers[i] = uniques[field] and { same_as = uniques[field] } or unique_holder(new)
+            if answers[i] and new.schedule then
+                answers[i].fired = true
+            end
+        end
+        if not answers[i] then
+            local queue = catalog.known(new.queue)
+            if queue then
+                local name = new.queue
+                local lane = keys.lane(name, new.lane_key or '')
+                check(new, queue, { queue = more[name] or 0, lane = more[lane] or 0 })
+                local counts = new.kind == 'broadcast' and 0 or 1
+                more[name] = (more[name] or 0) + counts
+                more[lane] = (more[lane] or 0) + counts
+            elseif new.kind == 'turn' or new.kind == 'broadcast' then
+                check(new, catalog.unknown(new.queue), { queue = 0, lane = 0 })
+            end
+            mine[new.id] = i
+            if field then
+                uniques[field] = i
+            end
+        end
+    end
+    local stored = {}
+    for i, new in ipairs(requests) do
+        if not answers[i] then
+            stored[i] = store(new, bodies[first + 2 * i - 2], bodies[first + 2 * i - 1])
+        end
+    end
+    for i, new in ipairs(requests) do
+        local answer = answers[i]
+        if not answer then
+            answers[i] = { new.id, true, stored[i].state }
+        else
+            if answer.fired then
+                settings.fired(new.schedule, new.slot)
+            end
+            if answer.same_as then
+                answers[i] = { requests[answer.same_as].id, false, stored[answer.same_as].state }
+            else
+                answers[i] = { answer[1], answer[2], answer[3] }
+            end
+        end
+    end
+    return answers
+end
+
+-- One copy of a broadcast, for one worker. Its content is its parent's with another placing, which `content` tells apart.
+function admission.add_child(parent, index)
+    local headers = call('HGET', S.p .. 'headers', parent.seq)
+    store({
+        id = broadcasts.child_id(parent.id, index),
+        task = parent.task,
+        queue = catalog.number(parent.queue).name,
+        class = parent.class,
+        cost = parent.cost,
+        expires = parent.expires_at and math.max(0, parent.expires_at - S.now) or nil,
+        retries = parent.retries,
+        backoff = parent.backoff,
+        pool = parent.pool,
+        direct = index,
+        parent = parent.seq,
+    }, content_of(parent.seq), headers or '')
+end
+
+-- Begin to release a key; a clean-up that is known already is not stored again.
+function admission.release(pool, key, new, content, headers)
+    if not new then
+        return bindings.release(pool, key)
+    end
+    if call('HEXISTS', S.p .. 'id', new.id) == 1 or call('HEXISTS', S.p .. 'remembered', new.id) == 1 then
+        existing(new, content)
+        -- Repeated: the answer is where the release stands now.
+        local tie = bindings.of(pool, key)
+        if tie and tie.state == 'open' then
+            step.refuse('conflict', "clean-up '" .. new.id .. "' was cancelled when the key was used again; give a new id")
+        end
+        return tie and 'draining' or 'nothing'
+    end
+    return bindings.release(pool, key, function(tie)
+        return store(new, content, headers, tie).seq
+    end)
+end
+
+-- Cancel what has expired, then let due jobs arrive: by class, then due time, then id.
+function admission.promote(limit)
+    local expired = call('ZRANGEBYSCORE', S.p .. 'expiry', '-inf', S.now, 'LIMIT', 0, limit)
+    for _, seq in ipairs(expired) do
+        -- Read one by one: the end of one job can let another into line (a clean-up, a job behind it).
+        local e = entries.get(seq)
+        if e and e.state ~= RUNNING then
+            outcomes.expire(e)
+        end
+    end
+    local promoted = 0
+    for class = 0, 2 do
+        local due = call('ZRANGEBYSCORE', S.p .. 'due:' .. class, '-inf', S.now, 'LIMIT', 0, limit - promoted)
+        local arriving = entries.all(due)
+        table.sort(arriving, function(a, b)
+            if a.due ~= b.due then
+                return a.due < b.due
+            end
+            return a.id < b.id
+        end)
+        for _, e in ipairs(arriving) do
+            outcomes.promote(e)
+        end
+        promoted = promoted + #arriving
+    end
+    local closed = broadcasts.close_joining(limit)
+    local soonest
+    for _, set in ipairs({ 'expiry', 'due:0', 'due:1', 'due:2', 'joining' }) do
+        local first = call('ZRANGE', S.p .. set, 0, 0, 'WITHSCORES')
+        if first[2] then
+            soonest = math.min(soonest or math.huge, tonumber(first[2]))
+        end
+    end
+    return {
+        promoted = promoted,
+        expired = #expired,
+        more = #expired == limit or promoted == limit or closed == limit,
+        next_due = soonest and math.max(0, soonest - S.now) or nil,
+    }
+end
+
+-- Bind what waits unbound, move idle grants, and repair lanes. Nothing is ever inserted without being admitted here.
+function admission.admit(limit)
+    local bound = 0
+    for _, pool in ipairs(call('SMEMBERS', S.p .. 'pools')) do
+        bound = bound + bindings.bind_unbound(pool, limit)
+    end
+    local moved = places.move_idle_grants(limit)
+    local repaired = 0
+    for _, name in ipairs(call('SRANDMEMBER', S.p .. 'short', limit)) do
+        local queue, key = string.match(name, '^(%d+)|(.*)$')
+        local lane = step.lane(tonumber(queue), key)
+        if lane then
+            repaired = repaired + places.hand_on(lane)
+        end
+    end
+    return { admitted = 0, moved = moved, repaired = repaired, more = bound == limit }
+end

@@ -1,0 +1,322 @@
+-- Sticky keys: binding them to workers, draining and releasing them, and losing them with their worker.
+--
+-- `bindings.place` decides where a job goes, before it arrives. A binding's clean-up waits behind the gate CLEANUP until it
+-- is alone; jobs that come while it runs wait behind the same gate.
+-- A binding has: seq, pool, key, index, state (open, draining, released, lost), opened_at, used_at, closed_at, cleanup, failed.
+
+local USED_RESOLUTION = 60 -- `used_at` is written at most this often: it only tells bindings that were idle for a day
+local IDLE_SECONDS = 86400
+
+local function is_open(tie)
+    return tie and (tie.state == 'open' or tie.state == 'draining')
+end
+
+function bindings.get(seq)
+    return seq and step.get('binding', seq) or nil
+end
+
+function bindings.is_open(seq)
+    return is_open(bindings.get(seq))
+end
+
+function bindings.of(pool, key)
+    return bindings.get(call('HGET', S.p .. 'bound:' .. pool, key) or nil)
+end
+
+-- Write a binding and what it is found by.
+local function save(tie)
+    local worker = keys.worker(tie.pool, tie.index)
+    step.put('binding', tie.seq, tie)
+    call('ZADD', S.p .. 'ties', tie.seq, tie.seq)
+    call('ZADD', S.p .. 'ties:' .. tie.pool .. ' ' .. tie.key, tie.seq, tie.seq)
+    if is_open(tie) then
+        call('HSET', S.p .. 'bound:' .. tie.pool, tie.key, tie.seq)
+        call('ZADD', S.p .. 'ties_of:' .. worker, tie.seq, tie.seq)
+        call('SADD', S.p .. 'bound_workers', worker)
+        call('ZADD', S.p .. 'ties_open', tie.seq, tie.seq)
+    else
+        call('HDEL', S.p .. 'bound:' .. tie.pool, tie.key)
+        call('ZREM', S.p .. 'ties_of:' .. worker, tie.seq)
+        call('ZREM', S.p .. 'ties_open', tie.seq)
+        call('ZADD', S.p .. 'ties_closed', tie.closed_at, tie.seq)
+        if call('ZCARD', S.p .. 'ties_of:' .. worker) == 0 then
+            call('SREM', S.p .. 'bound_workers', worker)
+        end
+    end
+    if tie.state == 'open' then
+        call('ZADD', S.p .. 'ties_used', tie.used_at, tie.seq)
+    else
+        call('ZREM', S.p .. 'ties_used', tie.seq)
+    end
+end
+
+-- A binding that drains is about to leave: it does not count.
+local function recount(tie, by)
+    call('HINCRBY', S.p .. 'load:' .. tie.pool, tie.index, by)
+end
+
+local function set_state(tie, state)
+    local counted = tie.state == 'open'
+    tie.state = state
+    if (state == 'open') ~= counted then
+        recount(tie, state == 'open' and 1 or -1)
+    end
+end
+
+local function close(tie, state, failed)
+    set_state(tie, state)
+    tie.closed_at = S.now
+    tie.failed = tie.failed or failed or nil
+    save(tie)
+end
+
+local function touch(tie)
+    if S.now - tie.used_at > USED_RESOLUTION then
+        tie.used_at = S.now
+        save(tie)
+    end
+end
+
+local function bind(pool, key)
+    local best, fewest
+    for _, index in ipairs(presence.live(pool)) do
+        local load = tonumber(call('HGET', S.p .. 'load:' .. pool, index) or 0)
+        if not best or load < fewest then
+            best, fewest = index, load
+        end
+    end
+    if not best then
+        return nil
+    end
+    local tie = { seq = step.next('binding'), pool = pool, key = key, index = best, opened_at = S.now, used_at = S.now }
+    set_state(tie, 'open')
+    save(tie)
+    return tie
+end
+
+-- A late job. Before the clean-up has started it cancels it; afterwards it waits behind it.
+local function reopen(tie, e)
+    local cleanup = tie.cleanup and entries.get(tie.cleanup)
+    -- Once claimed it counts as started, even if it was handed back since: jobs may wait behind it already.
+    if cleanup and (cleanup.fence or 0) > 0 then
+        e.gate = CLEANUP
+        return
+    end
+    set_state(tie, 'open')
+    tie.cleanup, tie.used_at = nil, S.now
+    save(tie)
+    if cleanup then
+        outcomes.finish(cleanup, CANCELLED, { reason = 'reopened' })
+    end
+end
+
+-- Decide the inbox and the gate of a job that arrives. The caller saves it.
+function bindings.place(e)
+    local pool = e.pool or 'default'
+    if e.kind == 'cleanup' then
+        e.gate = nil
+        return
+    end
+    e.gate = nil
+    if e.direct then
+        e.inbox = keys.worker(pool, e.direct)
+        return
+    end
+    if not e.sticky then
+        e.inbox = nil
+        return
+    end
+    if e.binding then
+        -- It comes back (a retry, a rescue) and belongs to its binding still: that is no late job.
+        local tie = bindings.get(e.binding)
+        if is_open(tie) then
+            e.inbox = keys.worker(tie.pool, tie.index)
+            return
+        end
+        e.binding = nil
+    end
+    local tie = bindings.of(pool, e.sticky)
+    if not tie then
+        tie = bind(pool, e.sticky)
+    elseif tie.state == 'draining' then
+        reopen(tie, e)
+    end
+    if not tie then
+        e.gate, e.inbox, e.binding = UNBOUND, pool .. '/', nil
+        return
+    end
+    e.binding = tie.seq
+    e.inbox = keys.worker(tie.pool, tie.index)
+    touch(tie)
+end
+
+-- Jobs of a key that are pending, running or retrying, besides the clean-up.
+local function is_busy(tie, besides)
+    local most = call('ZRANGE', S.p .. 'tied:' .. tie.seq, 0, 1)
+    for _, seq in ipairs(most) do
+        if tonumber(seq) ~= besides then
+            return true
+        end
+    end
+    return false
+end
+
+-- Take a draining binding as far as it can go; true when it is released.
+local function drain(tie)
+    if is_busy(tie, tie.cleanup) then
+        return false
+    end
+    if not tie.cleanup then
+        close(tie, 'released')
+        return true
+    end
+    local cleanup = entries.get(tie.cleanup)
+    if cleanup and cleanup.state == PENDING and cleanup.gate == CLEANUP then
+        places.ungate(cleanup)
+        entries.save(cleanup)
+    end
+    return false
+end
+
+-- A job of a binding is final, or has left it: the binding may go on with its release.
+function bindings.used(e)
+    local tie = bindings.get(e.binding)
+    if is_open(tie) then
+        touch(tie)
+        if tie.state == 'draining' then
+            drain(tie)
+        end
+    end
+end
+
+-- The clean-up of a binding is final.
+function bindings.cleaned(e, state)
+    local tie = bindings.get(e.binding)
+    if not tie or tie.state ~= 'draining' or tie.cleanup ~= e.seq then
+        return
+    end
+    local failed = state ~= COMPLETED
+    local held = {}
+    for _, other in ipairs(entries.all(call('ZRANGE', S.p .. 'tied:' .. tie.seq, 0, -1))) do
+        if other.gate == CLEANUP then
+            held[#held + 1] = other
+        end
+    end
+    if #held == 0 then
+        if is_busy(tie, e.seq) then
+            -- It was cancelled before its turn came: the release goes on without it.
+            tie.cleanup = nil
+            save(tie)
+        else
+            close(tie, 'released', failed)
+        end
+        return
+    end
+    -- Jobs came while the clean-up ran: the binding is open again for them.
+    set_state(tie, 'open')
+    tie.cleanup, tie.used_at, tie.failed = nil, S.now, failed or nil
+    save(tie)
+    for _, waiting in ipairs(held) do
+        places.ungate(waiting)
+        entries.save(waiting)
+    end
+end
+
+-- Begin, or find begun, the release of a key. `store` stores the clean-up and returns its number.
+function bindings.release(pool, key, store)
+    local tie = bindings.of(pool, key)
+    if not tie then
+        return 'nothing'
+    end
+    if tie.state ~= 'open' then
+        return 'draining'
+    end
+    set_state(tie, 'draining')
+    tie.cleanup = store and store(tie) or nil
+    save(tie)
+    return drain(tie) and 'released' or 'draining'
+end
+
+-- Move a pending job to where it belongs now. It keeps its arrival and its grant.
+local function replace(e)
+    flows.withdraw(e)
+    e.binding = nil
+    bindings.place(e)
+    if not e.gate and e.granted then
+        flows.enter(e)
+    elseif e.granted and e.lane then
+        e.granted_at = S.now
+    end
+    entries.save(e)
+end
+
+-- A worker is gone: close its bindings as lost, cancel their clean-ups, and place their waiting jobs anew.
+function bindings.lose(pool, index)
+    local ties = {}
+    for _, seq in ipairs(call('ZRANGE', S.p .. 'ties_of:' .. keys.worker(pool, index), 0, -1)) do
+        ties[#ties + 1] = bindings.get(seq)
+    end
+    for _, tie in ipairs(ties) do
+        close(tie, 'lost')
+    end
+    for _, tie in ipairs(ties) do
+        for _, seq in ipairs(call('ZRANGE', S.p .. 'tied:' .. tie.seq, 0, -1)) do
+            local e = entries.get(seq)
+            if e and e.kind == 'cleanup' then
+                if e.state ~= RUNNING then
+                    outcomes.finish(e, CANCELLED, { reason = 'worker_lost' })
+                end
+            elseif e and e.state == PENDING then
+                replace(e)
+            elseif e and e.state ~= RUNNING then
+                -- It waits for its retry, and is placed when it arrives.
+                e.binding, e.inbox = nil, nil
+                entries.save(e)
+            end
+        end
+    end
+    return #ties
+end
+
+-- A pool has a live worker: jobs that waited for one are bound, in order of arrival.
+function bindings.bind_unbound(pool, limit)
+    local bound = 0
+    for _, e in ipairs(entries.all(call('ZRANGE', S.p .. 'unbound:' .. pool, 0, limit - 1))) do
+        bindings.place(e)
+        if e.gate == UNBOUND then
+            break
+        end
+        if not e.gate then
+            places.ungate(e)
+        end
+        entries.save(e)
+        bound = bound + 1
+    end
+    return bound
+end
+
+-- Drain open bindings that nobody used for a day; one that still has jobs counts as used.
+function bindings.drain_idle(limit)
+    local drained = 0
+    local idle = call('ZRANGEBYSCORE', S.p .. 'ties_used', '-inf', S.now - IDLE_SECONDS, 'LIMIT', 0, limit)
+    for _, seq in ipairs(idle) do
+        local tie = bindings.get(seq)
+        if is_busy(tie, nil) then
+            tie.used_at = S.now
+            save(tie)
+        else
+            set_state(tie, 'draining')
+            save(tie)
+            drain(tie)
+            drained = drained + 1
+        end
+    end
+    return drained
+end
+
+function bindings.forget(tie)
+    step.drop('binding', tie.seq)
+    call('ZREM', S.p .. 'ties', tie.seq)
+    call('ZREM', S.p .. 'ties:' .. tie.pool .. ' ' .. tie.key, tie.seq)
+    call('ZREM', S.p .. 'ties_closed', tie.seq)
+end

@@ -1,0 +1,119 @@
+-- Broadcasts: one child for each worker of a pool, and a parent that runs until all of them are final.
+--
+-- A child is a job for one index; its id is its parent's with the index behind it, so a worker that restarts finds the same
+-- child. Workers that register before the parent's time to join is over get one too.
+
+local WORDS = { [COMPLETED] = 'completed', [FAILED] = 'failed', [CANCELLED] = 'cancelled' }
+
+function broadcasts.child_id(parent, index)
+    return parent .. '/' .. index
+end
+
+-- As long as an id is remembered, its copy is not made again.
+function broadcasts.exists(id)
+    if call('HEXISTS', S.p .. 'id', id) == 1 then
+        return true
+    end
+    return call('HEXISTS', S.p .. 'remembered', id) == 1
+end
+
+local function children_of(parent)
+    return call('ZRANGE', S.p .. 'children:' .. parent, 0, -1)
+end
+
+-- End a parent all of whose children are final, once nobody can join any more.
+local function finish_if_over(parent)
+    if parent.due and parent.due > S.now and not parent.cancel then
+        return
+    end
+    local texts = {}
+    for _, seq in ipairs(children_of(parent.seq)) do
+        if call('HEXISTS', S.p .. 'live', seq) == 1 then
+            return
+        end
+    end
+    if parent.cancel then
+        outcomes.finish(parent, CANCELLED, { reason = 'by_user' })
+        return
+    end
+    local ended = {}
+    for _, seq in ipairs(children_of(parent.seq)) do
+        ended[#ended + 1] = step.get('outcome', seq)
+    end
+    table.sort(ended, function(a, b)
+        return a.direct < b.direct
+    end)
+    for _, child in ipairs(ended) do
+        local worker = cjson.encode(keys.worker(parent.pool or 'default', child.direct))
+        texts[#texts + 1] = string.gsub(worker, '\\/', '/') .. ':"' .. WORDS[child.state] .. '"'
+    end
+    outcomes.finish(parent, COMPLETED, { result = '{' .. table.concat(texts, ',') .. '}' })
+end
+
+-- Start a parent whose record is stored as running: children for the workers there are.
+function broadcasts.begin(parent)
+    for _, index in ipairs(presence.live(parent.pool or 'default')) do
+        admission.add_child(parent, index)
+    end
+    if not parent.due then
+        finish_if_over(parent)
+    end
+end
+
+-- A worker has registered: broadcasts it may still join get a child for it, unless it has one from before.
+function broadcasts.join(pool, index)
+    local joining = call('ZRANGEBYSCORE', S.p .. 'joining', '(' .. string.format('%.17g', S.now), '+inf')
+    for _, parent in ipairs(entries.all(joining)) do
+        local fits = (parent.pool or 'default') == pool and not parent.cancel
+        if fits and not broadcasts.exists(broadcasts.child_id(parent.id, index)) then
+            admission.add_child(parent, index)
+        end
+    end
+end
+
+-- A child is final: its parent may be over.
+function broadcasts.child_ended(seq)
+    local parent = entries.get(seq)
+    if parent then
+        step.tell_job(parent.id)
+        finish_if_over(parent)
+    end
+end
+
+-- Cancel a broadcast: children that wait are final at once, running ones are asked to stop.
+function broadcasts.cancel(parent)
+    parent.cancel = true
+    entries.save(parent)
+    local children = entries.all(children_of(parent.seq))
+    for _, child in ipairs(children) do
+        report.cancel_entry(child)
+    end
+    if #children == 0 then
+        finish_if_over(parent)
+    end
+    return entries.get(parent.seq) and RUNNING or CANCELLED
+end
+
+-- The time to join is over: a parent whose copies are all final is over too.
+function broadcasts.close_joining(limit)
+    local over = call('ZRANGEBYSCORE', S.p .. 'joining', '-inf', S.now, 'LIMIT', 0, limit)
+    for _, parent in ipairs(entries.all(over)) do
+        parent.due = nil
+        entries.save(parent)
+        finish_if_over(parent)
+    end
+    return #over
+end
+
+-- Cancel copies that wait for a worker that is gone, of broadcasts nobody can join any more.
+function broadcasts.abandon()
+    for _, parent in ipairs(entries.all(call('ZRANGE', S.p .. 'parents', 0, MOST_LOOKED_AT))) do
+        if not parent.due then
+            for _, child in ipairs(entries.all(children_of(parent.seq))) do
+                if child.state ~= RUNNING and not presence.serves(child.pool or 'default', child.direct) then
+                    outcomes.finish(child, CANCELLED, { reason = 'worker_lost' })
+                end
+            end
+        end
+    end
+end

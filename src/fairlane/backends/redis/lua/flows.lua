@@ -1,0 +1,74 @@
+-- Fair order between lanes: entering and leaving the line of claimable jobs (see `fairlane.fairness`).
+
+local SCALE = 1000
+
+function flows.charge(cost, weight)
+    -- Python rounds halves to even.
+    local exact = SCALE * cost / weight
+    local whole = math.floor(exact)
+    local rest = exact - whole
+    if rest > 0.5 or (rest == 0.5 and whole % 2 == 1) then
+        whole = whole + 1
+    end
+    return math.max(1, whole)
+end
+
+-- Make a job claimable; the caller saves it. It is pending, granted and ungated.
+function flows.enter(e)
+    flows.join(e.queue, e.class, e.inbox or '', e.lane_key or '', e.arrival)
+    e.flow = true
+    -- Only a job that somebody else cannot take can hold its lane's place idle; see `places.move_idle_grants`.
+    e.granted_at = e.lane and e.inbox and S.now or nil
+end
+
+-- Put an arrival into its flow, and tell those who could start it.
+function flows.join(queue, class, inbox, lane, arrival)
+    local flow = step.flow(queue, class, inbox, lane)
+    if not flow.tag then
+        flow.tag = math.max(flow.domain.clock, flow.finish)
+        flow.head = arrival
+        flow.dirty = true
+    elseif arrival < flow.head then
+        flow.head = arrival
+        flow.dirty = true
+    end
+    flows.tell(queue, inbox)
+end
+
+function flows.tell(queue, inbox)
+    step.tell(inbox ~= '' and 'worker:' .. inbox or 'queue:' .. catalog.number(queue).name)
+end
+
+-- Take a job out of the line, before it has started. Nothing was charged for it, so nothing is owed.
+function flows.withdraw(e)
+    if not e.flow then
+        return
+    end
+    local flow = step.flow_of(e)
+    e.flow, e.granted_at = nil, nil
+    entries.save(e)
+    if flow.head == e.arrival then
+        flows.find_head(flow)
+    end
+end
+
+-- Look up the next job of a flow after its head has gone; its tag stays, because nobody has paid.
+function flows.find_head(flow)
+    local first = call('ZRANGE', S.p .. 'ready:' .. flow.key, 0, 0, 'WITHSCORES')
+    flow.head = first[2] and tonumber(first[2]) or nil
+    if not flow.head then
+        flow.tag = nil
+    end
+    flow.dirty = true
+end
+
+-- Return what an interrupted start had paid, so that starting again pays once in all.
+function flows.give_back(e)
+    local flow = step.flow_of(e)
+    flow.finish = math.max(0, flow.finish - (e.paid or 0))
+    if flow.tag then
+        flow.tag = math.max(flow.domain.clock, flow.finish)
+    end
+    flow.dirty = true
+    e.paid = nil
+end

@@ -1,0 +1,54 @@
+-- Every key of a namespace. All of them begin with its prefix, which holds the hash tag: one namespace is one slot.
+--
+-- Records (hashes; values are MessagePack maps, absent fields are nil):
+--   counter          seq, arrival, session, binding, queue, settings, generation
+--   queues           name -> number            queue      number -> {name, version, declared, override}
+--   id               id -> seq                 job        seq -> time of arrival at the store (8 bytes), then the content
+--   headers          seq -> bytes              live       seq -> entry (see entries.lua)
+--   outcome          seq -> what the end was   result     seq -> bytes
+--   attempts         seq -> list of claims     progress   seq -> bytes
+--   flow             flow -> {finish, tag, head}           domain   domain -> clock
+--   lane             lane -> {places, ordered, granted}
+--   session          id -> session             pool:POOL  index -> id of the last session there
+--   binding          number -> binding         bound:POOL key -> number of the open binding
+--   unique           task NUL value -> {seq, id, state, until_}
+--   remembered       id -> {mark, state, until_}
+--   schedule         name -> schedule          leader (a string) -> {term, session, lease, expires}
+--   tally:QUEUE      class and column -> number
+-- Names: a domain is "queue.class.inbox", a flow "domain|lane", a limited lane "queue|lane".
+-- Sorted sets: those of live jobs are listed in entries.lua; the others stand here.
+--   line:DOMAIN      flows with a claimable job: tag, then head and lane
+--   by:KIND:VALUE    jobs by number, for reading
+--   ended:QUEUE:STATE  finished jobs by time, for retention
+
+function keys.of(name)
+    return S.p .. name
+end
+
+function keys.domain(queue, class, inbox)
+    return queue .. '.' .. class .. '.' .. inbox
+end
+
+function keys.flow(domain, lane)
+    return domain .. '|' .. lane
+end
+
+function keys.lane(queue, lane)
+    return queue .. '|' .. lane
+end
+
+function keys.by(kind, value)
+    return S.p .. 'by:' .. kind .. ':' .. value
+end
+
+function keys.ended(queue, state)
+    return S.p .. 'ended:' .. queue .. ':' .. state
+end
+
+function keys.tally(queue)
+    return S.p .. 'tally:' .. queue
+end
+
+function keys.worker(pool, index)
+    return pool .. '/' .. index
+end

@@ -1,0 +1,245 @@
+-- How jobs end and how they go back: every way out of running or waiting, with all that follows in the same step.
+
+local CRASH_ERROR = 'The process that ran it died, or lost contact for longer than its lease.'
+local KEPT_ATTEMPTS = 20
+
+-- Add a claim that ends, while its job goes on, to the history. The last claim of all is told by the outcome.
+function outcomes.record(e, who, outcome, state, reason, message)
+    local attempts = step.get('attempts', e.seq) or {}
+    attempts[#attempts + 1] = {
+        fence = e.fence,
+        attempt = e.attempt,
+        session = who.id,
+        worker = presence.worker(who),
+        started_at = e.started_at or S.now,
+        ended_at = S.now,
+        outcome = outcome,
+        state = state,
+        reason = reason,
+        error = message,
+        refused = e.refused,
+    }
+    while #attempts > KEPT_ATTEMPTS do
+        table.remove(attempts, 1)
+    end
+    step.put('attempts', e.seq, attempts)
+    e.refused = nil
+end
+
+-- A running job leaves: where its queue has a limit, somebody else may start now, in any inbox.
+function outcomes.tell_room(queue)
+    if catalog.number(queue).slots then
+        outcomes.tell_queue(queue)
+    end
+end
+
+function outcomes.tell_queue(queue)
+    step.tell('queue:' .. catalog.number(queue).name)
+    for _, domain in ipairs(call('SMEMBERS', S.p .. 'domains:' .. queue)) do
+        local inbox = string.match(domain, '^%d+%.%d%.(.+)$')
+        if inbox and call('EXISTS', S.p .. 'line:' .. domain) == 1 then
+            step.tell('worker:' .. inbox)
+        end
+    end
+end
+
+-- Make a job final. What it held goes on to the next: place, binding, unique value, parent. `ending` may have: reason, result,
+-- error, group, move (how the claim ended that the job ended in; nil when it ended while it waited).
+function outcomes.finish(e, state, ending)
+    local session = ending.move and e.session or nil
+    entries.delete(e)
+    step.put('outcome', e.seq, {
+        id = e.id,
+        task = e.task,
+        queue = e.queue,
+        class = e.class,
+        lane_key = e.lane_key,
+        sticky = e.sticky,
+        uniq = e.uniq,
+        parent = e.parent,
+        direct = e.direct,
+        state = state,
+        reason = ending.reason,
+        error = ending.error,
+        group = ending.group,
+        session = session,
+        move = ending.move,
+        arrival = e.arrival,
+        attempt = e.attempt,
+        fence = e.fence,
+        started_at = e.started_at,
+        finished_at = S.now,
+        refused = e.refused,
+        binding = e.binding,
+        inbox = e.inbox,
+    })
+    if ending.result then
+        call('HSET', S.p .. 'result', e.seq, ending.result)
+    end
+    call('ZADD', keys.ended(e.queue, state), S.now, e.seq)
+    if state ~= COMPLETED then
+        call('ZADD', keys.by('state', state), e.seq, e.seq)
+    end
+    if ending.group then
+        call('ZADD', keys.by('group', ending.group), e.seq, e.seq)
+    end
+    if session then
+        call('ZADD', keys.by('session', session), e.seq, e.seq)
+    end
+    step.count(e.queue, e.class, COLUMNS[e.state], -1)
+    step.count(e.queue, e.class, COLUMNS[state], 1)
+    if e.state == RUNNING then
+        outcomes.tell_room(e.queue)
+        if e.kind == 'turn' or e.kind == 'broadcast' then
+            step.count(e.queue, e.class, SLOTLESS, -1)
+        end
+    end
+    step.tell_job(e.id)
+    if e.flow and e.state ~= RUNNING then
+        local flow = step.flow_of(e)
+        if flow.head == e.arrival then
+            flows.find_head(flow)
+        end
+    end
+    if e.uniq then
+        admission.release_unique(e, state)
+    end
+    if e.lane then
+        places.vacate(e)
+    end
+    if e.kind == 'cleanup' then
+        bindings.cleaned(e, state)
+    elseif e.binding then
+        bindings.used(e)
+    end
+    if e.parent then
+        broadcasts.child_ended(e.parent)
+    end
+end
+
+-- Cancel a waiting job whose time to start has passed.
+function outcomes.expire(e)
+    outcomes.finish(e, CANCELLED, { reason = 'expired' })
+end
+
+local function go_back(e, delay, keep_arrival)
+    outcomes.tell_room(e.queue)
+    local lane = e.lane and step.lane(e.queue, e.lane_key)
+    local keeps_place = lane and (lane.ordered or (keep_arrival and delay <= 0))
+    entries.move(e, delay > 0 and SCHEDULED or PENDING)
+    e.session, e.claim, e.started_at, e.flow = nil, nil, nil, nil
+    e.due = delay > 0 and S.now + delay or nil
+    if not keeps_place then
+        if not keep_arrival then
+            e.arrival = nil
+        end
+        local granted = e.granted
+        e.lane, e.granted = nil, nil
+        if lane then
+            entries.save(e)
+            if granted then
+                lane.granted = lane.granted - 1
+            end
+            places.hand_on(lane)
+        end
+    end
+    if delay <= 0 then
+        bindings.place(e)
+        if keeps_place then
+            places.resume(e)
+        else
+            places.arrive(e)
+        end
+    end
+    entries.save(e)
+    if keeps_place then
+        places.trim(lane)
+        places.settle(lane)
+    end
+    step.tell_job(e.id)
+end
+
+-- A retry or a snooze: it paid for its start. An ordered lane stays closed for it; elsewhere it arrives anew. `crashed`: the
+-- holder saw the process of the body die. Any other end of a run clears the suspicion.
+function outcomes.again(e, delay, crashed)
+    e.crashes = (e.crashes or 0) + (crashed and 1 or 0)
+    e.suspect = crashed or nil
+    e.paid = nil
+    go_back(e, delay, false)
+end
+
+-- A hand-back or a rescue: it starts next in its lane, without paying again.
+local function back(e, delay)
+    flows.give_back(e)
+    go_back(e, delay, true)
+end
+
+-- Give a pending job its binding, its arrival and its place. The caller saves it.
+function outcomes.admit(e)
+    bindings.place(e)
+    if e.lane and e.granted then
+        places.resume(e)
+    elseif not e.lane then
+        places.arrive(e)
+    end
+end
+
+-- A job's time has come: it arrives, or, if it kept its place in an ordered lane, takes it up again.
+function outcomes.promote(e)
+    entries.move(e, PENDING)
+    e.due = nil
+    outcomes.admit(e)
+    entries.save(e)
+    step.tell_job(e.id)
+end
+
+local function tie_is_lost(e)
+    return e.kind == 'cleanup' and not bindings.is_open(e.binding)
+end
+
+local function backoff_delay(e)
+    local policy = e.backoff or {}
+    local base, factor, most = policy.base or 1, policy.factor or 2, policy.most or 300
+    local whole = base == 0 and 0 or math.min(most, base * factor ^ (e.attempt - 1))
+    return policy.jitter == false and whole or whole * step.draw()
+end
+
+-- The process of a job that had begun is gone. Returns what became of the job.
+function outcomes.crash(e, who)
+    if e.kind == 'turn' then
+        outcomes.finish(e, CANCELLED, { reason = 'waiter_gone', move = 'crashed' })
+        return CANCELLED
+    end
+    if tie_is_lost(e) then
+        outcomes.finish(e, CANCELLED, { reason = 'worker_lost', move = 'crashed' })
+        return CANCELLED
+    end
+    e.crashes = (e.crashes or 0) + 1
+    if e.cancel then
+        outcomes.finish(e, CANCELLED, { reason = 'by_user', move = 'crashed' })
+        return CANCELLED
+    end
+    if e.attempt > (e.retries or 3) then
+        outcomes.finish(e, FAILED, { reason = 'crashed', error = CRASH_ERROR, group = 'crashed', move = 'crashed' })
+        return FAILED
+    end
+    local delay = e.crashes <= 1 and 0 or backoff_delay(e)
+    local state = delay > 0 and SCHEDULED or PENDING
+    outcomes.record(e, who, 'crashed', state, 'crashed')
+    e.suspect = true
+    back(e, delay)
+    return state
+end
+
+-- A claimed job that never began, or was handed back: it is pending again and its run is not charged.
+function outcomes.take_back(e, who, move)
+    if tie_is_lost(e) then
+        outcomes.finish(e, CANCELLED, { reason = 'worker_lost', move = move })
+    elseif e.cancel then
+        outcomes.finish(e, CANCELLED, { reason = 'by_user', move = move })
+    else
+        outcomes.record(e, who, move, PENDING)
+        e.attempt = e.attempt - 1
+        back(e, 0)
+    end
+end

@@ -1,0 +1,297 @@
+-- The places of limited lanes. A job holds a grant from the step that gives it until it leaves the lane, and every way out
+-- hands the place on in the same step (see `fairlane.lanes` for who comes next).
+
+local IDLE_GRANT_SECONDS = 2
+local PAGE = 50
+
+local function open(e)
+    if e.kind == 'turn' then
+        places.start_turn(e)
+    elseif not e.gate then
+        flows.enter(e)
+    elseif e.lane then
+        e.granted_at = S.now
+    end
+end
+
+-- Whoever waits behind this one has moved up.
+local function tell_line(e)
+    step.tell('place:' .. catalog.number(e.queue).name .. '/' .. e.lane_key)
+end
+
+-- Start a turn in its waiter: it is never claimed.
+function places.start_turn(e)
+    entries.move(e, RUNNING)
+    e.session = e.waiter
+    e.fence = (e.fence or 0) + 1
+    e.attempt = (e.attempt or 0) + 1
+    e.started_at = S.now
+    step.tell_job(e.id)
+    step.tell('session:' .. e.waiter)
+    tell_line(e)
+end
+
+local function ungrant(e)
+    flows.withdraw(e)
+    e.granted, e.granted_at = nil, nil
+    entries.save(e)
+end
+
+-- The last of those that hold a place and have not started.
+local function weakest_of(lane)
+    local last = call('ZREVRANGE', S.p .. 'hold:' .. lane.name, 0, 0)
+    return last[1] and entries.get(last[1]) or nil
+end
+
+-- The next in line for a place. What has expired gets none; the sweeper cancels it.
+local function next_of(lane)
+    for from = 0, MOST_LOOKED_AT, PAGE do
+        local seqs = call('ZRANGE', S.p .. 'wait:' .. lane.name, from, from + PAGE - 1)
+        for _, e in ipairs(entries.all(seqs)) do
+            if not e.expires_at or e.expires_at > S.now then
+                return e
+            end
+        end
+        if #seqs < PAGE then
+            return nil
+        end
+    end
+    return nil
+end
+
+-- In an unordered lane a job of a higher class takes the place of the weakest one that has not started.
+local function take_from_weaker(lane, class)
+    local weakest = weakest_of(lane)
+    if not weakest or weakest.class <= class then
+        return false
+    end
+    ungrant(weakest)
+    return true
+end
+
+-- Let a pending job take its place in its lane, and in the line if it may start. The caller saves it.
+function places.arrive(e)
+    e.arrival = e.arrival or step.next_arrival()
+    local terms = catalog.terms(catalog.number(e.queue), e.lane_key or '')
+    if not terms.limit or not e.lane_key then
+        e.lane, e.granted, e.rank = nil, true, nil
+        open(e)
+        return
+    end
+    local lane = step.lane_for(e.queue, e.lane_key, terms)
+    e.lane, e.granted = true, nil
+    e.rank = not lane.ordered and e.class > 0 and e.class or nil
+    if e.kind == 'turn' and e.expires_at and e.expires_at < S.now then
+        return -- too late to start; the sweeper cancels it
+    end
+    if lane.granted < lane.places then
+        lane.granted = lane.granted + 1
+        e.granted = true
+    elseif not lane.ordered and e.class < 2 and take_from_weaker(lane, e.class) then
+        e.granted = true
+    end
+    if e.granted then
+        open(e)
+    end
+end
+
+-- The gate of a pending job has opened. The caller saves it.
+function places.ungate(e)
+    e.gate = nil
+    if e.granted then
+        open(e)
+    end
+end
+
+-- A job that kept its grant is pending again. The caller saves it.
+function places.resume(e)
+    if e.lane then
+        local lane = step.lane(e.queue, e.lane_key)
+        e.rank = not lane.ordered and e.class > 0 and e.class or nil
+    end
+    open(e)
+end
+
+-- Give a place to a waiting job: a turn starts, a job that nothing else holds becomes claimable.
+local function grant(lane, e)
+    lane.granted = lane.granted + 1
+    e.granted = true
+    if e.waiter then
+        places.start_turn(e)
+    elseif e.state == PENDING then
+        open(e)
+    end
+    entries.save(e)
+end
+
+-- Give the free places of a lane to the next in it; returns how many were given.
+function places.hand_on(lane)
+    local given = 0
+    while lane.granted < lane.places do
+        local waiting = next_of(lane)
+        if not waiting then
+            break
+        end
+        grant(lane, waiting)
+        given = given + 1
+    end
+    if lane.granted == 0 and call('ZCARD', S.p .. 'wait:' .. lane.name) == 0 then
+        step.drop_lane(lane)
+    end
+    return given
+end
+
+-- A job that is gone, or whose saved record names no lane any more, gives up its place.
+function places.vacate(e)
+    if not e.lane then
+        return
+    end
+    local lane = step.lane(e.queue, e.lane_key)
+    if e.granted then
+        lane.granted = lane.granted - 1
+    end
+    e.lane, e.granted = nil, nil
+    tell_line(e)
+    places.hand_on(lane)
+end
+
+-- After a job went back from running to waiting, or the order changed: whoever comes first has the place. By arrival in an
+-- ordered lane; by class in an unordered one.
+function places.settle(lane)
+    while true do
+        local best = next_of(lane)
+        local weakest = best and weakest_of(lane)
+        if not weakest then
+            return
+        end
+        local first
+        if lane.ordered then
+            first = best.arrival < weakest.arrival
+        else
+            first = best.class < weakest.class
+        end
+        if not first then
+            return
+        end
+        ungrant(weakest)
+        lane.granted = lane.granted - 1
+        grant(lane, best)
+    end
+end
+
+-- A limit was lowered while jobs ran: take back unstarted grants, newest first, until it holds.
+function places.trim(lane)
+    while lane.granted > lane.places do
+        local weakest = weakest_of(lane)
+        if not weakest then
+            return
+        end
+        lane.granted = lane.granted - 1
+        ungrant(weakest)
+    end
+end
+
+local function members(set)
+    return entries.all(call('ZRANGE', S.p .. set, 0, -1))
+end
+
+-- Only of those that wait; a running job gets its rank when it comes back.
+local function rerank(lane)
+    for _, set in ipairs({ 'wait:', 'hold:' }) do
+        for _, e in ipairs(members(set .. lane.name)) do
+            e.rank = not lane.ordered and e.class > 0 and e.class or nil
+            entries.save(e)
+        end
+    end
+end
+
+-- In an unordered lane a job that waits for its retry holds no place: it comes back when it is due.
+local function drop_kept(lane)
+    for _, e in ipairs(members('hold:' .. lane.name)) do
+        if e.due then
+            lane.granted = lane.granted - 1
+            e.lane, e.granted = nil, nil
+            entries.save(e)
+        end
+    end
+end
+
+-- Apply new terms: a lower limit takes back unstarted grants, newest first; a higher one hands out at once.
+function places.resize(lane, limit, ordered)
+    if ordered ~= lane.ordered then
+        lane.ordered = ordered
+        rerank(lane)
+        if not ordered then
+            drop_kept(lane)
+        end
+    end
+    lane.places = limit
+    step.save_lane(lane)
+    places.trim(lane)
+    places.settle(lane)
+    places.hand_on(lane)
+end
+
+-- The lane has no limit any more: everybody in it may start.
+function places.abolish(lane)
+    -- Expired jobs too: in line a claim finds and cancels them. An expired turn would be started, so it is left out.
+    for _, e in ipairs(members('wait:' .. lane.name)) do
+        if not e.waiter or not e.expires_at or e.expires_at > S.now then
+            grant(lane, e)
+        end
+    end
+    for _, set in ipairs({ 'wait:', 'hold:', 'lanerun:' }) do
+        for _, e in ipairs(members(set .. lane.name)) do
+            e.lane, e.granted, e.granted_at = nil, true, nil
+            entries.save(e)
+        end
+    end
+    step.drop_lane(lane)
+end
+
+-- A lane that had no limit has one now: a pending or running job of it takes its place anew.
+function places.establish(e)
+    if e.state == RUNNING then
+        local lane = step.lane_for(e.queue, e.lane_key, catalog.terms(catalog.number(e.queue), e.lane_key))
+        lane.granted = lane.granted + 1
+        e.lane, e.granted = true, true
+        e.rank = not lane.ordered and e.class > 0 and e.class or nil
+    else
+        flows.withdraw(e)
+        places.arrive(e)
+    end
+    entries.save(e)
+end
+
+-- Whether a worker could take one more of a class now; a job for anybody can always be taken.
+local function takes(inbox, class)
+    if not inbox then
+        return true
+    end
+    local who = presence.at(inbox)
+    return who and who.state == 'live' and catalog.room(who.slots, presence.running(who), class) > 0
+end
+
+-- Unordered lanes: a grant that waited 2 s for a worker that cannot take it goes to the next job that can run.
+function places.move_idle_grants(limit)
+    local moved = 0
+    local seqs = call('ZRANGEBYSCORE', S.p .. 'holding', '-inf', S.now - IDLE_GRANT_SECONDS, 'LIMIT', 0, limit)
+    for _, seq in ipairs(seqs) do
+        local holder = entries.get(seq)
+        local lane = holder and holder.lane and holder.granted and step.lane(holder.queue, holder.lane_key)
+        if lane and not lane.ordered and (holder.gate or not takes(holder.inbox, holder.class)) then
+            for _, other in ipairs(call('ZRANGE', S.p .. 'wait:' .. lane.name, 0, MOST_LOOKED_AT)) do
+                local e = entries.get(other)
+                local expired = e.expires_at and e.expires_at <= S.now
+                if not expired and not e.gate and e.inbox ~= holder.inbox and takes(e.inbox, e.class) then
+                    ungrant(holder)
+                    lane.granted = lane.granted - 1
+                    grant(lane, e)
+                    moved = moved + 1
+                    break
+                end
+            end
+        end
+    end
+    return moved
+end

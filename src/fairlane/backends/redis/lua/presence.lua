@@ -1,0 +1,309 @@
+-- Sessions: registering, renewing, leaving, and being declared dead, with all that follows for their jobs and bindings.
+-- A session has: seq, id, kind, state (live, stopping, ended, dead), host, pid, pool, index, named, queues, slots {total, high,
+-- normal}, started_at, ended_at, lease, expires, claim.
+
+local MOST_BOUND = 1000
+
+function presence.get(id)
+    return step.get('session', id)
+end
+
+local function save(who)
+    step.put('session', who.id, who)
+end
+
+function presence.is_present(who)
+    return who and (who.state == 'live' or who.state == 'stopping')
+end
+
+-- How history names it: a worker by its place, anybody else by its host.
+function presence.worker(who)
+    return who.index and keys.worker(who.pool, who.index) or who.host
+end
+
+-- The session that is, or was last, at a place.
+local function last_at(pool, index)
+    local id = call('HGET', S.p .. 'pool:' .. pool, index)
+    return id and presence.get(id) or nil
+end
+
+-- The live worker that an inbox belongs to, nil when it waits for one to be bound to.
+function presence.at(inbox)
+    local pool, index = string.match(inbox, '^(.*)/(%d+)$')
+    local who = pool and last_at(pool, index)
+    return presence.is_present(who) and who or nil
+end
+
+-- What a worker runs, by class.
+function presence.running(who)
+    local p = S.p .. 'held:' .. who.id .. ':'
+    return { [0] = call('ZCARD', p .. '0'), call('ZCARD', p .. '1'), call('ZCARD', p .. '2') }
+end
+
+local function places_of(pool)
+    local found, all = {}, call('HGETALL', S.p .. 'pool:' .. pool)
+    for i = 1, #all, 2 do
+        local who = presence.get(all[i + 1])
+        if who then
+            found[#found + 1] = who
+        end
+    end
+    table.sort(found, function(a, b)
+        return a.index < b.index
+    end)
+    return found
+end
+
+-- Whether an index is taken: its session is there, or is a named one that may come back.
+local function keeps_index(who)
+    return presence.is_present(who) or (who.state == 'ended' and who.named and who.expires > S.mono)
+end
+
+-- The indices that a key may be bound to.
+function presence.live(pool)
+    local found = {}
+    for _, who in ipairs(places_of(pool)) do
+        if who.state == 'live' and who.expires > S.mono then
+            found[#found + 1] = who.index
+        end
+    end
+    return found
+end
+
+-- Whether somebody serves a place, or may come back to it.
+function presence.serves(pool, index)
+    local who = last_at(pool, index)
+    return who and keeps_index(who)
+end
+
+-- What a session holds, in order of arrival.
+local function held_by(who)
+    local found = {}
+    for _, class in ipairs({ '0', '1', '2', 't' }) do
+        for _, e in ipairs(entries.all(call('ZRANGE', S.p .. 'held:' .. who.id .. ':' .. class, 0, -1))) do
+            found[#found + 1] = e
+        end
+    end
+    table.sort(found, function(a, b)
+        return (a.arrival or 0) < (b.arrival or 0)
+    end)
+    return found
+end
+
+-- Turns that a session waited for go with it, before those it holds: or the next would start in a dead session.
+local function waiter_gone(who)
+    local gone = 0
+    for _, seq in ipairs(call('ZRANGE', S.p .. 'waits:' .. who.id, 0, -1)) do
+        -- Read again: the end of one turn may have started the next. What runs is ended with the rest of what it holds.
+        local e = entries.get(seq)
+        if e and e.state ~= RUNNING then
+            outcomes.finish(e, CANCELLED, { reason = 'waiter_gone' })
+            gone = gone + 1
+        end
+    end
+    return gone
+end
+
+local function close(who, state)
+    who.state, who.ended_at = state, S.now
+    save(who)
+    call('ZREM', S.p .. 'present', who.id)
+    call('ZADD', S.p .. 'sessions_over', S.now, who.id)
+end
+
+-- A session is dead, for good. Its bindings go first, so that its jobs are placed anew at once.
+local function declare_dead(who, keep_bindings, fates)
+    close(who, 'dead')
+    fates[CANCELLED] = (fates[CANCELLED] or 0) + waiter_gone(who)
+    local lost = 0
+    if who.index and not keep_bindings then
+        lost = bindings.lose(who.pool, who.index)
+    end
+    for _, e in ipairs(held_by(who)) do
+        local fate = outcomes.crash(e, who)
+        fates[fate] = (fates[fate] or 0) + 1
+    end
+    return lost
+end
+
+-- The same index cannot be held twice. On the same host the newcomer is the old one restarted.
+local function make_room(new, index)
+    local old = last_at(new.pool, index)
+    if not old then
+        return
+    end
+    local left = old.expires - S.mono
+    if presence.is_present(old) then
+        declare_dead(old, old.host == new.host and left > 0, {})
+    elseif old.host ~= new.host or left <= 0 then
+        -- The state its keys were bound to lies on another machine, or was given up.
+        bindings.lose(new.pool, index)
+    end
+end
+
+local function check_index(new)
+    local old = new.index and last_at(new.pool, new.index)
+    if presence.is_present(old) and old.expires > S.mono and old.host ~= new.host then
+        step.refuse(
+            'index_taken',
+            'index ' .. new.index .. " of pool '" .. new.pool .. "' belongs to a live worker on " .. old.host
+                .. '; choose another index, or wait',
+            old.expires - S.mono
+        )
+    end
+end
+
+local function lowest_free(pool)
+    local index, taken = 0, {}
+    for _, who in ipairs(places_of(pool)) do
+        taken[who.index] = keeps_index(who)
+    end
+    while taken[index] do
+        index = index + 1
+    end
+    return index
+end
+
+-- Make a session known, take over or give out an index, and bring the worker what waited for it.
+function presence.register(new)
+    local known = presence.get(new.id)
+    if known then
+        if not presence.is_present(known) then
+            step.refuse('session_lost', 'this session has ended or was declared dead; register under a new id')
+        end
+        known.expires = S.mono + known.lease
+        save(known)
+        call('ZADD', S.p .. 'present', known.expires, known.id)
+        return
+    end
+    local is_worker = new.kind == 'worker'
+    if is_worker then
+        check_index(new)
+        new.named = new.index and true or nil
+        new.index = new.index or lowest_free(new.pool)
+        make_room(new, new.index)
+    end
+    new.seq = step.next('session')
+    new.state, new.started_at, new.expires, new.claim = 'live', S.now, S.mono + new.lease, 0
+    save(new)
+    call('ZADD', S.p .. 'sessions', new.seq, new.id)
+    call('ZADD', S.p .. 'present', new.expires, new.id)
+    for _, queue in ipairs(new.queues or {}) do
+        catalog.queue(queue)
+    end
+    if is_worker then
+        call('HSET', S.p .. 'pool:' .. new.pool, new.index, new.id)
+        call('SADD', S.p .. 'pools', new.pool)
+        bindings.bind_unbound(new.pool, MOST_BOUND)
+        broadcasts.join(new.pool, new.index)
+    end
+end
+
+local function name_of(id, fence)
+    return id .. ' ' .. fence
+end
+
+-- Extend a lease, and settle what the session and the store believe differently.
+function presence.renew(id, held, claim, stopping)
+    local who = presence.get(id)
+    if not presence.is_present(who) then
+        step.refuse('session_lost', 'this session is unknown, ended or declared dead; drop its jobs and register a new one')
+    end
+    who.expires = S.mono + who.lease
+    if stopping and who.state == 'live' then
+        who.state = 'stopping'
+    end
+    save(who)
+    call('ZADD', S.p .. 'present', who.expires, id)
+    local named, found, lost, cancel, taken_back = {}, {}, {}, {}, {}
+    for _, h in ipairs(held) do
+        named[name_of(h[1], h[2])] = true
+    end
+    for _, e in ipairs(held_by(who)) do
+        local name = name_of(e.id, e.fence)
+        if named[name] then
+            found[name] = true
+            if e.cancel then
+                cancel[#cancel + 1] = e.id
+            end
+        elseif e.claim and e.claim <= claim then
+            outcomes.take_back(e, who, 'taken_back')
+            taken_back[#taken_back + 1] = e.id
+        end
+    end
+    for place, h in ipairs(held) do
+        if not found[name_of(h[1], h[2])] then
+            lost[#lost + 1] = place - 1
+        end
+    end
+    return { lost = lost, cancel = cancel, taken_back = taken_back, now = S.now }
+end
+
+-- End a session and give back what it has. `begun` nil: all of it had begun.
+function presence.leave(id, begun)
+    local who = presence.get(id)
+    if not who then
+        step.refuse('not_found', "there is no session '" .. id .. "'")
+    end
+    if not presence.is_present(who) then
+        return
+    end
+    close(who, 'ended')
+    waiter_gone(who)
+    if who.index and not who.named then
+        bindings.lose(who.pool, who.index)
+    end
+    local started = {}
+    for _, h in ipairs(begun or {}) do
+        started[name_of(h[1], h[2])] = true
+    end
+    for _, e in ipairs(held_by(who)) do
+        if not begun or started[name_of(e.id, e.fence)] or not e.claim then
+            outcomes.crash(e, who)
+        else
+            outcomes.take_back(e, who, 'taken_back')
+        end
+    end
+end
+
+local function sum(fates)
+    local all = 0
+    for _, count in pairs(fates) do
+        all = all + count
+    end
+    return all
+end
+
+-- Declare the expired dead, and close bindings nobody serves. What a session holds is given back in the step that ends it, so
+-- nothing is ever left with one that is gone.
+function presence.rescue(limit, declare)
+    local declared, lost, fates, more = {}, 0, {}, false
+    if declare then
+        for _, id in ipairs(call('ZRANGEBYSCORE', S.p .. 'present', '-inf', S.mono, 'LIMIT', 0, limit)) do
+            if sum(fates) >= limit then
+                more = true
+                break
+            end
+            declared[#declared + 1] = id
+            lost = lost + declare_dead(presence.get(id), false, fates)
+        end
+    end
+    for _, worker in ipairs(call('SMEMBERS', S.p .. 'bound_workers')) do
+        local pool, index = string.match(worker, '^(.*)/(%d+)$')
+        if not presence.serves(pool, index) then
+            lost = lost + bindings.lose(pool, index)
+        end
+    end
+    broadcasts.abandon()
+    local drained = bindings.drain_idle(limit)
+    return {
+        declared = declared,
+        retried = (fates[PENDING] or 0) + (fates[SCHEDULED] or 0),
+        failed = fates[FAILED] or 0,
+        cancelled = fates[CANCELLED] or 0,
+        lost_bindings = lost,
+        drained = drained,
+        more = more or drained == limit,
+        now = S.now,
+    }
+end

@@ -1,0 +1,105 @@
+-- Forgetting what retention does not keep.
+
+local TIDY_FLOWS = 1000
+local EVERY = 2 ^ 53
+
+local function forget_job(seq, outcome, until_)
+    if until_ > S.now then
+        local content = string.sub(call('HGET', S.p .. 'job', seq), 9)
+        local mark = redis.sha1hex(content)
+        step.put('remembered', outcome.id, { mark = mark, state = outcome.state, until_ = until_ })
+        call('ZADD', S.p .. 'remembered_until', until_, outcome.id)
+    end
+    call('HDEL', S.p .. 'id', outcome.id)
+    for _, hash in ipairs({ 'job', 'headers', 'outcome', 'result', 'attempts', 'progress' }) do
+        call('HDEL', S.p .. hash, seq)
+    end
+    call('ZREM', keys.ended(outcome.queue, outcome.state), seq)
+    call('ZREM', keys.by('queue', outcome.queue), seq)
+    call('ZREM', keys.by('task', outcome.task), seq)
+    call('ZREM', keys.by('state', outcome.state), seq)
+    if outcome.lane_key then
+        call('ZREM', keys.by('lane', keys.lane(outcome.queue, outcome.lane_key)), seq)
+    end
+    if outcome.sticky then
+        call('ZREM', keys.by('sticky', outcome.sticky), seq)
+    end
+    if outcome.group then
+        call('ZREM', keys.by('group', outcome.group), seq)
+    end
+    if outcome.session then
+        call('ZREM', keys.by('session', outcome.session), seq)
+    end
+    if outcome.parent then
+        call('ZREM', S.p .. 'children:' .. outcome.parent, seq)
+    end
+end
+
+-- Finished jobs of a queue and state past their age or beyond their number.
+local function prune_state(keep, queue, state, limit)
+    local completed = state == COMPLETED
+    local age = completed and keep.completed_seconds or keep.failed_seconds
+    local count = completed and keep.completed_count or keep.failed_count
+    local set = keys.ended(queue, state)
+    local excess = math.max(0, call('ZCARD', set) - count)
+    local old = call('ZCOUNT', set, '-inf', S.now - age)
+    local many = math.min(limit, math.max(excess, old))
+    if many <= 0 then
+        return 0
+    end
+    local seqs = call('ZRANGE', set, 0, many - 1)
+    for _, seq in ipairs(seqs) do
+        local outcome = step.get('outcome', seq)
+        forget_job(seq, outcome, outcome.finished_at + keep.id_seconds)
+    end
+    return #seqs
+end
+
+-- A session that kept jobs ended in is part of their history.
+local function prune_sessions(before, limit)
+    local gone = 0
+    for _, id in ipairs(call('ZRANGEBYSCORE', S.p .. 'sessions_over', '-inf', before, 'LIMIT', 0, limit)) do
+        if call('EXISTS', keys.by('session', id)) == 0 then
+            local who = presence.get(id)
+            step.drop('session', id)
+            call('ZREM', S.p .. 'sessions', id)
+            call('ZREM', S.p .. 'sessions_over', id)
+            if who and who.index and call('HGET', S.p .. 'pool:' .. who.pool, who.index) == id then
+                call('HDEL', S.p .. 'pool:' .. who.pool, who.index)
+            end
+            gone = gone + 1
+        end
+    end
+    return gone
+end
+
+local function prune_bindings(before, limit)
+    local seqs = call('ZRANGEBYSCORE', S.p .. 'ties_closed', '-inf', before, 'LIMIT', 0, limit)
+    for _, seq in ipairs(seqs) do
+        bindings.forget(bindings.get(seq))
+    end
+    return #seqs
+end
+
+local function prune_fields(hash, set, limit)
+    local fields = call('ZRANGEBYSCORE', S.p .. set, '-inf', S.now, 'LIMIT', 0, limit)
+    for _, field in ipairs(fields) do
+        call('HDEL', S.p .. hash, field)
+        call('ZREM', S.p .. set, field)
+    end
+    return #fields
+end
+
+-- Delete finished jobs past their age or beyond their number, and old records of other kinds.
+function pruning.prune(keep, limit)
+    local jobs = 0
+    for _, number in ipairs(call('HVALS', S.p .. 'queues')) do
+        for state = COMPLETED, CANCELLED do
+            jobs = jobs + prune_state(keep, tonumber(number), state, limit - jobs)
+        end
+    end
+    local before = S.now - keep.history_seconds
+    local other = prune_sessions(before, limit) + prune_bindings(before, limit)
+        + prune_fields('remembered', 'remembered_until', limit) + prune_fields('unique', 'uniques_over', limit)
+    return { jobs = jobs, other = other, more = jobs >= limit }
+end

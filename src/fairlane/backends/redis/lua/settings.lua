@@ -1,0 +1,109 @@
+-- Settings of queues and lanes, schedules, and leadership: the small records that everybody shares.
+
+-- Lanes that have jobs get their new places. Costs as much as the queue has lanes, which is why settings change rarely.
+local function apply(queue, changed)
+    if changed then
+        for _, key in ipairs(call('SMEMBERS', S.p .. 'lanes:' .. queue.number)) do
+            local lane = step.lane(queue.number, key)
+            local terms = catalog.terms(queue, key)
+            if not terms.limit then
+                places.abolish(lane)
+            else
+                places.resize(lane, terms.limit, terms.ordered)
+            end
+        end
+        settings.limit_lanes(queue)
+    end
+    outcomes.tell_queue(queue.number)
+end
+
+-- Lanes that had no limit and have one now. Running jobs take their places first, then the others in order of arrival.
+function settings.limit_lanes(queue)
+    for _, key in ipairs(call('SMEMBERS', S.p .. 'laned:' .. queue.number)) do
+        if catalog.terms(queue, key).limit then
+            for _, set in ipairs({ 'lanerun:', 'lanewait:' }) do
+                local seqs = call('ZRANGE', S.p .. set .. keys.lane(queue.number, key), 0, -1)
+                for _, e in ipairs(entries.all(seqs)) do
+                    if not e.lane then
+                        places.establish(e)
+                    end
+                end
+            end
+        end
+    end
+end
+
+-- Store settings that the client has merged, unless they changed since it read them. Returns false then.
+function settings.configure(seen, changes)
+    if tonumber(call('HGET', S.p .. 'counter', 'settings') or 0) ~= seen then
+        return false
+    end
+    for _, change in ipairs(changes) do
+        local queue = catalog.queue(change.queue)
+        local record = step.get('queue', queue.number)
+        record.version, record.declared, record.override = change.version, change.declared, change.override
+        record.settings = change.settings
+        step.put('queue', queue.number, record)
+        catalog.changed()
+        apply(catalog.queue(change.queue), change.lanes_changed)
+    end
+    return true
+end
+
+-- Store schedules; a changed timetable begins anew.
+function settings.declare(schedules, args)
+    for _, new in ipairs(schedules) do
+        local old = step.get('schedule', new.name)
+        local same = old and old.timetable == new.timetable
+        step.put('schedule', new.name, {
+            timetable = new.timetable,
+            stored_at = same and old.stored_at or S.now,
+            declared_at = S.now,
+            last_slot = old and old.last_slot,
+        })
+        call('HSET', S.p .. 'schedule_job', new.name, args[new.job])
+    end
+end
+
+function settings.fired(name, slot)
+    local schedule = step.get('schedule', name)
+    if schedule then
+        schedule.last_slot = math.max(schedule.last_slot or 0, slot)
+        step.put('schedule', name, schedule)
+    end
+end
+
+-- Stand for leadership, or extend a term.
+function settings.lead(session, lease, term)
+    local raw = call('GET', S.p .. 'leader')
+    local leader = raw and unpacked(raw)
+    local over = not leader or not leader.session or leader.expires <= S.mono
+    local number
+    if not term then
+        if over then
+            number = leader and leader.term + 1 or 1
+        elseif leader.session == session then
+            number = leader.term -- it leads already: the reply to its call was lost
+        else
+            return nil
+        end
+    else
+        if over or leader.term ~= term or leader.session ~= session then
+            return nil
+        end
+        number = term
+    end
+    call('SET', S.p .. 'leader', pack({ term = number, session = session, lease = lease, expires = S.mono + lease }))
+    return number
+end
+
+-- Give up a term; its number stays, so that the next one is higher.
+function settings.resign(term)
+    local raw = call('GET', S.p .. 'leader')
+    local leader = raw and unpacked(raw)
+    if leader and leader.term == term and leader.session then
+        leader.session = nil
+        call('SET', S.p .. 'leader', pack(leader))
+        step.tell('leader')
+    end
+end

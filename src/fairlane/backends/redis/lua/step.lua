@@ -1,0 +1,256 @@
+-- One atomic step: the time, and the records it has touched. Redis runs one at a time and to its end, so there is one.
+--
+-- Nothing is rolled back here: a verb refuses (`step.refuse`) before it writes anything. Flows, lanes and tallies are
+-- touched many times by one batch and looked up only here, so they are kept and written once, by `step.flush`.
+
+-- Begin a step. ARGV: the time and the time for leases, both empty outside of tests.
+function step.begin(names, args)
+    call, pack, unpacked = redis.call, cmsgpack.pack, cmsgpack.unpack
+    S.p = names[1]
+    if args[1] == '' then
+        local time = call('TIME')
+        S.now = time[1] + time[2] / 1000000
+        S.mono = S.now
+    else
+        S.now, S.mono = tonumber(args[1]), tonumber(args[2])
+    end
+    S.topics, S.told = {}, {}
+    S.tally, S.domains, S.flows, S.lanes = {}, {}, {}, {}
+    S.indexed = {}
+    S.fresh = false
+    S.arrival = nil
+end
+
+-- Refuse a call, which has written nothing yet: an error of ours for the client to raise.
+function step.refuse(code, message, detail)
+    error({ refused = { code = code, message = message, detail = detail } })
+end
+
+-- Run a verb, and answer with what it returns, or with why it was refused.
+function step.run(verb, names, args)
+    step.begin(names, args)
+    local done, answer = pcall(verb, args)
+    if done then
+        step.flush()
+        return answer
+    end
+    if type(answer) == 'table' and answer.refused then
+        return pack(answer)
+    end
+    error(answer, 0)
+end
+
+function step.tell(topic)
+    if not S.told[topic] then
+        S.told[topic] = true
+        S.topics[#S.topics + 1] = topic
+    end
+end
+
+function step.tell_job(id)
+    step.tell('job:' .. id)
+end
+
+function step.next(counter, by)
+    return call('HINCRBY', S.p .. 'counter', counter, by or 1)
+end
+
+-- The next number in the order of admission.
+function step.next_arrival()
+    if not S.arrival then
+        S.arrival = tonumber(call('HGET', S.p .. 'counter', 'arrival') or 0)
+    end
+    S.arrival = S.arrival + 1
+    return S.arrival
+end
+
+function step.get(hash, field)
+    local raw = call('HGET', S.p .. hash, field)
+    return raw and unpacked(raw) or nil
+end
+
+function step.put(hash, field, value)
+    call('HSET', S.p .. hash, field, pack(value))
+end
+
+function step.drop(hash, field)
+    call('HDEL', S.p .. hash, field)
+end
+
+-- A random number in [0, 1).
+function step.draw()
+    return math.random()
+end
+
+-- Refuse a leader whose term has ended.
+function step.check_term(term)
+    if not term or term == '' then
+        return
+    end
+    local raw = call('GET', S.p .. 'leader')
+    local leader = raw and unpacked(raw)
+    if not leader or leader.term ~= tonumber(term) or not leader.session or leader.expires <= S.mono then
+        step.refuse('term_lost', 'term ' .. term .. ' has ended; stop leading and stand again')
+    end
+end
+
+-- Tallies: jobs of a queue by class and state.
+function step.count(queue, class, column, by)
+    local row = S.tally[queue]
+    if not row then
+        row = {}
+        S.tally[queue] = row
+    end
+    local field = class .. column
+    row[field] = (row[field] or 0) + (by or 1)
+end
+
+function step.flush_tally()
+    for queue, row in pairs(S.tally) do
+        for field, by in pairs(row) do
+            if by ~= 0 then
+                call('HINCRBY', keys.tally(queue), field, by)
+            end
+        end
+    end
+    S.tally = {}
+end
+
+function step.tallied(queue, class, column)
+    return tonumber(call('HGET', keys.tally(queue), class .. column) or 0)
+end
+
+-- Domains and their clocks.
+function step.domain(queue, class, inbox)
+    local key = keys.domain(queue, class, inbox)
+    local found = S.domains[key]
+    if not found then
+        local clock = call('HGET', S.p .. 'domain', key)
+        found = { key = key, queue = queue, class = class, inbox = inbox, clock = tonumber(clock or 0) }
+        if not clock then
+            call('HSET', S.p .. 'domain', key, 0)
+            call('SADD', S.p .. 'domains:' .. queue, key)
+            if inbox ~= '' then
+                call('SADD', S.p .. 'inbox:' .. inbox, class .. '.' .. queue)
+            end
+        end
+        S.domains[key] = found
+    end
+    return found
+end
+
+function step.set_clock(domain, clock)
+    domain.clock = clock
+    call('HSET', S.p .. 'domain', domain.key, clock)
+end
+
+-- A lane's flow in a domain, made when it is new.
+function step.flow(queue, class, inbox, lane)
+    local domain = step.domain(queue, class, inbox)
+    local key = keys.flow(domain.key, lane)
+    local found = S.flows[key]
+    if not found then
+        found = step.get('flow', key) or { finish = 0, dirty = true }
+        found.key, found.domain, found.lane = key, domain, lane
+        found.stored_tag, found.stored_head = found.tag, found.head
+        S.flows[key] = found
+    end
+    return found
+end
+
+-- The flow that a live job stands in.
+function step.flow_of(e)
+    return step.flow(e.queue, e.class, e.inbox or '', e.lane_key or '')
+end
+
+function step.line_member(head, lane)
+    return string.format('%016d', head) .. lane
+end
+
+function step.save_flow(f)
+    local line = S.p .. 'line:' .. f.domain.key
+    if f.stored_tag ~= f.tag or f.stored_head ~= f.head then
+        if f.stored_tag then
+            call('ZREM', line, step.line_member(f.stored_head, f.lane))
+        end
+        if f.tag then
+            call('ZADD', line, f.tag, step.line_member(f.head, f.lane))
+        end
+    end
+    call('HSET', S.p .. 'flow', f.key, pack({ finish = f.finish, tag = f.tag, head = f.head }))
+    f.stored_tag, f.stored_head = f.tag, f.head
+end
+
+-- Limited lanes.
+function step.lane(queue, key)
+    local name = keys.lane(queue, key)
+    local found = S.lanes[name]
+    if found == nil then
+        found = step.get('lane', name)
+        if found then
+            found.name, found.queue, found.key, found.stored = name, queue, key, found.granted
+            S.lanes[name] = found
+        end
+    end
+    return found or nil
+end
+
+-- The limited lane of a key, made when it has no jobs yet.
+function step.lane_for(queue, key, terms)
+    local found = step.lane(queue, key)
+    if not found then
+        local name = keys.lane(queue, key)
+        found = { name = name, queue = queue, key = key, places = terms.limit, ordered = terms.ordered, granted = 0 }
+        S.lanes[name] = found
+        call('SADD', S.p .. 'lanes:' .. queue, key)
+        step.save_lane(found)
+    end
+    return found
+end
+
+function step.save_lane(lane)
+    step.put('lane', lane.name, { places = lane.places, ordered = lane.ordered, granted = lane.granted })
+    lane.stored = lane.granted
+end
+
+-- Empty lanes leave nothing.
+function step.drop_lane(lane)
+    step.drop('lane', lane.name)
+    call('SREM', S.p .. 'lanes:' .. lane.queue, lane.key)
+    call('SREM', S.p .. 'short', lane.name)
+    S.lanes[lane.name] = false
+end
+
+local function save_room(lane)
+    -- Only a fault leaves a place free while somebody waits; `admit` looks here.
+    local short = lane.granted < lane.places and call('ZCARD', S.p .. 'wait:' .. lane.name) > 0
+    call(short and 'SADD' or 'SREM', S.p .. 'short', lane.name)
+end
+
+-- Write what was kept, and tell who listens.
+function step.flush()
+    if S.arrival then
+        call('HSET', S.p .. 'counter', 'arrival', S.arrival)
+        S.arrival = nil
+    end
+    step.flush_tally()
+    for _, flow in pairs(S.flows) do
+        if flow.dirty then
+            step.save_flow(flow)
+            flow.dirty = false
+        end
+    end
+    for _, lane in pairs(S.lanes) do
+        if lane then
+            if lane.granted ~= lane.stored then
+                step.save_lane(lane)
+            end
+            save_room(lane)
+        end
+    end
+    S.lanes, S.flows, S.domains = {}, {}, {}
+    if #S.topics > 0 then
+        call('PUBLISH', S.p .. 'topics', table.concat(S.topics, '\n'))
+        S.topics, S.told = {}, {}
+    end
+end

@@ -1,0 +1,116 @@
+-- The verbs of the port, one function of the library each. KEYS: the prefix of the namespace. ARGV: the time and the time for
+-- leases, both empty outside of tests, then what is said here; `m` is a MessagePack value. The answer is a MessagePack map,
+-- {refused = …} when nothing was done; of `claim` and `finish` a list, first the verdicts, then three parts for each claimed job.
+
+local function verb(name, flags, run)
+    redis.register_function({
+        function_name = NAME .. '_' .. name,
+        flags = flags,
+        callback = function(names, args)
+            return step.run(run, names, args)
+        end,
+    })
+end
+
+-- m requests, then content and headers of each
+verb('enqueue', {}, function(args)
+    return pack({ answers = admission.enqueue(unpacked(args[3]), args, 4) })
+end)
+
+-- m session
+verb('register', { 'allow-oom' }, function(args)
+    presence.register(unpacked(args[3]))
+    return pack({ done = true })
+end)
+
+-- session, m held, claim, stopping
+verb('renew', { 'allow-oom' }, function(args)
+    return pack(presence.renew(args[3], unpacked(args[4]), tonumber(args[5]), args[6] == '1'))
+end)
+
+-- session, m begun or empty
+verb('leave', { 'allow-oom' }, function(args)
+    presence.leave(args[3], args[4] ~= '' and unpacked(args[4]) or nil)
+    return pack({ done = true })
+end)
+
+-- session, m {number, total, asks}
+verb('claim', { 'allow-oom' }, function(args)
+    local call_ = unpacked(args[4])
+    local who = dispatch.check(args[3], call_[1])
+    return dispatch.claim(who, call_[1], call_[2], call_[3])
+end)
+
+-- session, m transitions, m {number, total, asks} or empty, then results
+verb('finish', { 'allow-oom' }, function(args)
+    local call_ = args[5] ~= '' and unpacked(args[5])
+    if call_ then
+        dispatch.check(args[3], call_[1])
+    end
+    local verdicts = report.finish(args[3], unpacked(args[4]), args)
+    local answer = call_ and dispatch.claim(presence.get(args[3]), call_[1], call_[2], call_[3]) or {}
+    table.insert(answer, 1, pack({ verdicts = verdicts }))
+    return answer
+end)
+
+-- session, m reports {id, fence, place of its bytes}, then the bytes
+verb('progress', {}, function(args)
+    return pack({ verdicts = report.progress(args[3], unpacked(args[4]), args) })
+end)
+
+-- m ids
+verb('cancel', { 'allow-oom' }, function(args)
+    return pack({ states = report.cancel(unpacked(args[3])) })
+end)
+
+-- pool, key, m request or empty, content, headers
+verb('release', {}, function(args)
+    local new = args[5] ~= '' and unpacked(args[5]) or nil
+    return pack({ release = admission.release(args[3], args[4], new, args[6], args[7]) })
+end)
+
+-- term, limit
+verb('promote', { 'allow-oom' }, function(args)
+    step.check_term(args[3])
+    return pack(admission.promote(tonumber(args[4])))
+end)
+
+-- term, limit
+verb('admit', { 'allow-oom' }, function(args)
+    step.check_term(args[3])
+    return pack(admission.admit(tonumber(args[4])))
+end)
+
+-- term, limit, declare
+verb('rescue', { 'allow-oom' }, function(args)
+    step.check_term(args[3])
+    return pack(presence.rescue(tonumber(args[4]), args[5] == '1'))
+end)
+
+-- term, limit, m retention
+verb('prune', { 'allow-oom' }, function(args)
+    step.check_term(args[3])
+    return pack(pruning.prune(unpacked(args[5]), tonumber(args[4])))
+end)
+
+-- session, lease, term
+verb('lead', { 'allow-oom' }, function(args)
+    return pack({ term = settings.lead(args[3], tonumber(args[4]), tonumber(args[5])) or false })
+end)
+
+-- term
+verb('resign', { 'allow-oom' }, function(args)
+    settings.resign(tonumber(args[3]))
+    return pack({ done = true })
+end)
+
+-- the counter of settings that was seen, m changes
+verb('configure', {}, function(args)
+    return pack({ done = settings.configure(tonumber(args[3]), unpacked(args[4])) })
+end)
+
+-- m schedules {name, timetable, place of its job}, then the jobs
+verb('declare', {}, function(args)
+    settings.declare(unpacked(args[3]), args)
+    return pack({ done = true })
+end)
