@@ -100,6 +100,8 @@ class Source:
             news = self._next(None)
             assert news is not None
             if "started" in news:
+                # The number may have been that of another program, which ended long ago.
+                self._codes.pop(news["started"], None)
                 return news["started"]
 
     def ended(self, pid: int) -> int | None:

@@ -7,6 +7,7 @@ import os
 import signal
 from pathlib import Path
 
+from . import forks
 from .forks import Fork
 
 TELLS = "tests.forked"
@@ -43,3 +44,16 @@ def test_it_is_told_how_a_fork_ended(tmp_path: Path) -> None:
     fork.send_signal(signal.SIGKILL)
     assert fork.wait() == fork.poll() == -signal.SIGKILL
     fork.send_signal(signal.SIGKILL)
+
+
+def test_a_number_that_is_used_again_is_that_of_another_program(tmp_path: Path) -> None:
+    ended = forks._source()._codes
+    numbers = range(1, int(Path("/proc/sys/kernel/pid_max").read_text()) + 1)
+    before = dict(ended)
+    try:
+        ended.update(dict.fromkeys(numbers, -signal.SIGKILL))
+        assert Fork(TELLS, ["exit", "3"], output=tmp_path / "output").wait() == 3
+    finally:
+        for number in numbers:
+            ended.pop(number, None)
+        ended.update(before)

@@ -11,7 +11,7 @@ from importlib.resources import files
 
 MODULES = (
     "head", "keys", "step", "catalog", "entries", "flows", "places", "bindings", "broadcasts", "outcomes", "admission",
-    "presence", "report", "dispatch", "settings", "pruning", "verbs",
+    "presence", "report", "dispatch", "settings", "pruning", "reading", "standings", "verbs",
 )  # fmt: skip
 
 

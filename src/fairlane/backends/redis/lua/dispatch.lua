@@ -10,7 +10,7 @@ local function claimed_of(e)
     return {
         call('HGET', S.p .. 'job', e.seq),
         call('HGET', S.p .. 'headers', e.seq) or '',
-        pack({ e.id, e.fence, e.attempt, e.class, e.suspect and true or false, e.lane and true or false }),
+        pack({ e.id, e.fence, e.attempt, e.class, e.suspect and true or false, e.lane and true or false, e.kind or 'job' }),
     }
 end
 

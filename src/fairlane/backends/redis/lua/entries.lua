@@ -21,6 +21,7 @@ local function indexed_by(e)
         found[p .. 'ready:' .. entries.flow(e)] = e.arrival
     end
     if e.session then
+        found[p .. 'held_seq:' .. e.session] = e.seq
         -- By class, so that their number tells the slots in use; turns take none.
         found[p .. 'held:' .. e.session .. ':' .. (e.waiter and 't' or e.class)] = e.arrival or 0
     end
@@ -32,6 +33,9 @@ local function indexed_by(e)
     end
     if e.gate == UNBOUND then
         found[p .. 'unbound:' .. (e.pool or 'default')] = e.arrival
+    end
+    if (e.gate == UNBOUND or e.gate == CLEANUP) and not e.lane and e.arrival then
+        found[p .. 'gated:' .. keys.lane(e.queue, e.lane_key or '') .. '|' .. e.class] = e.arrival
     end
     if e.expires_at and e.state ~= RUNNING then
         found[p .. 'expiry'] = e.expires_at

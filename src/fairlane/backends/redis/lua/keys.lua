@@ -45,6 +45,11 @@ function keys.ended(queue, state)
     return S.p .. 'ended:' .. queue .. ':' .. state
 end
 
+-- With leading zeros: jobs that ended at the same moment stand in the order of their numbers.
+function keys.ended_member(seq)
+    return string.format('%016d', seq)
+end
+
 function keys.tally(queue)
     return S.p .. 'tally:' .. queue
 end

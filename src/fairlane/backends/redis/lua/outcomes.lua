@@ -51,6 +51,7 @@ function outcomes.finish(e, state, ending)
     step.put('outcome', e.seq, {
         id = e.id,
         task = e.task,
+        kind = e.kind,
         queue = e.queue,
         class = e.class,
         lane_key = e.lane_key,
@@ -62,6 +63,7 @@ function outcomes.finish(e, state, ending)
         reason = ending.reason,
         error = ending.error,
         group = ending.group,
+        result = ending.result and true or nil,
         session = session,
         move = ending.move,
         arrival = e.arrival,
@@ -70,13 +72,16 @@ function outcomes.finish(e, state, ending)
         started_at = e.started_at,
         finished_at = S.now,
         refused = e.refused,
+        cancel = e.cancel,
+        suspect = e.suspect,
+        expires_at = e.expires_at,
         binding = e.binding,
         inbox = e.inbox,
     })
     if ending.result then
         call('HSET', S.p .. 'result', e.seq, ending.result)
     end
-    call('ZADD', keys.ended(e.queue, state), S.now, e.seq)
+    call('ZADD', keys.ended(e.queue, state), S.now, keys.ended_member(e.seq))
     if state ~= COMPLETED then
         call('ZADD', keys.by('state', state), e.seq, e.seq)
     end

@@ -274,12 +274,18 @@ end
 
 -- Unordered lanes: a grant that waited 2 s for a worker that cannot take it goes to the next job that can run.
 function places.move_idle_grants(limit)
-    local moved = 0
-    local seqs = call('ZRANGEBYSCORE', S.p .. 'holding', '-inf', S.now - IDLE_GRANT_SECONDS, 'LIMIT', 0, limit)
-    for _, seq in ipairs(seqs) do
+    local moved, looked = 0, 0
+    local idle = S.now - IDLE_GRANT_SECONDS
+    for _, seq in ipairs(call('ZRANGEBYSCORE', S.p .. 'holding', '-inf', idle, 'LIMIT', 0, MOST_LOOKED_AT)) do
+        if looked >= limit then
+            break
+        end
         local holder = entries.get(seq)
         local lane = holder and holder.lane and holder.granted and step.lane(holder.queue, holder.lane_key)
-        if lane and not lane.ordered and (holder.gate or not takes(holder.inbox, holder.class)) then
+        -- One in whose lane nobody waits does not count.
+        local wanted = lane and not lane.ordered and call('EXISTS', S.p .. 'wait:' .. lane.name) == 1
+        looked = looked + (wanted and 1 or 0)
+        if wanted and (holder.gate or not takes(holder.inbox, holder.class)) then
             for _, other in ipairs(call('ZRANGE', S.p .. 'wait:' .. lane.name, 0, MOST_LOOKED_AT)) do
                 local e = entries.get(other)
                 local expired = e.expires_at and e.expires_at <= S.now

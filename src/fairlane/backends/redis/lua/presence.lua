@@ -40,7 +40,8 @@ function presence.running(who)
     return { [0] = call('ZCARD', p .. '0'), call('ZCARD', p .. '1'), call('ZCARD', p .. '2') }
 end
 
-local function places_of(pool)
+-- The last session of every place of a pool, by index.
+function presence.of_pool(pool)
     local found, all = {}, call('HGETALL', S.p .. 'pool:' .. pool)
     for i = 1, #all, 2 do
         local who = presence.get(all[i + 1])
@@ -62,7 +63,7 @@ end
 -- The indices that a key may be bound to.
 function presence.live(pool)
     local found = {}
-    for _, who in ipairs(places_of(pool)) do
+    for _, who in ipairs(presence.of_pool(pool)) do
         if who.state == 'live' and who.expires > S.mono then
             found[#found + 1] = who.index
         end
@@ -155,7 +156,7 @@ end
 
 local function lowest_free(pool)
     local index, taken = 0, {}
-    for _, who in ipairs(places_of(pool)) do
+    for _, who in ipairs(presence.of_pool(pool)) do
         taken[who.index] = keeps_index(who)
     end
     while taken[index] do

@@ -1,7 +1,5 @@
 -- Forgetting what retention does not keep.
 
-local TIDY_FLOWS = 1000
-local EVERY = 2 ^ 53
 
 local function forget_job(seq, outcome, until_)
     if until_ > S.now then
@@ -14,7 +12,7 @@ local function forget_job(seq, outcome, until_)
     for _, hash in ipairs({ 'job', 'headers', 'outcome', 'result', 'attempts', 'progress' }) do
         call('HDEL', S.p .. hash, seq)
     end
-    call('ZREM', keys.ended(outcome.queue, outcome.state), seq)
+    call('ZREM', keys.ended(outcome.queue, outcome.state), keys.ended_member(seq))
     call('ZREM', keys.by('queue', outcome.queue), seq)
     call('ZREM', keys.by('task', outcome.task), seq)
     call('ZREM', keys.by('state', outcome.state), seq)
@@ -48,7 +46,8 @@ local function prune_state(keep, queue, state, limit)
         return 0
     end
     local seqs = call('ZRANGE', set, 0, many - 1)
-    for _, seq in ipairs(seqs) do
+    for _, member in ipairs(seqs) do
+        local seq = tonumber(member)
         local outcome = step.get('outcome', seq)
         forget_job(seq, outcome, outcome.finished_at + keep.id_seconds)
     end
@@ -102,4 +101,68 @@ function pruning.prune(keep, limit)
     local other = prune_sessions(before, limit) + prune_bindings(before, limit)
         + prune_fields('remembered', 'remembered_until', limit) + prune_fields('unique', 'uniques_over', limit)
     return { jobs = jobs, other = other, more = jobs >= limit }
+end
+
+local function compare(differences, what, was, is)
+    if was ~= is then
+        differences[#differences + 1] = what .. ' was ' .. tostring(was) .. ', is ' .. tostring(is)
+    end
+end
+
+-- What tallies and lanes should be, out of the live jobs; each job is put where it belongs.
+local function count_live(differences)
+    local tallies, granted, jobs = {}, {}, 0
+    for _, seq in ipairs(call('HKEYS', S.p .. 'live')) do
+        local e = entries.get(seq)
+        jobs = jobs + 1
+        local function count(column)
+            local name = e.queue .. ' ' .. e.class .. column
+            tallies[name] = (tallies[name] or 0) + 1
+        end
+        count(COLUMNS[e.state])
+        if e.state == RUNNING and (e.kind == 'turn' or e.kind == 'broadcast') then
+            count(SLOTLESS)
+        end
+        if e.lane and e.granted then
+            local name = keys.lane(e.queue, e.lane_key)
+            granted[name] = (granted[name] or 0) + 1
+        end
+        for set, score in pairs(S.indexed[e.seq]) do
+            local stored = tonumber(call('ZSCORE', set, seq) or nil)
+            if stored ~= score then
+                compare(differences, 'job ' .. e.id .. ' in ' .. string.sub(set, #S.p + 1), stored, score)
+                call('ZADD', set, score, seq)
+            end
+        end
+    end
+    return tallies, granted, jobs
+end
+
+-- Compute everything derived anew from the job records, correct what differs, and say what did.
+function pruning.recount()
+    local differences = {}
+    local tallies, granted, jobs = count_live(differences)
+    for _, number in ipairs(call('HVALS', S.p .. 'queues')) do
+        local name = catalog.number(tonumber(number)).name
+        for class = 0, 2 do
+            for _, column in ipairs({ 's', 'p', 'r', SLOTLESS }) do
+                local is = tallies[number .. ' ' .. class .. column] or 0
+                local was = step.tallied(number, class, column)
+                compare(differences, 'queue ' .. name .. ', class ' .. class .. ': ' .. column, was, is)
+                if was ~= is then
+                    call('HSET', keys.tally(number), class .. column, is)
+                end
+            end
+        end
+        for _, key in ipairs(call('SMEMBERS', S.p .. 'lanes:' .. number)) do
+            local lane = step.lane(tonumber(number), key)
+            compare(differences, 'lane ' .. key .. ': granted', lane.granted, granted[lane.name] or 0)
+            lane.granted = granted[lane.name] or 0
+            local given = places.hand_on(lane)
+            if given > 0 then
+                differences[#differences + 1] = 'lane ' .. key .. ': ' .. given .. ' places were free while jobs waited'
+            end
+        end
+    end
+    return { jobs = jobs, differences = differences }
 end

@@ -244,8 +244,8 @@ function step.flush()
         if lane then
             if lane.granted ~= lane.stored then
                 step.save_lane(lane)
+                save_room(lane)
             end
-            save_room(lane)
         end
     end
     S.lanes, S.flows, S.domains = {}, {}, {}

@@ -114,3 +114,60 @@ verb('declare', {}, function(args)
     settings.declare(unpacked(args[3]), args)
     return pack({ done = true })
 end)
+
+-- m ids
+verb('get', { 'no-writes' }, function(args)
+    return reading.get(unpacked(args[3]))
+end)
+
+-- session or empty for all
+verb('sessions', { 'no-writes' }, function(args)
+    return pack({ sessions = reading.sessions(args[3] ~= '' and args[3] or nil) })
+end)
+
+verb('leader', { 'no-writes' }, function()
+    local raw = call('GET', S.p .. 'leader')
+    local leader = raw and unpacked(raw)
+    local leads = leader and leader.session and leader.expires > S.mono
+    return pack({ leader = leads and { leader.term, leader.session, leader.lease, leader.expires - S.mono } or false })
+end)
+
+-- m sets, the number before which to look, how many
+verb('scan', { 'no-writes' }, function(args)
+    local found, more = reading.scan(unpacked(args[3]), args[4], tonumber(args[5]))
+    found[#found + 1] = more and '1' or ''
+    return found
+end)
+
+verb('queues', { 'no-writes' }, function()
+    return pack(reading.queues())
+end)
+
+-- queue, limit
+verb('lanes', { 'no-writes' }, function(args)
+    return pack(reading.lanes(args[3], tonumber(args[4])))
+end)
+
+-- pool or empty, key or empty, limit
+verb('bindings', { 'no-writes' }, function(args)
+    local pool, key = args[3] ~= '' and args[3] or nil, args[4] ~= '' and args[4] or nil
+    return pack({ bindings = reading.bindings(pool, key, tonumber(args[5])) })
+end)
+
+verb('schedules', { 'no-writes' }, function()
+    return reading.schedules()
+end)
+
+verb('recount', { 'allow-oom' }, function()
+    return pack(pruning.recount())
+end)
+
+-- queue, class
+verb('service', { 'no-writes' }, function(args)
+    return pack(standings.service(args[3], tonumber(args[4])))
+end)
+
+-- m ids, m limits
+verb('standing', { 'no-writes' }, function(args)
+    return pack(standings.of(unpacked(args[3]), unpacked(args[4])))
+end)

@@ -1,0 +1,175 @@
+"""What goes to the functions of the store and comes back, as they have it: see `lua/verbs.lua`."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ...job import Acceptance, Claimed, Held, JobKind, NewJob, Priority, Verdict
+from ...retry import DEFAULT_BACKOFF
+from ...session import Claim, NewSession
+from ...states import Transition
+from ..codes import STATES
+from ..rows import decode_backoff, encode_backoff
+
+TIME = struct.Struct(">d")
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder().decode
+_ACCEPTANCES = {each.value: each for each in Acceptance}
+
+
+class Content(msgspec.Struct, array_like=True, gc=False):
+    """What a job is, as it was asked for: what makes two requests the same. Opaque to the functions."""
+
+    task: str
+    queue: str
+    kind: JobKind
+    priority: Priority
+    lane: str | None
+    cost: float
+    payload: bytes
+    retries: int
+    backoff: bytes | None
+    timeout: float | None
+    unique: str | None
+    pool: str
+    sticky: str | None
+    worker: int | None
+    retry_of: str | None
+    delay: float | None
+    run_at: float | None
+    expires: float | None
+
+
+_content = msgspec.msgpack.Decoder(Content)
+
+
+def content_of(job: NewJob) -> bytes:
+    """Equal requests have equal bytes. Headers are not part of it: a repeated request has another trace."""
+    return encode(
+        Content(
+            job.task, job.queue, job.kind, job.priority, job.lane, float(job.cost), job.payload, job.retries,
+            encode_backoff(job.backoff), _number(job.timeout), job.unique, job.pool, job.sticky, job.worker,
+            job.retry_of, _number(job.delay or None), _number(job.run_at), _number(job.expires),
+        )
+    )  # fmt: skip
+
+
+def read_content(raw: bytes) -> tuple[float, Content]:
+    """When a job came, and what it is."""
+    return TIME.unpack_from(raw)[0], _content.decode(memoryview(raw)[TIME.size :])
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def request_of(job: NewJob) -> dict[str, Any]:
+    """What the functions must know of a job; what is usual is left out."""
+    request: dict[str, Any] = {"id": job.id, "task": job.task, "queue": job.queue, "class": int(job.priority)}
+    if job.kind is not JobKind.JOB:
+        request["kind"] = job.kind.value
+    if job.cost != 1.0:
+        request["cost"] = job.cost
+    if job.pool != "default":
+        request["pool"] = job.pool
+    if job.retries != 3:
+        request["retries"] = job.retries
+    if job.backoff != DEFAULT_BACKOFF:
+        request["backoff"] = msgspec.to_builtins(job.backoff)
+    if job.delay:
+        request["delay"] = job.delay
+    if job.ttl:
+        request["ttl"] = job.ttl
+    if job.cron is not None:
+        request |= {"schedule": job.cron.schedule, "slot": job.cron.slot}
+    others = {
+        "lane_key": job.lane, "sticky": job.sticky, "direct": job.worker, "uniq": job.unique,
+        "unique_for": job.unique_for, "run_at": job.run_at, "expires": job.expires, "waiter": job.waiter,
+    }  # fmt: skip
+    request.update((name, value) for name, value in others.items() if value is not None)
+    return request
+
+
+def session_of(session: NewSession) -> dict[str, Any]:
+    """A session that registers."""
+    record: dict[str, Any] = {
+        "id": session.id, "kind": session.kind.value, "lease": float(session.lease), "host": session.host,
+        "pid": session.pid, "pool": session.pool, "queues": list(session.queues),
+    }  # fmt: skip
+    if session.index is not None:
+        record["index"] = session.index
+    if session.slots is not None:
+        reserved = session.slots.reserved
+        record["slots"] = {"total": session.slots.total, "high": reserved.high, "normal": reserved.normal}
+    return record
+
+
+def claim_of(claim: Claim) -> bytes:
+    """A claim: number, total, and the asks."""
+    asks = [
+        [ask.queue or False, int(ask.priority), ask.most, False if ask.below is None else ask.below]
+        for ask in claim.asks
+    ]
+    return encode([claim.number, claim.total, asks])
+
+
+def transitions_of(transitions: Sequence[Transition], first: int) -> tuple[bytes, list[bytes]]:
+    """Decisions about jobs, and their results, which stand among the arguments from `first` on."""
+    results: list[bytes] = []
+    records = []
+    for t in transitions:
+        record: dict[str, Any] = {"id": t.held.id, "fence": t.held.fence, "move": t.move.value}
+        if t.delay:
+            record["delay"] = t.delay
+        if t.reason is not None:
+            record["reason"] = t.reason.value
+        if t.error is not None:
+            record["error"] = t.error
+        if t.error_group is not None:
+            record["group"] = t.error_group
+        if t.result is not None:
+            record["result"] = first + len(results)
+            results.append(t.result)
+        records.append(record)
+    return encode(records), results
+
+
+def verdicts_of(held: Sequence[Held], answers: Sequence[Sequence[Any]]) -> tuple[Verdict, ...]:
+    """What became of writes."""
+    return tuple(
+        Verdict(each.id, _ACCEPTANCES[word], STATES[state[0]] if state else None)
+        for each, (word, *state) in zip(held, answers, strict=True)
+    )
+
+
+def claimed_of(parts: Sequence[bytes]) -> list[Claimed]:
+    """The jobs of a claim: three parts each."""
+    found = []
+    for place in range(0, len(parts), 3):
+        _, content = read_content(parts[place])
+        id, fence, attempt, class_, suspect, limited, kind = decode(parts[place + 2])
+        found.append(
+            Claimed(
+                id=id,
+                fence=fence,
+                attempt=attempt,
+                task=content.task,
+                queue=content.queue,
+                lane=content.lane,
+                priority=Priority(class_),
+                payload=content.payload,
+                retries=content.retries,
+                backoff=decode_backoff(content.backoff),
+                timeout=content.timeout,
+                kind=JobKind(kind),
+                sticky=content.sticky,
+                suspect=suspect,
+                limited=limited,
+                headers=parts[place + 1] or None,
+            )
+        )
+    return found
