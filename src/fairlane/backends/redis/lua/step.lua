@@ -178,16 +178,7 @@ function step.save_flow(f)
         end
     end
     call('HSET', S.p .. 'flow', f.key, pack({ finish = f.finish, tag = f.tag, head = f.head }))
-    f.stored_tag, f.stored_head, f.dirty = f.tag, f.head, false
-end
-
--- Write the flows that this step has changed, for whoever looks at a line: it is read from where it is stored.
-function step.save_flows()
-    for _, flow in pairs(S.flows) do
-        if flow.dirty then
-            step.save_flow(flow)
-        end
-    end
+    f.stored_tag, f.stored_head = f.tag, f.head
 end
 
 -- Limited lanes.
@@ -243,7 +234,12 @@ function step.flush()
         S.arrival = nil
     end
     step.flush_tally()
-    step.save_flows()
+    for _, flow in pairs(S.flows) do
+        if flow.dirty then
+            step.save_flow(flow)
+            flow.dirty = false
+        end
+    end
     for _, lane in pairs(S.lanes) do
         if lane then
             if lane.granted ~= lane.stored then
