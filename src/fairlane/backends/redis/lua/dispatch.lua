@@ -40,6 +40,7 @@ local function start(c, e, queue)
     if flow.tag then
         flow.tag = flow.finish
     end
+    step.save_flow(flow)
     step.tell_job(e.id)
     if e.lane then
         step.tell('place:' .. queue.name .. '/' .. e.lane_key)
@@ -47,13 +48,8 @@ local function start(c, e, queue)
     add(c.answer, e)
 end
 
--- The flow that comes first in a domain, by what is stored and what this step has changed.
+-- The flow that comes first in a domain.
 local function first_flow(domain)
-    for _, flow in pairs(S.flows) do
-        if flow.dirty and flow.domain.key == domain then
-            step.save_flow(flow)
-        end
-    end
     local first = call('ZRANGE', S.p .. 'line:' .. domain, 0, 0)[1]
     return first and string.sub(first, 17)
 end
@@ -81,6 +77,7 @@ local function from_domain(c, queue, class, inbox, most)
             end
             c.expired = c.expired + 1
             outcomes.expire(e)
+            step.save_flows()
         else
             start(c, e, queue)
             started = started + 1
@@ -169,6 +166,7 @@ function dispatch.claim(who, number, total, asks)
         return c.answer
     end
     c.running = presence.running(who)
+    step.save_flows()
     for _, ask in ipairs(asks) do
         local name, class, most, below = ask[1], ask[2], ask[3], ask[4]
         most = math.min(most, c.left, catalog.room(who.slots, c.running, class))

@@ -178,7 +178,16 @@ function step.save_flow(f)
         end
     end
     call('HSET', S.p .. 'flow', f.key, pack({ finish = f.finish, tag = f.tag, head = f.head }))
-    f.stored_tag, f.stored_head = f.tag, f.head
+    f.stored_tag, f.stored_head, f.dirty = f.tag, f.head, false
+end
+
+-- Write the flows that this step has changed, for whoever looks at a line: it is read from where it is stored.
+function step.save_flows()
+    for _, flow in pairs(S.flows) do
+        if flow.dirty then
+            step.save_flow(flow)
+        end
+    end
 end
 
 -- Limited lanes.
@@ -234,12 +243,7 @@ function step.flush()
         S.arrival = nil
     end
     step.flush_tally()
-    for _, flow in pairs(S.flows) do
-        if flow.dirty then
-            step.save_flow(flow)
-            flow.dirty = false
-        end
-    end
+    step.save_flows()
     for _, lane in pairs(S.lanes) do
         if lane then
             if lane.granted ~= lane.stored then
