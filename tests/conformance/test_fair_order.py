@@ -230,6 +230,30 @@ async def test_jobs_of_one_lane_and_class_start_in_the_order_of_their_arrival(ki
     assert started == mine
 
 
+@pytest.mark.parametrize("lanes", [("A", None, "B"), (None, "B", "A"), ("B", "A", None)])
+async def test_lanes_whose_turn_has_come_start_in_the_order_they_arrived_in(
+    kit: Kit, lanes: tuple[str | None, ...]
+) -> None:
+    worker = await kit.worker(slots=SLOTS)
+    # Known before, in another order than that in which they come now.
+    for lane in ("A", "B", None):
+        await kit.enqueue(lane=lane)
+    await worker.complete(*await worker.claim(3))
+    ids = [await kit.enqueue(lane=lane) for lane in lanes]
+    assert await worker.claim_ids(len(lanes)) == ids
+
+
+async def test_jobs_without_a_lane_come_after_everything_was_forgotten(kit: Kit) -> None:
+    worker = await kit.worker(slots=SLOTS)
+    for _ in range(3):
+        id = await kit.enqueue()
+        claimed = await worker.claim(1)
+        assert [job.id for job in claimed] == [id]
+        await worker.complete(*claimed)
+        await kit.store.prune(Retention())
+    assert (await kit.store.recount()).differences == ()
+
+
 async def test_fair_order_holds_across_workers_that_claim_in_turn(kit: Kit) -> None:
     await kit.enqueue_all(bulk(kit, "A", 100))
     await kit.enqueue_all(bulk(kit, "B", 100))

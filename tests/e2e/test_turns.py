@@ -66,6 +66,11 @@ async def test_turns_of_a_lane_are_granted_strictly_in_order_of_arrival(stage: S
             takers.append(asyncio.ensure_future(hold(world, one, 0.4, name, go if name == "A" else None)))
             await (world.began(name) if name == "A" else in_line(world, one))
         assert [await world.place(turns[name].id) for name in "ABCD"] == [None, 1, 2, 3]
+
+        async def all_told() -> bool:
+            return all(told[name] for name in "BCD")
+
+        await world.until(all_told, "everybody in line was told a place")
         go.set()
         await asyncio.gather(*takers)
         assert [entry.job for entry in world.ledger.begins()] == list("ABCD")

@@ -57,9 +57,10 @@ DECLARE
     v_next bigint[];
     v_odd boolean;
 BEGIN
-    SELECT array_agg(x.seq), array_agg(f.flow ORDER BY f.flow), array_agg(f.tag ORDER BY f.flow), array_agg(x.next ORDER BY f.flow),
-        bool_or(x.odd) INTO v_seqs, v_flows, v_tags, v_next, v_odd
-    FROM unnest(p_flows, p_tags, p_heads) f(flow, tag, head)
+    -- Each in an order that is said: beside an aggregate with one, another without takes the rows as that one wants them.
+    SELECT array_agg(x.seq ORDER BY f.ord), array_agg(f.flow ORDER BY f.flow), array_agg(f.tag ORDER BY f.flow),
+        array_agg(x.next ORDER BY f.flow), bool_or(x.odd) INTO v_seqs, v_flows, v_tags, v_next, v_odd
+    FROM unnest(p_flows, p_tags, p_heads) WITH ORDINALITY f(flow, tag, head, ord)
     CROSS JOIN LATERAL (
         SELECT (array_agg(y.seq))[1] AS seq, (array_agg(y.arrival))[2] AS next,
             ((array_agg(y.cost))[1] <> 1.0 OR (array_agg(y.arrival))[1] <> f.head OR bool_or(y.expires_at <= m.now)) IS NOT FALSE AS odd
