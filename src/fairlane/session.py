@@ -103,6 +103,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     asks: tuple[Ask, ...]
     total: int
+    told: bool = False
+    """The worker has nothing to do and was told of a job, most likely of one alone. How a store looks for it may depend
+    on that, never what it finds."""
 
     def __post_init__(self) -> None:
         names.check_count("number", self.number, least=1, most=2**53)

@@ -164,7 +164,8 @@ class Driver:
         self.both("enqueue", list(jobs))
 
     def claim(self, session: str, claim: Claim) -> None:
-        """Claim."""
+        """Claim, every other time as one who was told of work: that may not make a difference."""
+        claim = msgspec.structs.replace(claim, told=claim.number % 4 < 2)
         if self.both("claim", session, claim) is not None:
             self.last_claims[session] = claim
 

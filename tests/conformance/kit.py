@@ -125,8 +125,9 @@ class Worker:
     async def claim(self, total: int = 1, *asks: Ask) -> list[Claimed]:
         """Claim up to `total` jobs: by the given asks, or from everywhere, class by class."""
         call = self.everything(total)
-        if asks:
-            call = Claim(number=call.number, asks=asks, total=total)
+        # What is found may not depend on whether the worker was told of it, so every other claim says it was.
+        told = call.number % 2 == 1
+        call = Claim(number=call.number, asks=asks or call.asks, total=total, told=told)
         claimed = await self.kit.store.claim(self.id, call)
         self.last_claim = call.number
         return claimed

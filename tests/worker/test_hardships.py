@@ -325,6 +325,28 @@ async def test_a_loss_that_is_heard_of_twice_makes_one_new_session(yard: Yard) -
         assert worker.session.id == second
 
 
+async def test_a_loss_that_is_heard_of_while_it_registers_makes_one_new_session(yard: Yard) -> None:
+    async def body() -> None:
+        return None
+
+    yard.task(body)
+    faulty = Faulty(yard.store)
+    async with yard.worker(store=faulty) as worker:
+        first = worker.session.id
+        registered = []
+
+        def tell(verb: str, args: tuple[Any, ...]) -> None:
+            if verb == "register":
+                registered.append(args)
+                worker.session_lost(first)
+
+        faulty.refuse = tell
+        await yard.store.leave(first)
+        await wait_for(lambda: worker.session.id != first)
+        await yard.until(await yard.enqueue("body"))
+        assert len(registered) == 1
+
+
 async def test_burst_goes_on_after_it_has_lost_its_session(yard: Yard) -> None:
     async def body() -> None:
         return None

@@ -26,7 +26,7 @@ class Fetcher:
         self.answered = 0
         """The number of the last claim whose answer is known."""
 
-    def claim(self, ending: Sequence[Priority] = ()) -> Claim | None:
+    def claim(self, ending: Sequence[Priority] = (), *, told: bool = False) -> Claim | None:
         """A claim for the slots that are free, those of the jobs that end in the same call among them."""
         left = list(self._running)
         for priority in ending:
@@ -38,7 +38,7 @@ class Fetcher:
         if not wishes:
             return None
         self.number += 1
-        return Claim(number=self.number, asks=tuple(wishes), total=free)
+        return Claim(number=self.number, asks=tuple(wishes), total=free, told=told)
 
     def started(self, claimed: Iterable[Claimed]) -> None:
         """Jobs were claimed."""

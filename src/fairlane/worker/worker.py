@@ -182,7 +182,7 @@ class Worker:
         if not (endings or self._hinted or now >= self._next_poll):
             return None
         claim, self._next_claim = self._next_claim, None
-        if claim is None or endings:
+        if claim is None or endings or not self._hinted:
             claim = self._fetcher.claim([run.claimed.priority for run, _ in endings])
         if claim is not None:
             self._hinted = False
@@ -264,7 +264,7 @@ class Worker:
             # Only an ending can make room, or a renewal; it brings the next claim along.
             until = now + self._settings.intervals.poll
         elif not self._runs and self._next_claim is None:
-            self._next_claim = self._fetcher.claim()
+            self._next_claim = self._fetcher.claim(told=True)
         timer = self._loop.call_later(max(0.0, until - now), self._news.set)
         try:
             await self._news.wait()
@@ -318,8 +318,10 @@ class Worker:
         self._endings = [(run, None) for run, _ in self._endings]
         self._fetcher.begin_anew()
         self._next_claim = None
+        joined = await self._membership.join_anew()
+        # Not before: while it registers, the keeper may tell of the same loss.
         self._session_lost = False
-        if await self._membership.join_anew():
+        if joined:
             self._hinted = True
             self._keeper.nudge()
         else:

@@ -130,6 +130,12 @@ def claim_columns(claim: Claim) -> list[Any]:
     ]
 
 
+def one_claim_values(claim: Claim, queue: int) -> tuple[Any, ...]:
+    """The same for `claim_one`, which starts one job of one queue at most: the asks need not say how many."""
+    asks = [ask for ask in claim.asks if ask.queue is not None and ask.most > 0]
+    return claim.number, queue, [int(ask.priority) for ask in asks], [ask.below for ask in asks]
+
+
 def verdicts_of(held: Sequence[Held], row: Record) -> tuple[Verdict, ...]:
     """What became of each fenced write."""
     return tuple(
@@ -170,6 +176,29 @@ def claimed_of(row: Record) -> list[Claimed]:
             row["suspects"], row["limited"], row["headers"], strict=True,
         )
     ]  # fmt: skip
+
+
+def one_claimed_of(row: Record, queue: str) -> Claimed:
+    """The job that `claim_one` has started."""
+    backoff = row["backoff"]
+    return Claimed(
+        id=row["id"],
+        fence=row["fence"],
+        attempt=row["attempt"],
+        task=row["task"],
+        queue=queue,
+        lane=row["lane"],
+        priority=_PRIORITIES[row["class"]],
+        payload=row["payload"],
+        retries=row["retries"],
+        backoff=DEFAULT_BACKOFF if backoff is None else decode_backoff(backoff),
+        timeout=row["timeout"],
+        kind=JobKind.JOB,
+        sticky=None,
+        suspect=row["suspect"],
+        limited=row["limited"],
+        headers=row["headers"],
+    )
 
 
 def state_of(code: int | None) -> JobState:

@@ -44,6 +44,7 @@ RENEWAL_SECONDS = 5.0
 ONE_FIRST, ONE_TOLD, ONE_ARRIVING = 2, 4, 8
 """What the answer of `enqueue_one` is made of."""
 SETTINGS = "SELECT name, stamp, version, declared, override FROM fairlane.queue WHERE name = ANY($1)"
+NUMBER = "SELECT id FROM fairlane.queue WHERE name = $1"
 
 
 class PostgresqlStore:
@@ -57,6 +58,7 @@ class PostgresqlStore:
         self._intakes: WeakKeyDictionary[asyncio.AbstractEventLoop, Intake] = WeakKeyDictionary()
         self._seqs: dict[str, int] = {}
         """The numbers of jobs claimed through this object: where to look first, never an answer."""
+        self._numbers: dict[str, int] = {}
         self._calls: dict[tuple[str, int], str] = {}
         self._locks: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
         self._exchange = self._function("exchange", 18)
@@ -207,7 +209,34 @@ class PostgresqlStore:
             raise QueueFull(str(exc), await service.room(self._view(), exc.where)) from None
 
     async def claim(self, session: str, claim: Claim) -> list[Claimed]:
-        return list((await self._exchanged(session, (), claim)).claimed)
+        found = await self._claim_one(session, claim) if claim.told and claim.total > 0 else None
+        return list((await self._exchanged(session, (), claim)).claimed) if found is None else [found]
+
+    async def _claim_one(self, session: str, claim: Claim) -> Claimed | None:
+        """The quickest way to the only job there is; None when there is none, or more to decide."""
+        queue, *others = {ask.queue: None for ask in claim.asks if ask.queue is not None} or [None]
+        number = None if queue is None or others else await self._number(queue)
+        if queue is None or number is None:
+            return None
+        values = (session, *columns.one_claim_values(claim, number), *self._moments.readings())
+        async with self._lock(f"claim {session}"):
+            row = await self._database.fetchrow(self._function("claim_one", len(values)), *values)
+        assert row is not None
+        if row["seq"] is None:
+            return None
+        job = columns.one_claimed_of(row, queue)
+        self._remember([job.id], [row["seq"]])
+        self._wakeups.publish(_topics_of(job))
+        return job
+
+    async def _number(self, queue: str) -> int | None:
+        """The number of a queue, which never changes; None while the queue does not exist."""
+        number = self._numbers.get(queue)
+        if number is None:
+            row = await self._database.fetchrow(placed(NUMBER, self._address.schema), queue)
+            if row is not None:
+                number = self._numbers[queue] = row["id"]
+        return number
 
     async def finish(self, session: str, transitions: Sequence[Transition], *, claim: Claim | None = None) -> Finished:
         return await self._exchanged(session, transitions, claim)
@@ -249,18 +278,19 @@ class PostgresqlStore:
         for t in transitions:
             self._seqs.pop(t.held.id, None)
         if claimed:
-            if len(self._seqs) > MOST_REMEMBERED_SEQS:
-                self._seqs.clear()
-            self._seqs.update(zip(row["ids"], row["seqs"], strict=True))
+            self._remember(row["ids"], row["seqs"])
             for job in claimed:
-                topics.append("job:" + job.id)
-                if job.limited and job.lane is not None:
-                    topics.append(place_topic(job.queue, job.lane))
+                topics += _topics_of(job)
         if row["topics"]:
             topics += row["topics"]
         if topics:
             self._wakeups.publish(topics)
         return Finished(verdicts, tuple(claimed))
+
+    def _remember(self, ids: Sequence[str], seqs: Sequence[int]) -> None:
+        if len(self._seqs) > MOST_REMEMBERED_SEQS:
+            self._seqs.clear()
+        self._seqs.update(zip(ids, seqs, strict=True))
 
     async def finish_on(
         self, connection: Connection, session: str, transitions: Sequence[Transition]
@@ -412,3 +442,10 @@ class PostgresqlStore:
         self._wakeups.close()
         await self.transactions.close()
         await self._database.close()
+
+
+def _topics_of(job: Claimed) -> list[str]:
+    """Who is told that a job was claimed: those who wait for it, and those behind it in its line."""
+    if job.limited and job.lane is not None:
+        return ["job:" + job.id, place_topic(job.queue, job.lane)]
+    return ["job:" + job.id]

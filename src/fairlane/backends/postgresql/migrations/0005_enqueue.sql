@@ -138,7 +138,10 @@ DECLARE
     v_domain bigint;
     v_flow bigint;
     v_tag bigint;
+    v_finish bigint;
     v_place tid;
+    v_clock bigint;
+    v_first boolean;
     v_arrival bigint;
     v_answer integer := 1;
 BEGIN
@@ -161,42 +164,56 @@ BEGIN
     ELSE
         IF p_lane IS NULL THEN
             v_flow := fairlane.bare_flow(v_queue, p_class);
-            SELECT x.domain, x.flow, x.tag, x.ctid INTO v_domain, v_flow, v_tag, v_place FROM fairlane.pace x
-            WHERE x.flow >= v_flow AND x.flow <= v_flow ORDER BY x.flow DESC LIMIT 1;
+            SELECT x.domain, x.flow, x.tag, x.finish, x.ctid, c.value, x.tag IS NULL AND (
+                SELECT n.flow FROM fairlane.line n WHERE n.domain = x.domain AND n.tag >= c.value ORDER BY n.tag, n.head LIMIT 1) IS NULL
+            INTO v_domain, v_flow, v_tag, v_finish, v_place, v_clock, v_first FROM (
+                SELECT y.domain, y.flow, y.tag, y.finish, y.ctid FROM fairlane.pace y WHERE y.flow >= v_flow AND y.flow <= v_flow
+                ORDER BY y.flow DESC LIMIT 1) x
+            LEFT JOIN LATERAL (SELECT y.value FROM fairlane.clock y WHERE x.tag IS NULL AND y.domain >= x.domain AND y.domain <= x.domain
+                ORDER BY y.domain DESC LIMIT 1) c ON true;
         END IF;
         IF v_flow IS NULL THEN
-            SELECT d.id, f.id, p.tag, p.place INTO v_domain, v_flow, v_tag, v_place FROM fairlane.domain d
+            SELECT d.id, f.id, p.tag, p.finish, p.place, c.value, p.tag IS NULL AND (
+                SELECT n.flow FROM fairlane.line n WHERE n.domain = d.id AND n.tag >= c.value ORDER BY n.tag, n.head LIMIT 1) IS NULL
+            INTO v_domain, v_flow, v_tag, v_finish, v_place, v_clock, v_first FROM fairlane.domain d
+            CROSS JOIN LATERAL (SELECT y.value FROM fairlane.clock y WHERE y.domain >= d.id AND y.domain <= d.id
+                ORDER BY y.domain DESC LIMIT 1) c
             LEFT JOIN fairlane.flow f ON f.domain = d.id AND f.lane = coalesce(p_lane, '')
-            LEFT JOIN LATERAL (SELECT x.tag, x.ctid AS place FROM fairlane.pace x WHERE x.flow >= f.id AND x.flow <= f.id
+            LEFT JOIN LATERAL (SELECT x.tag, x.finish, x.ctid AS place FROM fairlane.pace x WHERE x.flow >= f.id AND x.flow <= f.id
                 ORDER BY x.flow DESC LIMIT 1) p ON true
             WHERE d.inbox = '' AND d.class = p_class AND d.queue = v_queue;
         END IF;
         IF v_tag IS NULL THEN
             -- In a lane that has claimable jobs, whoever could start it was told when it got the first one, or is busy.
             v_answer := 3;
-            IF v_domain IS NULL OR fairlane.next_flow(v_domain) IS NULL THEN
-                -- Nothing at all was claimable: somebody is probably idle, and hears of it with the commit. A NOTIFY makes commits
-                -- wait for each other, so in a queue that is busy the caller sends it, together with others.
-                PERFORM pg_notify(p_channel, 'queue:' || p_queue);
+            -- Nothing at all was claimable: somebody is probably idle, and hears of it with the commit. A NOTIFY makes commits
+            -- wait for each other, so in a queue that is busy the caller sends it, together with others. As a condition it is no
+            -- statement, which would cost more than the NOTIFY.
+            IF coalesce(v_first, true) AND pg_notify(p_channel, 'queue:' || p_queue) IS NOT NULL THEN
                 v_answer := 7;
             END IF;
+        END IF;
+        IF v_tag IS NULL AND v_flow IS NOT NULL THEN
+            v_tag := greatest(v_finish, v_clock);
+            WITH raised AS (
+                UPDATE fairlane.pace SET head = v_arrival, tag = v_tag WHERE ctid = v_place
+            ), in_line AS (
+                INSERT INTO fairlane.line (domain, tag, head, flow) VALUES (v_domain, v_tag, v_arrival, v_flow)
+            ), counted AS (
+                INSERT INTO fairlane.tally (queue, class, pending) VALUES (v_queue, p_class, 1)
+            )
+            INSERT INTO fairlane.live (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
+            VALUES (v_seq, v_queue, p_class, p_cost, 2, v_arrival, v_flow, true, v_now + p_expires);
+        ELSE
             IF v_flow IS NULL THEN
                 v_flow := fairlane.join_flow(v_queue, p_class, '', coalesce(p_lane, ''), v_arrival);
-            ELSE
-                WITH raised AS (
-                    UPDATE fairlane.pace SET head = v_arrival, tag = greatest(finish, (
-                        SELECT c.value FROM fairlane.clock c WHERE c.domain >= v_domain AND c.domain <= v_domain
-                        ORDER BY c.domain DESC LIMIT 1))
-                    WHERE ctid = v_place RETURNING tag
-                )
-                INSERT INTO fairlane.line (domain, tag, head, flow) SELECT v_domain, r.tag, v_arrival, v_flow FROM raised r;
             END IF;
+            WITH counted AS (
+                INSERT INTO fairlane.tally (queue, class, pending) VALUES (v_queue, p_class, 1)
+            )
+            INSERT INTO fairlane.live (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
+            VALUES (v_seq, v_queue, p_class, p_cost, 2, v_arrival, v_flow, true, v_now + p_expires);
         END IF;
-        WITH counted AS (
-            INSERT INTO fairlane.tally (queue, class, pending) VALUES (v_queue, p_class, 1)
-        )
-        INSERT INTO fairlane.live (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
-        VALUES (v_seq, v_queue, p_class, p_cost, 2, v_arrival, v_flow, true, v_now + p_expires);
     END IF;
     IF p_expires IS NOT NULL THEN
         PERFORM fairlane.set_expiries(ARRAY[v_seq]);

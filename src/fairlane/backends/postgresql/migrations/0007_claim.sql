@@ -216,37 +216,6 @@ BEGIN
     RETURN v_taken;
 END $$;
 
--- Admit what was stored without the locks of its queue. Sticky jobs and those for one worker are left to the granter: they
--- need the lock of their pool.
-CREATE FUNCTION fairlane.admit_arriving(p_queues integer[], p_limit integer, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM fairlane.let_in(ARRAY(
-        SELECT l.seq FROM unnest(p_queues) g CROSS JOIN LATERAL (
-            SELECT a.seq FROM fairlane.live a WHERE a.queue = g AND a.state = 0 ORDER BY a.seq LIMIT p_limit FOR UPDATE SKIP LOCKED) l
-        CROSS JOIN LATERAL (SELECT y.sticky, y.direct FROM fairlane.job y WHERE y.seq = l.seq OFFSET 0) j
-        WHERE j.sticky IS NULL AND j.direct IS NULL ORDER BY l.seq), m);
-END $$;
-
--- What a plain enqueue does when it found the locks taken: the jobs are stored, and now it waits for them to be admitted,
--- by itself or by whoever had the locks.
-CREATE FUNCTION fairlane.admit_queues(p_queues text[], p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
-    OUT topics text[])
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1
-SET enable_material = off SET lock_timeout = '200ms' AS $$
-DECLARE
-    v_queues integer[];
-BEGIN
-    topics := '{}';
-    v_queues := ARRAY(SELECT y.id FROM fairlane.queue y WHERE y.name = ANY (p_queues)
-        AND (SELECT a.seq FROM fairlane.live a WHERE a.queue = y.id AND a.state = 0 ORDER BY a.seq LIMIT 1) IS NOT NULL);
-    IF cardinality(v_queues) > 0 THEN
-        PERFORM fairlane.lock_some(NULL, v_queues);
-        PERFORM fairlane.admit_arriving(v_queues, 1000, fairlane.moment_of(p_now, p_lease));
-        topics := fairlane.topics();
-    END IF;
-END $$;
-
 -- What a worker could start something of: the domains of these queues, and of its inbox, that have something claimable, with
 -- their queues (a name only for those that are asked for by it), classes, and whether the queue limits what runs. A queue
 -- without a domain has jobs that are arriving. Nothing of a queue that is paused.

@@ -1,0 +1,101 @@
+-- The claim of an idle worker that was told of a job: how long that takes is noticed. The same as `exchange` does for it, in
+-- two statements and without arrays: whatever a server process touches after it has slept costs some 20 µs, and here it
+-- touches half of what `exchange` does (measured: 1.1 ms for the call instead of 1.5). Without a number: there is nothing, or
+-- more to decide than whether this one job starts; then nothing was done.
+--
+-- The number of the queue is asked for so that its lock can be taken before anything is read. Whoever was not told of a job
+-- should not take it: an idle worker that only looks disturbs nobody.
+CREATE FUNCTION fairlane.claim_one(p_session text, p_number bigint, p_queue integer, p_classes smallint[], p_belows integer[],
+    p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL, OUT seq bigint, OUT id text, OUT fence integer,
+    OUT attempt integer, OUT task text, OUT lane text, OUT class smallint, OUT payload bytea, OUT retries integer,
+    OUT backoff bytea, OUT timeout double precision, OUT suspect boolean, OUT limited boolean, OUT headers bytea)
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1
+SET enable_material = off AS $$
+DECLARE
+    v_space integer := fairlane.space();
+    v_now double precision;
+    v_wanted boolean := false;
+    r record;
+    i integer;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock_shared(v_space, 0) OR NOT pg_try_advisory_xact_lock(v_space, p_queue) THEN
+        RETURN;
+    END IF;
+    v_now := coalesce(p_now, extract(epoch FROM clock_timestamp()));
+    -- The only flow of the queue, with its first job, unless something else could start or has to be admitted.
+    SELECT x.seq AS session, f.claim, f.high, f.normal, f.low, f.place AS load_at, y.*, p.place AS pace_at, l.*, j.*,
+        CASE WHEN l.cost = 1.0 AND p.weight = 1.0 THEN 1000 ELSE greatest(1, round(1000 * l.cost / p.weight)) END::integer AS pay,
+        fairlane.room(x.slots, x.reserved_high, x.reserved_normal, f.high, f.normal, f.low, y.class) AS room,
+        (SELECT z.seq FROM fairlane.live z WHERE z.flow = y.flow AND z.flow IS NOT NULL AND z.session IS NULL AND z.arrival > y.head
+            ORDER BY z.arrival LIMIT 1) IS NULL
+        AND (SELECT z.seq FROM fairlane.live z WHERE z.queue = p_queue AND z.state = 0 ORDER BY z.seq LIMIT 1) IS NULL
+        AND (SELECT z.id FROM fairlane.domain z WHERE z.inbox = x.pool || '/' || x.idx AND fairlane.next_flow(z.id) IS NOT NULL
+            LIMIT 1) IS NULL AS alone
+    INTO r
+    FROM fairlane.session x
+    CROSS JOIN LATERAL (SELECT z.claim, z.running_high AS high, z.running_normal AS normal, z.running_low AS low, z.ctid AS place
+        FROM fairlane.load z WHERE z.session >= x.seq AND z.session <= x.seq ORDER BY z.session DESC LIMIT 1) f
+    CROSS JOIN LATERAL (
+        SELECT d.id AS domain, d.class, c.value AS clock, c.place AS clock_at, n.flow, n.tag, n.head, n.place AS line_at,
+            count(*) OVER () AS flows
+        FROM fairlane.queue q
+        CROSS JOIN LATERAL (SELECT w.id, w.class FROM fairlane.domain w
+            WHERE w.inbox = '' AND w.class = ANY ('{0,1,2}') AND w.queue = q.id OFFSET 0) d
+        CROSS JOIN LATERAL (SELECT z.value, z.ctid AS place FROM fairlane.clock z WHERE z.domain >= d.id AND z.domain <= d.id
+            ORDER BY z.domain DESC LIMIT 1) c
+        CROSS JOIN LATERAL (SELECT z.flow, z.tag, z.head, z.ctid AS place FROM fairlane.line z
+            WHERE z.domain = d.id AND z.tag >= c.value ORDER BY z.tag, z.head LIMIT 2) n
+        WHERE q.id = p_queue AND NOT q.paused AND q.slots IS NULL) y
+    CROSS JOIN LATERAL (SELECT z.weight, z.ctid AS place FROM fairlane.pace z WHERE z.flow >= y.flow AND z.flow <= y.flow
+        ORDER BY z.flow DESC LIMIT 1) p
+    CROSS JOIN LATERAL (SELECT z.seq, z.cost, z.expires_at, z.fence, z.attempt, z.suspect, z.lane IS NOT NULL AS limited
+        FROM fairlane.live z WHERE z.flow = y.flow AND z.flow IS NOT NULL AND z.session IS NULL AND z.arrival = y.head OFFSET 0) l
+    CROSS JOIN LATERAL (SELECT z.id, z.task, z.lane, z.payload, z.retries, z.backoff, z.timeout, z.headers FROM fairlane.job z
+        WHERE z.seq = l.seq OFFSET 0) j
+    WHERE x.id = p_session AND x.state = 'live' AND x.slots IS NOT NULL AND x.idx IS NOT NULL LIMIT 1;
+    IF r.alone IS NOT TRUE OR r.flows > 1 OR r.claim >= p_number OR r.room = 0 OR r.expires_at <= v_now THEN
+        RETURN;
+    END IF;
+    FOR i IN 1 .. cardinality(p_classes) LOOP
+        v_wanted := v_wanted OR p_classes[i] = r.class
+            AND (CASE r.class WHEN 0 THEN r.high WHEN 1 THEN r.normal ELSE r.low END >= p_belows[i]) IS NOT TRUE;
+    END LOOP;
+    IF NOT v_wanted THEN
+        RETURN;
+    END IF;
+    -- Nobody else moves rows of this line, so they are still where they were read. Only the load can have changed: by something
+    -- else that this session has written.
+    WITH begun AS (
+        UPDATE fairlane.live u SET state = 3, granted_at = NULL, session = r.session, claim = p_number, fence = u.fence + 1,
+            attempt = u.attempt + 1, started_at = v_now, paid = r.pay WHERE u.seq = r.seq
+    ), paid AS (
+        UPDATE fairlane.pace SET finish = r.tag + r.pay, head = NULL, tag = NULL WHERE ctid = r.pace_at
+    ), gone AS (
+        DELETE FROM fairlane.line WHERE ctid = r.line_at
+    ), timed AS (
+        UPDATE fairlane.clock SET value = r.tag WHERE ctid = r.clock_at AND r.clock < r.tag
+    ), counted AS (
+        INSERT INTO fairlane.tally (queue, class, pending, running) VALUES (p_queue, r.class, -1, 1)
+    )
+    UPDATE fairlane.load SET claim = p_number, running_high = r.high + (r.class = 0)::integer,
+        running_normal = r.normal + (r.class = 1)::integer, running_low = r.low + (r.class = 2)::integer
+    WHERE ctid = r.load_at AND load.claim = r.claim AND running_high = r.high AND running_normal = r.normal AND running_low = r.low;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'serialization_failure', MESSAGE = 'the load of the session has changed; repeat the call';
+    END IF;
+    seq := r.seq;
+    id := r.id;
+    fence := r.fence + 1;
+    attempt := r.attempt + 1;
+    task := r.task;
+    lane := r.lane;
+    class := r.class;
+    payload := r.payload;
+    retries := r.retries;
+    backoff := r.backoff;
+    timeout := r.timeout;
+    suspect := r.suspect;
+    limited := r.limited;
+    headers := r.headers;
+END $$;

@@ -1,0 +1,70 @@
+"""A worker that had nothing to do and was told of a job: it may be quicker, and finds what any other claim finds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from fairlane.job import JobState, Priority
+from fairlane.settings import LaneRule
+from fairlane.store import Store
+
+from .kit import Kit
+
+
+TOLD_OF = {
+    "one": [{}],
+    "two": [{}, {}],
+    "one in a lane": [{"lane": "A"}],
+    "two lanes": [{"lane": "A"}, {"lane": "B"}],
+    "one in a limited lane": [{"lane": "strict:A"}],
+    "two in a limited lane": [{"lane": "strict:A"}, {"lane": "strict:A"}],
+    "one in a lane that counts more": [{"lane": "heavy:A", "cost": 2.0}],
+    "two classes": [{}, {"priority": Priority.HIGH}],
+    "a dear one": [{"cost": 3.0}],
+    "one that has expired": [{"expires": 1.0}],
+    "one that will": [{"expires": 100.0}],
+    "one for everybody, one for this worker": [{}, {"worker": 0}],
+    "one for this worker": [{"worker": 0}],
+    "one that is sticky": [{"sticky": "k"}],
+}
+
+
+@pytest.mark.parametrize("jobs", TOLD_OF.values(), ids=TOLD_OF)
+@pytest.mark.parametrize("slots", [1, 3])
+async def test_a_worker_that_was_told_of_work_finds_what_one_finds_that_looks(
+    kit: Kit, store: Store, jobs: list[dict[str, Any]], slots: int
+) -> None:
+    await kit.settings("default", LaneRule(pattern="strict:*", limit=1), LaneRule(pattern="heavy:*", weight=4.0))
+    found = []
+    for told in (False, True):
+        worker = await kit.worker(slots=slots, index=0)
+        assert await worker.claim(slots) == []
+        # In lanes of their own each time: who has had more comes later.
+        ids = [await kit.enqueue(**job | ({"lane": f"{job['lane']} {told}"} if "lane" in job else {})) for job in jobs]
+        kit.clock.advance(2.0)
+        claim = msgspec.structs.replace(worker.everything(slots), told=told)
+        claimed = await store.claim(worker.id, claim)
+        assert {job.id for job in await store.claim(worker.id, claim)} == {job.id for job in claimed}
+        found.append([(ids.index(job.id), job.fence, job.attempt, job.limited) for job in claimed])
+        await worker.complete(*claimed)
+        left = [id for id in ids if (await kit.job(id)).state is JobState.PENDING]
+        await store.cancel(left)
+        assert (await store.recount()).differences == ()
+        await store.leave(worker.id)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("fields", [{"paused": True}, {"limit": 1}], ids=["paused", "limited"])
+async def test_a_worker_that_was_told_is_held_to_the_settings_of_the_queue(
+    kit: Kit, store: Store, fields: dict[str, Any]
+) -> None:
+    worker = await kit.worker(slots=3)
+    if "limit" in fields:
+        await kit.enqueue()
+        assert len(await worker.claim(1)) == 1
+    await kit.settings("default", **fields)
+    await kit.enqueue()
+    assert await store.claim(worker.id, msgspec.structs.replace(worker.everything(3), told=True)) == []
