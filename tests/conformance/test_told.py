@@ -13,7 +13,6 @@ from fairlane.store import Store
 
 from .kit import Kit
 
-
 TOLD_OF = {
     "one": [{}],
     "two": [{}, {}],

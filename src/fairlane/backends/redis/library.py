@@ -10,8 +10,8 @@ from hashlib import sha256
 from importlib.resources import files
 
 MODULES = (
-    "head", "keys", "step", "catalog", "entries", "flows", "places", "bindings", "broadcasts", "outcomes", "admission",
-    "presence", "report", "dispatch", "settings", "pruning", "reading", "standings", "verbs",
+    "head", "keys", "writes", "step", "catalog", "entries", "flows", "places", "bindings", "broadcasts", "outcomes",
+    "admission", "presence", "report", "dispatch", "settings", "pruning", "reading", "standings", "verbs",
 )  # fmt: skip
 
 

@@ -5,56 +5,138 @@
 
 local MOST_EXPIRED = 100
 
--- What a worker is told of a job that it has claimed.
-local function claimed_of(e)
-    return {
-        call('HGET', S.p .. 'job', e.seq),
-        call('HGET', S.p .. 'headers', e.seq) or '',
-        pack({ e.id, e.fence, e.attempt, e.class, e.suspect and true or false, e.lane and true or false, e.kind or 'job' }),
-    }
-end
-
-local function add(answer, e)
-    for _, part in ipairs(claimed_of(e)) do
-        answer[#answer + 1] = part
+-- What a worker is told of jobs that it has claimed: three parts of each.
+local function told_of(claimed)
+    local answer, seqs = {}, {}
+    for i, e in ipairs(claimed) do
+        seqs[i] = e.member or writes.text(e.seq)
     end
+    local bodies, headers = writes.hmget(S.p .. 'job', seqs), {}
+    if call('EXISTS', S.p .. 'headers') == 1 then
+        headers = writes.hmget(S.p .. 'headers', seqs)
+    end
+    for i, e in ipairs(claimed) do
+        answer[3 * i - 2], answer[3 * i - 1] = bodies[i], headers[i] or ''
+        answer[3 * i] = pack({ e.id, e.fence, e.attempt, e.class, e.suspect and true or false, e.lane and true or false, e.kind or 'job' })
+    end
+    return answer
 end
 
--- Start one job.
-local function start(c, e, queue)
-    local flow = step.flow_of(e)
+-- Start the first job of a flow; the caller moves the flow on.
+local function start(c, e, flow, queue)
     local weight = #queue.rules > 0 and catalog.terms(queue, e.lane_key or '').weight or 1
-    local paid = flows.charge(e.cost or 1, weight)
-    local tag = flow.tag
-    if tag > flow.domain.clock then
-        step.set_clock(flow.domain, tag)
-    end
-    flow.finish = tag + paid
+    local paid = e.cost == nil and weight == 1 and 1000 or flows.charge(e.cost or 1, weight)
+    local plain = entries.is_plain(e)
+    flow.domain.clock = math.max(flow.domain.clock, flow.tag)
+    flow.finish = flow.tag + paid
     entries.move(e, RUNNING)
     e.session, e.claim = c.who.id, c.number
     e.fence = (e.fence or 0) + 1
     e.attempt = (e.attempt or 0) + 1
     e.started_at, e.paid, e.granted_at = S.now, paid, nil
-    entries.save(e)
-    flows.find_head(flow)
-    if flow.tag then
-        flow.tag = flow.finish
+    if plain then
+        local member = e.member
+        e.member = nil
+        entries.begin(e, flow, member)
+        e.member = member
+    else
+        e.member = nil
+        entries.save(e)
     end
-    step.save_flow(flow)
     step.tell_job(e.id)
     if e.lane then
         step.tell('place:' .. queue.name .. '/' .. e.lane_key)
     end
-    add(c.answer, e)
+    c.claimed[#c.claimed + 1] = e
 end
 
--- The flow that comes first in a domain.
-local function first_flow(domain)
-    local first = call('ZRANGE', S.p .. 'line:' .. domain, 0, 0)[1]
-    return first and string.sub(first, 17)
+-- The flows of a domain that come first, with the next jobs of each, as many as could start if all started equally many.
+local function heads_of(domain, most)
+    local found = {}
+    for _, member in ipairs(call('ZRANGE', S.p .. 'line:' .. domain.key, 0, most - 1)) do
+        found[#found + 1] = { lane = string.sub(member, 17) }
+    end
+    step.load_flows(domain, found)
+    local page, seqs = math.ceil(most / math.max(1, #found)), {}
+    for _, head in ipairs(found) do
+        head.page = page
+        head.flow = step.flow(domain.queue, domain.class, domain.inbox, head.lane)
+        head.jobs, head.at = call('ZRANGE', head.flow.ready, 0, page, 'WITHSCORES'), 1
+        for i = 1, math.min(2 * page, #head.jobs), 2 do
+            seqs[#seqs + 1] = head.jobs[i]
+        end
+    end
+    local raws = {}
+    for i, raw in ipairs(writes.hmget(S.p .. 'live', seqs)) do
+        raws[seqs[i]] = raw
+    end
+    return found, raws
 end
 
--- Start up to `most` jobs of one domain, in fair order; returns how many.
+-- Go on to the next job of a flow whose first one has started.
+local function move_on(head)
+    local flow = head.flow
+    head.at = head.at + 2
+    if head.at > #head.jobs and #head.jobs > 2 * head.page then
+        head.jobs, head.at = call('ZRANGE', flow.ready, 0, head.page, 'WITHSCORES'), 1
+    end
+    local arrival = head.jobs[head.at + 1]
+    flow.head = arrival and tonumber(arrival) or nil
+    flow.tag = flow.head and flow.finish or nil
+    flow.dirty = true
+end
+
+-- Where a flow belongs that has moved on: `heads` are in order from `first` on.
+local function put_back(heads, first, head)
+    local flow, at = head.flow, #heads
+    while at >= first do
+        local other = heads[at].flow
+        if other.tag < flow.tag or (other.tag == flow.tag and other.head < flow.head) then
+            break
+        end
+        at = at - 1
+    end
+    table.insert(heads, at + 1, head)
+end
+
+-- Start up to `most` jobs of one domain, in fair order; returns how many, and whether to look again because one had expired.
+local function take(c, queue, domain, most)
+    local heads, raws = heads_of(domain, most)
+    local first, started = 1, 0
+    local clock = domain.clock
+    local expired
+    while started < most and heads[first] and not expired do
+        local head = heads[first]
+        local member = head.jobs[head.at]
+        local e = entries.read(raws[member] or writes.hget(S.p .. 'live', member), member)
+        if e.expires_at and e.expires_at <= S.now then
+            expired = member
+        else
+            e.member = member
+            start(c, e, head.flow, queue)
+            started = started + 1
+            move_on(head)
+            heads[first] = false
+            first = first + 1
+            if head.flow.tag then
+                put_back(heads, first, head)
+            end
+        end
+    end
+    if domain.clock > clock then
+        step.set_clock(domain, domain.clock)
+    end
+    step.save_flows()
+    if expired and c.expired < MOST_EXPIRED then
+        c.expired = c.expired + 1
+        outcomes.expire(entries.get(expired))
+        step.save_flows()
+        return started, true
+    end
+    return started, false
+end
+
+-- The same, within what the queue may run.
 local function from_domain(c, queue, class, inbox, most)
     if queue.paused then
         return 0
@@ -62,26 +144,11 @@ local function from_domain(c, queue, class, inbox, most)
     if queue.slots then
         most = math.min(most, catalog.room(queue.slots, dispatch.load(c, queue), class))
     end
-    local domain, started = keys.domain(queue.number, class, inbox), 0
-    while started < most do
-        local lane = first_flow(domain)
-        if not lane then
-            break
-        end
-        local flow = step.flow(queue.number, class, inbox, lane)
-        local seq = call('ZRANGE', S.p .. 'ready:' .. flow.key, 0, 0)[1]
-        local e = entries.get(seq)
-        if e.expires_at and e.expires_at <= S.now then
-            if c.expired >= MOST_EXPIRED then
-                break
-            end
-            c.expired = c.expired + 1
-            outcomes.expire(e)
-            step.save_flows()
-        else
-            start(c, e, queue)
-            started = started + 1
-        end
+    local domain, started, again = step.domain(queue.number, class, inbox), 0, true
+    while again and started < most do
+        local more
+        more, again = take(c, queue, domain, most - started)
+        started = started + more
     end
     c.left = c.left - started
     c.running[class] = c.running[class] + started
@@ -133,15 +200,15 @@ end
 
 -- The jobs of the last claim that the session still holds, for who has lost the answer.
 local function repeated(who, number)
-    local answer = {}
+    local claimed = {}
     for class = 0, 2 do
         for _, e in ipairs(entries.all(call('ZRANGE', S.p .. 'held:' .. who.id .. ':' .. class, 0, -1))) do
             if e.claim == number then
-                add(answer, e)
+                claimed[#claimed + 1] = e
             end
         end
     end
-    return answer
+    return told_of(claimed)
 end
 
 -- Who claims, or why he may not.
@@ -161,9 +228,9 @@ function dispatch.claim(who, number, total, asks)
     if number == who.claim then
         return repeated(who, number)
     end
-    local c = { who = who, number = number, left = total, expired = 0, answer = {}, loads = {} }
+    local c = { who = who, number = number, left = total, expired = 0, claimed = {}, loads = {} }
     if who.state ~= 'live' or not who.slots or not who.index then
-        return c.answer
+        return {}
     end
     c.running = presence.running(who)
     step.save_flows()
@@ -187,10 +254,11 @@ function dispatch.claim(who, number, total, asks)
             break
         end
     end
-    if #c.answer > 0 then
-        -- Only then: an idle worker asks once a second, and nothing is lost when an empty answer is not repeated.
-        who.claim = number
-        step.put('session', who.id, who)
+    if #c.claimed == 0 then
+        return {}
     end
-    return c.answer
+    -- Only then: an idle worker asks once a second, and nothing is lost when an empty answer is not repeated.
+    who.claim = number
+    step.put('session', who.id, who)
+    return told_of(c.claimed)
 end

@@ -62,13 +62,19 @@ local function indexed_by(e)
     return found
 end
 
+-- A job as it was read, without what it is found by.
+function entries.read(raw, seq)
+    local e = unpacked(raw)
+    e.seq = tonumber(seq)
+    return e
+end
+
 function entries.get(seq)
-    local raw = call('HGET', S.p .. 'live', seq)
+    local raw = writes.hget(S.p .. 'live', type(seq) == 'string' and seq or writes.text(seq))
     if not raw then
         return nil
     end
-    local e = unpacked(raw)
-    e.seq = tonumber(seq)
+    local e = entries.read(raw, seq)
     S.indexed[e.seq] = indexed_by(e)
     return e
 end
@@ -85,64 +91,145 @@ function entries.all(seqs)
 end
 
 function entries.by_id(id)
-    local seq = call('HGET', S.p .. 'id', id)
+    local seq = writes.hget(S.p .. 'id', id)
     return seq and entries.get(seq) or nil
 end
 
--- What is told of lanes that have jobs: how many wait in each, for whoever looks and for limits of what may wait; and which
--- lanes there are, for a change of settings. Empty ones leave nothing.
-local function note_lane(e, was, is)
-    local lane = keys.lane(e.queue, e.lane_key)
-    local wait, run = S.p .. 'lanewait:' .. lane, S.p .. 'lanerun:' .. lane
-    if (was[wait] == nil) ~= (is[wait] == nil) then
-        local backlog = S.p .. 'backlog:' .. e.queue
-        if tonumber(call('ZINCRBY', backlog, is[wait] and 1 or -1, e.lane_key)) <= 0 then
-            call('ZREM', backlog, e.lane_key)
-        end
-    end
-    local had, has = was[wait] or was[run], is[wait] or is[run]
-    if has and not had then
-        call('SADD', S.p .. 'laned:' .. e.queue, e.lane_key)
-    elseif had and not has and call('EXISTS', wait, run) == 0 then
-        call('SREM', S.p .. 'laned:' .. e.queue, e.lane_key)
+-- A lane has got so many more waiting jobs, or fewer, or a running one has left it.
+local function note_lane(e, by)
+    local name = keys.lane(e.queue, e.lane_key)
+    local noted = S.noted[name]
+    if noted then
+        noted.by = noted.by + by
+    else
+        S.noted[name] = { queue = e.queue, key = e.lane_key, by = by }
     end
 end
 
+-- Write how many jobs wait in each lane that has any, for whoever looks and for limits of what may wait. Lanes in which jobs
+-- only run stand there too, for a change of settings. Empty ones leave nothing.
+function entries.flush_lanes()
+    for name, noted in pairs(S.noted) do
+        local backlog = S.p .. 'backlog:' .. noted.queue
+        local waiting = tonumber(call('ZINCRBY', backlog, noted.by, noted.key))
+        if waiting <= 0 and call('EXISTS', S.p .. 'lanerun:' .. name) == 0 then
+            call('ZREM', backlog, noted.key)
+        end
+    end
+    S.noted = {}
+end
+
 local function move_between(seq, was, is)
+    local member = writes.text(seq)
     for set, score in pairs(is) do
         if was[set] ~= score then
-            call('ZADD', set, score, seq)
+            writes.zadd(set, score, member)
         end
     end
     for set in pairs(was) do
         if not is[set] then
-            call('ZREM', set, seq)
+            writes.zrem(set, member)
         end
     end
 end
 
--- Write a live job and what it is found by.
-function entries.save(e)
+local function move_lane(e, was, is)
+    local wait = S.p .. 'lanewait:' .. keys.lane(e.queue, e.lane_key)
+    note_lane(e, (is[wait] and 1 or 0) - (was[wait] and 1 or 0))
+end
+
+local function put(e)
     local seq = e.seq
-    local was, is = S.indexed[seq] or {}, indexed_by(e)
-    move_between(seq, was, is)
-    if e.lane_key then
-        note_lane(e, was, is)
-    end
-    S.indexed[seq] = is
     e.seq = nil
-    call('HSET', S.p .. 'live', seq, pack(e))
+    writes.hset(S.p .. 'live', writes.text(seq), pack(e))
     e.seq = seq
 end
 
+-- What the stored job is found by; nothing when it is new.
+local function found_by(seq)
+    local raw = writes.hget(S.p .. 'live', writes.text(seq))
+    return raw and indexed_by(entries.read(raw, seq)) or {}
+end
+
+-- Write a live job and what it is found by.
+function entries.save(e)
+    local was, is = S.indexed[e.seq] or found_by(e.seq), indexed_by(e)
+    move_between(e.seq, was, is)
+    if e.lane_key then
+        move_lane(e, was, is)
+    end
+    S.indexed[e.seq] = is
+    put(e)
+end
+
 function entries.delete(e)
-    local was = S.indexed[e.seq] or {}
+    local was = S.indexed[e.seq] or found_by(e.seq)
     move_between(e.seq, was, {})
     if e.lane_key then
-        note_lane(e, was, {})
+        move_lane(e, was, {})
     end
     S.indexed[e.seq] = nil
-    call('HDEL', S.p .. 'live', e.seq)
+    writes.hdel(S.p .. 'live', writes.text(e.seq))
+end
+
+-- Whether all that a job is found by is its state, its flow or session, and its lane: nearly always so. Then what changes is
+-- known without comparing, which costs more than all the rest of a step.
+function entries.is_plain(e)
+    return not (e.due or e.gate or e.expires_at or e.granted_at or e.waiter or e.binding or e.inbox)
+end
+
+-- A plain job is new and pending. `flow`: where it is claimable, nil while it waits for a place of its lane.
+function entries.add(e, flow)
+    local p, member = S.p, writes.text(e.seq)
+    S.indexed[e.seq] = nil
+    writes.zadd(p .. 'by:state:2', member, member)
+    if flow then
+        writes.zadd(flow.ready, e.arrival, member)
+    end
+    if e.lane_key then
+        local lane = keys.lane(e.queue, e.lane_key)
+        writes.zadd(p .. 'lanewait:' .. lane, e.arrival, member)
+        note_lane(e, 1)
+        if e.lane then
+            writes.zadd(p .. (e.granted and 'hold:' or 'wait:') .. lane, (e.rank or 0) * RANK + e.arrival, member)
+        end
+    end
+    put(e)
+end
+
+-- A plain job that was claimable runs now. `member`: its number as it was read.
+function entries.begin(e, flow, member)
+    local p = S.p
+    S.indexed[e.seq] = nil
+    writes.zrem(p .. 'by:state:2', member)
+    writes.zadd(p .. 'by:state:3', member, member)
+    writes.zrem(flow.ready, member)
+    writes.zadd(p .. 'held_seq:' .. e.session, member, member)
+    writes.zadd(p .. 'held:' .. e.session .. ':' .. e.class, e.arrival, member)
+    if e.lane_key then
+        local lane = keys.lane(e.queue, e.lane_key)
+        writes.zrem(p .. 'lanewait:' .. lane, member)
+        writes.zadd(p .. 'lanerun:' .. lane, e.arrival, member)
+        note_lane(e, -1)
+        if e.lane then
+            writes.zrem(p .. 'hold:' .. lane, member)
+        end
+    end
+    put(e)
+end
+
+-- A plain job that ran is over.
+function entries.over(e, member)
+    local p = S.p
+    S.indexed[e.seq] = nil
+    writes.zrem(p .. 'by:state:3', member)
+    writes.zrem(p .. 'held_seq:' .. e.session, member)
+    writes.zrem(p .. 'held:' .. e.session .. ':' .. e.class, member)
+    if e.lane_key then
+        writes.zrem(p .. 'lanerun:' .. keys.lane(e.queue, e.lane_key), member)
+        note_lane(e, 0)
+    end
+    writes.hdel(p .. 'live', member)
 end
 
 -- Put a job into another live state, tallies included. A running job without a slot is counted as such.

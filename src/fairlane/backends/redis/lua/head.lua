@@ -4,7 +4,7 @@
 
 local call, pack, unpacked -- set by each step: while the library is loaded they are not there yet
 local S = {} -- the step under way
-local keys, step, catalog, entries, flows, places = {}, {}, {}, {}, {}, {}
+local keys, writes, step, catalog, entries, flows, places = {}, {}, {}, {}, {}, {}, {}
 local bindings, broadcasts, outcomes, admission, presence = {}, {}, {}, {}, {}
 local report, dispatch, settings, pruning, reading, standings = {}, {}, {}, {}, {}, {}
 

@@ -95,7 +95,7 @@ function reading.queues()
     return { queues = queues, serving = serving }
 end
 
--- The lanes of a queue that have work, with what waits and what runs; those with the longest backlog, and some of the others.
+-- The lanes of a queue that have work, with what waits and what runs, the longest backlog first.
 -- What has no lane is the first, without a name.
 function reading.lanes(name, limit)
     local queue = catalog.known(name)
@@ -108,20 +108,10 @@ function reading.lanes(name, limit)
         pending = pending + step.tallied(number, class, 'p')
         running = running + step.tallied(number, class, 'r')
     end
-    local found, seen = {}, {}
-    local function look(lane)
-        if not seen[lane] then
-            seen[lane] = true
-            local of = keys.lane(number, lane)
-            local waits, runs = call('ZCARD', S.p .. 'lanewait:' .. of), call('ZCARD', S.p .. 'lanerun:' .. of)
-            found[#found + 1] = { lane, waits, runs }
-        end
-    end
-    for _, lane in ipairs(call('ZREVRANGE', S.p .. 'backlog:' .. number, 0, limit - 1)) do
-        look(lane)
-    end
-    for _, lane in ipairs(call('SRANDMEMBER', S.p .. 'laned:' .. number, MOST_LOOKED_AT)) do
-        look(lane)
+    local found = {}
+    for _, lane in ipairs(call('ZREVRANGE', S.p .. 'backlog:' .. number, 0, math.max(limit, MOST_LOOKED_AT) - 1)) do
+        local of = keys.lane(number, lane)
+        found[#found + 1] = { lane, call('ZCARD', S.p .. 'lanewait:' .. of), call('ZCARD', S.p .. 'lanerun:' .. of) }
     end
     return { lanes = found, settings = step.get('queue', number).settings or '{}', pending = pending, running = running }
 end

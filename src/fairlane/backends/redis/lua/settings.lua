@@ -19,7 +19,7 @@ end
 
 -- Lanes that had no limit and have one now. Running jobs take their places first, then the others in order of arrival.
 function settings.limit_lanes(queue)
-    for _, key in ipairs(call('SMEMBERS', S.p .. 'laned:' .. queue.number)) do
+    for _, key in ipairs(call('ZRANGE', S.p .. 'backlog:' .. queue.number, 0, -1)) do
         if catalog.terms(queue, key).limit then
             for _, set in ipairs({ 'lanerun:', 'lanewait:' }) do
                 local seqs = call('ZRANGE', S.p .. set .. keys.lane(queue.number, key), 0, -1)

@@ -5,8 +5,9 @@
 
 -- Begin a step. ARGV: the time and the time for leases, both empty outside of tests.
 function step.begin(names, args)
-    call, pack, unpacked = redis.call, cmsgpack.pack, cmsgpack.unpack
+    call, pack, unpacked = writes.call, cmsgpack.pack, cmsgpack.unpack
     S.p = names[1]
+    S.writes, S.noted = {}, {}
     if args[1] == '' then
         local time = call('TIME')
         S.now = time[1] + time[2] / 1000000
@@ -64,17 +65,21 @@ function step.next_arrival()
     return S.arrival
 end
 
+local function field_of(name)
+    return type(name) == 'number' and writes.text(name) or name
+end
+
 function step.get(hash, field)
-    local raw = call('HGET', S.p .. hash, field)
+    local raw = writes.hget(S.p .. hash, field_of(field))
     return raw and unpacked(raw) or nil
 end
 
 function step.put(hash, field, value)
-    call('HSET', S.p .. hash, field, pack(value))
+    writes.hset(S.p .. hash, field_of(field), pack(value))
 end
 
 function step.drop(hash, field)
-    call('HDEL', S.p .. hash, field)
+    writes.hdel(S.p .. hash, field_of(field))
 end
 
 -- A random number in [0, 1).
@@ -125,10 +130,10 @@ function step.domain(queue, class, inbox)
     local key = keys.domain(queue, class, inbox)
     local found = S.domains[key]
     if not found then
-        local clock = call('HGET', S.p .. 'domain', key)
+        local clock = writes.hget(S.p .. 'domain', key)
         found = { key = key, queue = queue, class = class, inbox = inbox, clock = tonumber(clock or 0) }
         if not clock then
-            call('HSET', S.p .. 'domain', key, 0)
+            writes.hset(S.p .. 'domain', key, 0)
             call('SADD', S.p .. 'domains:' .. queue, key)
             if inbox ~= '' then
                 call('SADD', S.p .. 'inbox:' .. inbox, class .. '.' .. queue)
@@ -141,21 +146,36 @@ end
 
 function step.set_clock(domain, clock)
     domain.clock = clock
-    call('HSET', S.p .. 'domain', domain.key, clock)
+    writes.hset(S.p .. 'domain', domain.key, clock)
+end
+
+local function flow_read(domain, lane, key, raw)
+    local found = raw and unpacked(raw) or { finish = 0, dirty = true }
+    found.key, found.domain, found.lane, found.ready = key, domain, lane, S.p .. 'ready:' .. key
+    found.stored_tag, found.stored_head = found.tag, found.head
+    S.flows[key] = found
+    return found
 end
 
 -- A lane's flow in a domain, made when it is new.
 function step.flow(queue, class, inbox, lane)
     local domain = step.domain(queue, class, inbox)
     local key = keys.flow(domain.key, lane)
-    local found = S.flows[key]
-    if not found then
-        found = step.get('flow', key) or { finish = 0, dirty = true }
-        found.key, found.domain, found.lane = key, domain, lane
-        found.stored_tag, found.stored_head = found.tag, found.head
-        S.flows[key] = found
+    return S.flows[key] or flow_read(domain, lane, key, writes.hget(S.p .. 'flow', key))
+end
+
+-- Read the flows of these lanes together.
+function step.load_flows(domain, lanes)
+    local missing, fields = {}, {}
+    for _, each in ipairs(lanes) do
+        local key = keys.flow(domain.key, each.lane)
+        if not S.flows[key] then
+            missing[#missing + 1], fields[#fields + 1] = each.lane, key
+        end
     end
-    return found
+    for i, raw in ipairs(writes.hmget(S.p .. 'flow', fields)) do
+        flow_read(domain, missing[i], fields[i], raw)
+    end
 end
 
 -- The flow that a live job stands in.
@@ -171,13 +191,13 @@ function step.save_flow(f)
     local line = S.p .. 'line:' .. f.domain.key
     if f.stored_tag ~= f.tag or f.stored_head ~= f.head then
         if f.stored_tag then
-            call('ZREM', line, step.line_member(f.stored_head, f.lane))
+            writes.zrem(line, step.line_member(f.stored_head, f.lane))
         end
         if f.tag then
-            call('ZADD', line, f.tag, step.line_member(f.head, f.lane))
+            writes.zadd(line, f.tag, step.line_member(f.head, f.lane))
         end
     end
-    call('HSET', S.p .. 'flow', f.key, pack({ finish = f.finish, tag = f.tag, head = f.head }))
+    writes.hset(S.p .. 'flow', f.key, pack({ finish = f.finish, tag = f.tag, head = f.head }))
     f.stored_tag, f.stored_head, f.dirty = f.tag, f.head, false
 end
 
@@ -253,6 +273,8 @@ function step.flush()
         end
     end
     S.lanes, S.flows, S.domains = {}, {}, {}
+    entries.flush_lanes()
+    writes.flush()
     if #S.topics > 0 then
         call('PUBLISH', S.p .. 'topics', table.concat(S.topics, '\n'))
         S.topics, S.told = {}, {}
