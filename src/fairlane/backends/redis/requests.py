@@ -8,16 +8,17 @@ from typing import Any
 
 import msgspec
 
-from ...job import Acceptance, Claimed, Held, JobKind, NewJob, Priority, Verdict
+from ...job import Acceptance, Claimed, Held, JobKind, JobState, NewJob, Priority, Verdict
 from ...retry import DEFAULT_BACKOFF
 from ...session import Claim, NewSession
-from ...states import Transition
+from ...states import Move, Transition
 from ..codes import STATES
 from ..rows import decode_backoff, encode_backoff
 
 TIME = struct.Struct(">d")
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder().decode
+_COMPLETE = Move.COMPLETE
 _ACCEPTANCES = {each.value: each for each in Acceptance}
 
 
@@ -120,6 +121,18 @@ def claim_of(claim: Claim) -> bytes:
 def transitions_of(transitions: Sequence[Transition], first: int) -> tuple[bytes, list[bytes]]:
     """Decisions about jobs, and their results, which stand among the arguments from `first` on."""
     results: list[bytes] = []
+    if all(t.move is _COMPLETE for t in transitions):
+        places = []
+        for t in transitions:
+            if t.result is not None:
+                results.append(t.result)
+            places.append(first + len(results) - 1 if t.result is not None else 0)
+        batch = {
+            "ids": [t.held.id for t in transitions],
+            "fences": [t.held.fence for t in transitions],
+            "results": places,
+        }
+        return encode(batch), results
     records = []
     for t in transitions:
         record: dict[str, Any] = {"id": t.held.id, "fence": t.held.fence, "move": t.move.value}
@@ -139,7 +152,9 @@ def transitions_of(transitions: Sequence[Transition], first: int) -> tuple[bytes
 
 
 def verdicts_of(held: Sequence[Held], answers: Sequence[Sequence[Any]]) -> tuple[Verdict, ...]:
-    """What became of writes."""
+    """What became of writes; nothing is said when all were completed."""
+    if not answers:
+        return tuple([Verdict(each.id, Acceptance.APPLIED, JobState.COMPLETED) for each in held])
     return tuple(
         Verdict(each.id, _ACCEPTANCES[word], STATES[state[0]] if state else None)
         for each, (word, *state) in zip(held, answers, strict=True)

@@ -41,6 +41,13 @@ from .requests import decode, encode
 
 MOST_SCANNED = 100
 _COUNTS = ("scheduled", "pending", "running", "completed", "failed", "cancelled")
+SETS_OF_STATES = {
+    JobState.SCHEDULED: "later",
+    JobState.PENDING: "alive",
+    JobState.FAILED: f"by:state:{STATES.index(JobState.FAILED)}",
+    JobState.CANCELLED: f"by:state:{STATES.index(JobState.CANCELLED)}",
+}
+"""Where to look for jobs in a state. Those that run are found by who runs them, and all others by their tasks."""
 BOOT_SECONDS = 1e9
 """Readings of two boots lie further apart than any lease is long."""
 
@@ -136,6 +143,8 @@ class RedisStore:
             answer = await self._call("enqueue", encode([requests.request_of(job) for job in jobs]), *bodies)
         except _Full as exc:
             raise QueueFull(str(exc), await self._room(exc.where)) from None
+        if not answer["answers"]:
+            return [Enqueued(job.id, True, JobState.PENDING) for job in jobs]
         return [Enqueued(id, created, STATES[state]) for id, created, state in answer["answers"]]
 
     async def _room(self, where: dict[str, Any]) -> float | None:
@@ -298,24 +307,31 @@ class RedisStore:
             return await self._sets_of_worker(where.worker)
         if where.sticky is not None:
             return [f"by:sticky:{where.sticky}"]
-        numbers = {
-            _bytes(name).decode(): int(number)
-            for name, number in (await self._client.hgetall(self._prefix + "queues")).items()
-        }
-        if where.queue is not None and where.queue not in numbers:
-            return []
-        if where.lane is not None and where.queue is not None:
-            return [f"by:lane:{numbers[where.queue]}|{where.lane}"]
-        if where.state is not None and where.state is not JobState.COMPLETED:
-            return [f"by:state:{STATES.index(where.state, 1)}"]
-        if where.task is not None:
-            return [f"by:task:{where.task}"]
-        return [f"by:queue:{number}" for name, number in numbers.items() if where.queue in (None, name)]
+        number: str | None = None
+        if where.queue is not None:
+            found = await self._client.hget(self._prefix + "queues", where.queue)
+            if found is None:
+                return []
+            number = _bytes(found).decode()
+        if where.lane is not None and number is not None:
+            return [f"by:lane:{number}|{where.lane}"]
+        if where.state is JobState.RUNNING:
+            held = [session for session in await self.sessions() if session.remaining > 0 or any(session.running)]
+            return ["parents", *(name for session in held for name in _held_sets(session.id))]
+        if where.state in SETS_OF_STATES:
+            return [SETS_OF_STATES[where.state]]
+        names = [_bytes(name).decode() for name in await self._client.smembers(self._prefix + "tasks")]
+        return [
+            f"by:task:{name}"
+            for name in names
+            for queue, _, task in [name.partition(":")]
+            if number in (None, queue) and where.task in (None, task)
+        ]
 
     async def _sets_of_worker(self, worker: str) -> list[str]:
         """What waits for it, runs there now and ended there, over all sessions that had this place."""
         held = [session.id for session in await self.sessions() if session.worker == worker]
-        live = [f"held_seq:{id}" for id in held]
+        live = [name for id in held for name in _held_sets(id)]
         return [f"inboxed:{worker}", *live, *(f"by:session:{id}" for id in held)]
 
     async def queues(self) -> list[QueueReading]:
@@ -395,6 +411,11 @@ class _Full(Exception):
     def __init__(self, message: str, where: dict[str, Any]) -> None:
         super().__init__(message)
         self.where = where
+
+
+def _held_sets(session: str) -> list[str]:
+    """What a session holds, by class, and its turns."""
+    return [f"held:{session}:{kind}" for kind in "012t"]
 
 
 def _bytes(value: bytes | str) -> bytes:

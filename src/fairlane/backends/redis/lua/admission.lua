@@ -13,7 +13,7 @@ local function state_of(seq)
     if live then
         return live.state
     end
-    local outcome = step.get('outcome', seq)
+    local outcome = outcomes.get(seq)
     return outcome and outcome.state
 end
 
@@ -34,6 +34,21 @@ local function existing(new, content)
         step.refuse('conflict', "job '" .. new.id .. "' exists already with other content; choose another id")
     end
     return { new.id, false, state }
+end
+
+-- Which ids are taken, or were not long ago.
+local function known_among(requests)
+    local ids = {}
+    for i, new in ipairs(requests) do
+        ids[i] = new.id
+    end
+    local known = writes.hmget(S.p .. 'id', ids)
+    if call('EXISTS', S.p .. 'remembered') == 1 then
+        for i, raw in ipairs(writes.hmget(S.p .. 'remembered', ids)) do
+            known[i] = known[i] or raw
+        end
+    end
+    return known
 end
 
 local function unique_field(task, value)
@@ -117,19 +132,23 @@ local function check(new, queue, more)
 end
 
 local function file(e, content, headers)
-    local seq = e.seq
-    call('HSET', S.p .. 'id', e.id, seq)
-    call('HSET', S.p .. 'job', seq, struct.pack('>d', S.now) .. content)
+    local member = writes.text(e.seq)
+    writes.hset(S.p .. 'id', e.id, member)
+    writes.hset(S.p .. 'job', member, S.stamp .. content)
     if headers and headers ~= '' then
-        call('HSET', S.p .. 'headers', seq, headers)
+        writes.hset(S.p .. 'headers', member, headers)
     end
-    call('ZADD', keys.by('queue', e.queue), seq, seq)
-    call('ZADD', keys.by('task', e.task), seq, seq)
+    local name = e.queue .. ':' .. e.task
+    writes.zadd(S.p .. 'by:task:' .. name, member, member)
+    if not S.tasks[name] then
+        S.tasks[name] = true
+        call('SADD', S.p .. 'tasks', name)
+    end
     if e.lane_key then
-        call('ZADD', keys.by('lane', keys.lane(e.queue, e.lane_key)), seq, seq)
+        writes.zadd(keys.by('lane', keys.lane(e.queue, e.lane_key)), member, member)
     end
     if e.sticky then
-        call('ZADD', keys.by('sticky', e.sticky), seq, seq)
+        writes.zadd(keys.by('sticky', e.sticky), member, member)
     end
 end
 
@@ -138,7 +157,7 @@ local function store(new, content, headers, tie)
     local due = new.run_at or (S.now + (new.delay or 0))
     local later = due > S.now
     local e = {
-        seq = step.next('seq'),
+        seq = step.new_seq(),
         id = new.id,
         task = new.task,
         queue = catalog.queue(new.queue).number,
@@ -185,7 +204,11 @@ local function store(new, content, headers, tie)
             outcomes.admit(e)
         end
     end
-    entries.save(e)
+    if e.state == PENDING and entries.is_plain(e) then
+        entries.add(e)
+    else
+        entries.save(e)
+    end
     if new.kind == 'broadcast' then
         broadcasts.begin(e)
         if not entries.get(e.seq) then
@@ -196,9 +219,10 @@ local function store(new, content, headers, tie)
 end
 
 -- Store jobs and admit those that are due, all or none. `bodies`: content and headers of each, one after the other, from
--- `first` on. Returns id, whether it was made, and the state for each.
+-- `first` on. Returns id, whether it was made, and the state for each; nothing when all are new and pending.
 function admission.enqueue(requests, bodies, first)
     local answers, mine, uniques, more = {}, {}, {}, {}
+    local known, count = known_among(requests), 0
     for i, new in ipairs(requests) do
         local content = bodies[first + 2 * i - 2]
         local earlier = mine[new.id]
@@ -207,7 +231,7 @@ function admission.enqueue(requests, bodies, first)
                 step.refuse('conflict', "job '" .. new.id .. "' exists already with other content; choose another id")
             end
             answers[i] = { same_as = earlier }
-        else
+        elseif known[i] then
             answers[i] = existing(new, content)
         end
         local field = not answers[i] and new.uniq and unique_field(new.task, new.uniq)
@@ -219,7 +243,10 @@ function admission.enqueue(requests, bodies, first)
         end
         if not answers[i] then
             local queue = catalog.known(new.queue)
-            if queue then
+            count = count + 1
+            if queue and not queue.refuses and not new.kind then
+                -- It takes whatever comes.
+            elseif queue then
                 local name = new.queue
                 local lane = keys.lane(name, new.lane_key or '')
                 check(new, queue, { queue = more[name] or 0, lane = more[lane] or 0 })
@@ -235,11 +262,16 @@ function admission.enqueue(requests, bodies, first)
             end
         end
     end
-    local stored = {}
+    step.reserve(count)
+    local stored, usual = {}, count == #requests
     for i, new in ipairs(requests) do
         if not answers[i] then
             stored[i] = store(new, bodies[first + 2 * i - 2], bodies[first + 2 * i - 1])
+            usual = usual and stored[i].state == PENDING
         end
+    end
+    if usual then
+        return {}
     end
     for i, new in ipairs(requests) do
         local answer = answers[i]

@@ -38,7 +38,7 @@ local function finish_if_over(parent)
     end
     local ended = {}
     for _, seq in ipairs(children_of(parent.seq)) do
-        ended[#ended + 1] = step.get('outcome', seq)
+        ended[#ended + 1] = outcomes.get(seq)
     end
     table.sort(ended, function(a, b)
         return a.direct < b.direct

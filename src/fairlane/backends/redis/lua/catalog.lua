@@ -26,6 +26,7 @@ local function remember(number, record)
         max_pending = settings.max_pending,
         closed = settings.closed and #settings.closed > 0 and settings.closed or nil,
     }
+    queue.refuses = queue.closed or queue.max_pending or #queue.rules > 0
     if settings.limit then
         local reserved = settings.reserved or {}
         queue.slots = { total = settings.limit, high = reserved.high or 0, normal = reserved.normal or 0 }

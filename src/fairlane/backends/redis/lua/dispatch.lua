@@ -202,10 +202,17 @@ end
 local function repeated(who, number)
     local claimed = {}
     for class = 0, 2 do
+        local of_class = {}
         for _, e in ipairs(entries.all(call('ZRANGE', S.p .. 'held:' .. who.id .. ':' .. class, 0, -1))) do
             if e.claim == number then
-                claimed[#claimed + 1] = e
+                of_class[#of_class + 1] = e
             end
+        end
+        table.sort(of_class, function(a, b)
+            return a.arrival < b.arrival
+        end)
+        for _, e in ipairs(of_class) do
+            claimed[#claimed + 1] = e
         end
     end
     return told_of(claimed)

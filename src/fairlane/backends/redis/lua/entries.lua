@@ -16,14 +16,13 @@ end
 -- The sorted sets a job is in, with its score in each.
 local function indexed_by(e)
     local p, found = S.p, {}
-    found[p .. 'by:state:' .. e.state] = e.seq
+    found[p .. (e.state == SCHEDULED and 'later' or 'alive')] = e.seq
     if e.flow and not e.session then
         found[p .. 'ready:' .. entries.flow(e)] = e.arrival
     end
     if e.session then
-        found[p .. 'held_seq:' .. e.session] = e.seq
         -- By class, so that their number tells the slots in use; turns take none.
-        found[p .. 'held:' .. e.session .. ':' .. (e.waiter and 't' or e.class)] = e.arrival or 0
+        found[p .. 'held:' .. e.session .. ':' .. (e.waiter and 't' or e.class)] = e.seq
     end
     if e.due then
         found[p .. (e.gate == PARENT and 'joining' or 'due:' .. e.class)] = e.due
@@ -178,11 +177,12 @@ function entries.is_plain(e)
     return not (e.due or e.gate or e.expires_at or e.granted_at or e.waiter or e.binding or e.inbox)
 end
 
--- A plain job is new and pending. `flow`: where it is claimable, nil while it waits for a place of its lane.
-function entries.add(e, flow)
+-- A plain job is new and pending.
+function entries.add(e)
     local p, member = S.p, writes.text(e.seq)
+    local flow = e.flow and step.flow_of(e)
     S.indexed[e.seq] = nil
-    writes.zadd(p .. 'by:state:2', member, member)
+    writes.zadd(p .. 'alive', member, member)
     if flow then
         writes.zadd(flow.ready, e.arrival, member)
     end
@@ -201,11 +201,8 @@ end
 function entries.begin(e, flow, member)
     local p = S.p
     S.indexed[e.seq] = nil
-    writes.zrem(p .. 'by:state:2', member)
-    writes.zadd(p .. 'by:state:3', member, member)
     writes.zrem(flow.ready, member)
-    writes.zadd(p .. 'held_seq:' .. e.session, member, member)
-    writes.zadd(p .. 'held:' .. e.session .. ':' .. e.class, e.arrival, member)
+    writes.zadd(p .. 'held:' .. e.session .. ':' .. e.class, member, member)
     if e.lane_key then
         local lane = keys.lane(e.queue, e.lane_key)
         writes.zrem(p .. 'lanewait:' .. lane, member)
@@ -222,8 +219,7 @@ end
 function entries.over(e, member)
     local p = S.p
     S.indexed[e.seq] = nil
-    writes.zrem(p .. 'by:state:3', member)
-    writes.zrem(p .. 'held_seq:' .. e.session, member)
+    writes.zrem(p .. 'alive', member)
     writes.zrem(p .. 'held:' .. e.session .. ':' .. e.class, member)
     if e.lane_key then
         writes.zrem(p .. 'lanerun:' .. keys.lane(e.queue, e.lane_key), member)

@@ -28,15 +28,12 @@ function flows.join(queue, class, inbox, lane, arrival)
         flow.tag = math.max(flow.domain.clock, flow.finish)
         flow.head = arrival
         flow.dirty = true
+        -- Behind others, nobody need be told: who could start it was told of the first one, or is busy.
+        step.tell(inbox ~= '' and 'worker:' .. inbox or 'queue:' .. catalog.number(queue).name)
     elseif arrival < flow.head then
         flow.head = arrival
         flow.dirty = true
     end
-    flows.tell(queue, inbox)
-end
-
-function flows.tell(queue, inbox)
-    step.tell(inbox ~= '' and 'worker:' .. inbox or 'queue:' .. catalog.number(queue).name)
 end
 
 -- Take a job out of the line, before it has started. Nothing was charged for it, so nothing is owed.

@@ -5,7 +5,7 @@
 --   queues           name -> number            queue      number -> {name, version, declared, override}
 --   id               id -> seq                 job        seq -> time of arrival at the store (8 bytes), then the content
 --   headers          seq -> bytes              live       seq -> entry (see entries.lua)
---   outcome          seq -> what the end was   result     seq -> bytes
+--   outcome          seq -> what the end was, then the result
 --   attempts         seq -> list of claims     progress   seq -> bytes
 --   flow             flow -> {finish, tag, head}           domain   domain -> clock
 --   lane             lane -> {places, ordered, granted}

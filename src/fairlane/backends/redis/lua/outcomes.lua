@@ -44,12 +44,36 @@ function outcomes.tell_queue(queue)
     end
 end
 
+-- What a job's end was, and its result, which stands behind it.
+function outcomes.get(seq)
+    local raw = writes.hget(S.p .. 'outcome', type(seq) == 'string' and seq or writes.text(seq))
+    if not raw then
+        return nil
+    end
+    local record, rest = outcomes.parts(raw)
+    return record, record.result and rest or nil
+end
+
+-- The record, and what stands behind it: the second value of `unpack_one` is -1 when that is nothing.
+function outcomes.parts(raw)
+    local offset, record = cmsgpack.unpack_one(raw)
+    if offset < 0 then
+        return record, '', raw
+    end
+    return record, string.sub(raw, offset + 1), string.sub(raw, 1, offset)
+end
+
+function outcomes.put(member, record, result)
+    writes.hset(S.p .. 'outcome', member, result and pack(record) .. result or pack(record))
+end
+
 -- Make a job final. What it held goes on to the next: place, binding, unique value, parent. `ending` may have: reason, result,
 -- error, group, move (how the claim ended that the job ended in; nil when it ended while it waited).
 function outcomes.finish(e, state, ending)
     local session = ending.move and e.session or nil
+    local member = writes.text(e.seq)
     entries.delete(e)
-    step.put('outcome', e.seq, {
+    outcomes.put(member, {
         id = e.id,
         task = e.task,
         kind = e.kind,
@@ -78,19 +102,16 @@ function outcomes.finish(e, state, ending)
         expires_at = e.expires_at,
         binding = e.binding,
         inbox = e.inbox,
-    })
-    if ending.result then
-        call('HSET', S.p .. 'result', e.seq, ending.result)
-    end
-    call('ZADD', keys.ended(e.queue, state), S.now, keys.ended_member(e.seq))
+    }, ending.result)
+    writes.zadd(keys.ended(e.queue, state), S.now, keys.ended_member(e.seq))
     if state ~= COMPLETED then
-        call('ZADD', keys.by('state', state), e.seq, e.seq)
+        writes.zadd(keys.by('state', state), member, member)
     end
     if ending.group then
-        call('ZADD', keys.by('group', ending.group), e.seq, e.seq)
+        writes.zadd(keys.by('group', ending.group), member, member)
     end
     if session then
-        call('ZADD', keys.by('session', session), e.seq, e.seq)
+        writes.zadd(keys.by('session', session), member, member)
     end
     step.count(e.queue, e.class, COLUMNS[e.state], -1)
     step.count(e.queue, e.class, COLUMNS[state], 1)
@@ -120,6 +141,40 @@ function outcomes.finish(e, state, ending)
     end
     if e.parent then
         broadcasts.child_ended(e.parent)
+    end
+end
+
+-- The same for a plain job that completes: it holds nothing but perhaps a place.
+function outcomes.complete(e, member, result)
+    entries.over(e, member)
+    outcomes.put(member, {
+        id = e.id,
+        task = e.task,
+        queue = e.queue,
+        class = e.class,
+        lane_key = e.lane_key,
+        direct = e.direct,
+        state = COMPLETED,
+        result = result and true or nil,
+        session = e.session,
+        move = 'completed',
+        arrival = e.arrival,
+        attempt = e.attempt,
+        fence = e.fence,
+        started_at = e.started_at,
+        finished_at = S.now,
+        refused = e.refused,
+        cancel = e.cancel,
+        suspect = e.suspect,
+    }, result)
+    writes.zadd(keys.ended(e.queue, COMPLETED), S.now, keys.ended_member(e.seq))
+    writes.zadd(keys.by('session', e.session), member, member)
+    step.count(e.queue, e.class, 'r', -1)
+    step.count(e.queue, e.class, 'c', 1)
+    outcomes.tell_room(e.queue)
+    step.tell_job(e.id)
+    if e.lane then
+        places.vacate(e)
     end
 end
 

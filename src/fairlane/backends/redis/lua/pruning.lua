@@ -9,12 +9,15 @@ local function forget_job(seq, outcome, until_)
         call('ZADD', S.p .. 'remembered_until', until_, outcome.id)
     end
     call('HDEL', S.p .. 'id', outcome.id)
-    for _, hash in ipairs({ 'job', 'headers', 'outcome', 'result', 'attempts', 'progress' }) do
+    for _, hash in ipairs({ 'job', 'headers', 'outcome', 'attempts', 'progress' }) do
         call('HDEL', S.p .. hash, seq)
     end
     call('ZREM', keys.ended(outcome.queue, outcome.state), keys.ended_member(seq))
-    call('ZREM', keys.by('queue', outcome.queue), seq)
-    call('ZREM', keys.by('task', outcome.task), seq)
+    local name = outcome.queue .. ':' .. outcome.task
+    call('ZREM', S.p .. 'by:task:' .. name, seq)
+    if call('EXISTS', S.p .. 'by:task:' .. name) == 0 then
+        call('SREM', S.p .. 'tasks', name)
+    end
     call('ZREM', keys.by('state', outcome.state), seq)
     if outcome.lane_key then
         call('ZREM', keys.by('lane', keys.lane(outcome.queue, outcome.lane_key)), seq)
@@ -48,7 +51,7 @@ local function prune_state(keep, queue, state, limit)
     local seqs = call('ZRANGE', set, 0, many - 1)
     for _, member in ipairs(seqs) do
         local seq = tonumber(member)
-        local outcome = step.get('outcome', seq)
+        local outcome = outcomes.get(seq)
         forget_job(seq, outcome, outcome.finished_at + keep.id_seconds)
     end
     return #seqs

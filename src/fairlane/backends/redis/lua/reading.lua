@@ -6,16 +6,21 @@ local function job_of(seq)
     local function part(hash)
         return call('HGET', S.p .. hash, seq) or ''
     end
-    local live, outcome = part('live'), part('outcome')
-    local record = unpacked(live ~= '' and live or outcome)
+    local live, outcome, result = part('live'), part('outcome'), ''
+    local record
+    if live ~= '' then
+        record = unpacked(live)
+    else
+        record, result, outcome = outcomes.parts(outcome)
+    end
     local who = record.session and call('HGET', S.p .. 'session', record.session) or ''
     local parent = ''
     if record.parent then
-        local above = step.get('live', record.parent) or step.get('outcome', record.parent)
+        local above = step.get('live', record.parent) or outcomes.get(record.parent)
         parent = above and above.id or ''
     end
     return {
-        tostring(seq), part('job'), part('headers'), live, outcome, part('attempts'), part('progress'), part('result'), who,
+        tostring(seq), part('job'), part('headers'), live, outcome, part('attempts'), part('progress'), result, who,
         parent, record.id, catalog.number(record.queue).name,
     }
 end
@@ -118,7 +123,7 @@ end
 
 local function tie_of(seq)
     local tie = bindings.get(seq)
-    local job = tie.cleanup and (step.get('live', tie.cleanup) or step.get('outcome', tie.cleanup))
+    local job = tie.cleanup and (step.get('live', tie.cleanup) or outcomes.get(tie.cleanup))
     tie.cleanup = job and job.id or nil
     return tie
 end

@@ -13,14 +13,15 @@ local function judge(session, id, fence, move)
     if not seq then
         return { 'stale' }
     end
-    local live, outcome = entries.get(seq), step.get('outcome', seq)
+    local live = entries.get(seq)
+    local outcome, result = outcomes.get(seq)
     local state = live and live.state or outcome and outcome.state
     if outcome and outcome.fence == fence and outcome.move then
         if outcome.session == session and is_same(move, outcome.move) then
             return { 'repeated', state }
         end
         outcome.refused = (outcome.refused or 0) + 1
-        step.put('outcome', seq, outcome)
+        outcomes.put(seq, outcome, result)
         return { 'stale', state }
     end
     local attempts = step.get('attempts', seq) or {}
@@ -70,9 +71,42 @@ local function apply(e, t, who)
     return state
 end
 
+-- Complete jobs of a session. `batch` has ids, fences, and results, the places of their bytes among the arguments or 0.
+-- Returns no verdicts when all were accepted: nearly always so.
+function report.complete(session, batch, args)
+    local who = presence.get(session)
+    local present = presence.is_present(who)
+    local ids, verdicts, usual, seen = batch.ids, {}, true, {}
+    local seqs = writes.hmget(S.p .. 'id', ids)
+    for i, seq in ipairs(seqs) do
+        seqs[i] = seq or ''
+    end
+    local raws = writes.hmget(S.p .. 'live', seqs)
+    for i, seq in ipairs(seqs) do
+        local e = present and raws[i] and not seen[seq] and entries.read(raws[i], seq)
+        seen[seq] = true
+        if e and e.session == session and e.fence == batch.fences[i] then
+            local result = batch.results[i] > 0 and args[batch.results[i]] or nil
+            if entries.is_plain(e) and not (e.kind or e.uniq or e.parent or e.sticky) then
+                outcomes.complete(e, seq, result)
+            else
+                outcomes.finish(entries.get(seq), COMPLETED, { result = result, move = 'completed' })
+            end
+            verdicts[i] = { 'applied', COMPLETED }
+        else
+            verdicts[i] = judge(session, ids[i], batch.fences[i], 'completed')
+            usual = false
+        end
+    end
+    return usual and {} or verdicts
+end
+
 -- Apply what a session decided about its jobs. A transition has: id, fence, move, delay, reason, error, group, and result, the
 -- place of its bytes among the arguments.
 function report.finish(session, transitions, args)
+    if transitions.ids then
+        return report.complete(session, transitions, args)
+    end
     local who = presence.get(session)
     local present = presence.is_present(who)
     local verdicts = {}
@@ -134,7 +168,7 @@ function report.cancel(ids)
     end
     for i, seq in ipairs(seqs) do
         local e = entries.get(seq)
-        states[i] = e and report.cancel_entry(e) or step.get('outcome', seq).state
+        states[i] = e and report.cancel_entry(e) or outcomes.get(seq).state
     end
     return states
 end

@@ -48,7 +48,7 @@ end
 local function seconds_of(queue)
     local times = {}
     for _, member in ipairs(call('ZREVRANGE', keys.ended(queue, COMPLETED), 0, MOST_RUNS - 1)) do
-        local outcome = step.get('outcome', tonumber(member))
+        local outcome = outcomes.get(tonumber(member))
         if outcome and outcome.started_at then
             times[#times + 1] = math.max(0, outcome.finished_at - outcome.started_at)
         end

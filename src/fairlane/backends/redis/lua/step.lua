@@ -7,19 +7,20 @@
 function step.begin(names, args)
     call, pack, unpacked = writes.call, cmsgpack.pack, cmsgpack.unpack
     S.p = names[1]
-    S.writes, S.noted = {}, {}
+    S.writes, S.noted, S.tasks = {}, {}, {}
     if args[1] == '' then
-        local time = call('TIME')
+        local time = redis.call('TIME')
         S.now = time[1] + time[2] / 1000000
         S.mono = S.now
     else
         S.now, S.mono = tonumber(args[1]), tonumber(args[2])
     end
+    S.stamp = struct.pack('>d', S.now) -- before the content of jobs that come now
     S.topics, S.told = {}, {}
     S.tally, S.domains, S.flows, S.lanes = {}, {}, {}, {}
     S.indexed = {}
     S.fresh = false
-    S.arrival = nil
+    S.arrival, S.next_seq, S.flow = nil, nil, nil
 end
 
 -- Refuse a call, which has written nothing yet: an error of ours for the client to raise.
@@ -54,6 +55,20 @@ end
 
 function step.next(counter, by)
     return call('HINCRBY', S.p .. 'counter', counter, by or 1)
+end
+
+-- The next number of a job. `reserve` gets many of them at once.
+function step.reserve(count)
+    S.last_seq = step.next('seq', count)
+    S.next_seq = S.last_seq - count + 1
+end
+
+function step.new_seq()
+    if not S.next_seq or S.next_seq > S.last_seq then
+        return step.next('seq')
+    end
+    S.next_seq = S.next_seq + 1
+    return S.next_seq - 1
 end
 
 -- The next number in the order of admission.
@@ -159,9 +174,17 @@ end
 
 -- A lane's flow in a domain, made when it is new.
 function step.flow(queue, class, inbox, lane)
+    local last = S.flow
+    if last and last.lane == lane then
+        local domain = last.domain
+        if domain.class == class and domain.queue == queue and domain.inbox == inbox then
+            return last
+        end
+    end
     local domain = step.domain(queue, class, inbox)
     local key = keys.flow(domain.key, lane)
-    return S.flows[key] or flow_read(domain, lane, key, writes.hget(S.p .. 'flow', key))
+    S.flow = S.flows[key] or flow_read(domain, lane, key, writes.hget(S.p .. 'flow', key))
+    return S.flow
 end
 
 -- Read the flows of these lanes together.
@@ -272,7 +295,7 @@ function step.flush()
             end
         end
     end
-    S.lanes, S.flows, S.domains = {}, {}, {}
+    S.lanes, S.flows, S.domains, S.flow = {}, {}, {}, nil
     entries.flush_lanes()
     writes.flush()
     if #S.topics > 0 then
