@@ -44,7 +44,7 @@ local function indexed_by(e)
         found[p .. set .. keys.lane(e.queue, e.lane_key)] = (e.rank or 0) * RANK + e.arrival
     end
     if e.lane_key and e.state ~= SCHEDULED then
-        found[p .. (e.state == PENDING and 'lanewait:' or 'lanerun:') .. keys.lane(e.queue, e.lane_key)] = e.arrival
+        found[p .. 'inlane:' .. keys.lane(e.queue, e.lane_key)] = e.seq
     end
     if e.granted_at then
         found[p .. 'holding'] = e.granted_at
@@ -108,11 +108,22 @@ end
 -- Write how many jobs wait in each lane that has any, for whoever looks and for limits of what may wait. Lanes in which jobs
 -- only run stand there too, for a change of settings. Empty ones leave nothing.
 function entries.flush_lanes()
+    local queues = {}
     for name, noted in pairs(S.noted) do
-        local backlog = S.p .. 'backlog:' .. noted.queue
-        local waiting = tonumber(call('ZINCRBY', backlog, noted.by, noted.key))
-        if waiting <= 0 and call('EXISTS', S.p .. 'lanerun:' .. name) == 0 then
-            call('ZREM', backlog, noted.key)
+        local of = queues[noted.queue] or { names = {}, keys = {}, by = {} }
+        queues[noted.queue] = of
+        local i = #of.keys + 1
+        of.names[i], of.keys[i], of.by[i] = name, noted.key, noted.by
+    end
+    for queue, of in pairs(queues) do
+        local backlog = S.p .. 'backlog:' .. queue
+        for i, was in ipairs(writes.zmscore(backlog, of.keys)) do
+            local waiting = (tonumber(was or nil) or 0) + of.by[i]
+            if waiting > 0 or call('EXISTS', S.p .. 'inlane:' .. of.names[i]) == 1 then
+                writes.zadd(backlog, waiting, of.keys[i])
+            else
+                writes.zrem(backlog, of.keys[i])
+            end
         end
     end
     S.noted = {}
@@ -132,9 +143,9 @@ local function move_between(seq, was, is)
     end
 end
 
-local function move_lane(e, was, is)
-    local wait = S.p .. 'lanewait:' .. keys.lane(e.queue, e.lane_key)
-    note_lane(e, (is[wait] and 1 or 0) - (was[wait] and 1 or 0))
+-- Whether a job counts as one that waits in its lane, by what was stored and by what is to be.
+local function waits(e)
+    return e and e.state == PENDING and 1 or 0
 end
 
 local function put(e)
@@ -144,28 +155,30 @@ local function put(e)
     e.seq = seq
 end
 
--- What the stored job is found by; nothing when it is new.
-local function found_by(seq)
+-- The job as it is stored, with what it is found by; nothing when it is new.
+local function stored(seq)
     local raw = writes.hget(S.p .. 'live', writes.text(seq))
-    return raw and indexed_by(entries.read(raw, seq)) or {}
+    local e = raw and entries.read(raw, seq) or nil
+    return e, e and (S.indexed[seq] or indexed_by(e)) or {}
 end
 
 -- Write a live job and what it is found by.
 function entries.save(e)
-    local was, is = S.indexed[e.seq] or found_by(e.seq), indexed_by(e)
+    local old, was = stored(e.seq)
+    local is = indexed_by(e)
     move_between(e.seq, was, is)
     if e.lane_key then
-        move_lane(e, was, is)
+        note_lane(e, waits(e) - waits(old))
     end
     S.indexed[e.seq] = is
     put(e)
 end
 
 function entries.delete(e)
-    local was = S.indexed[e.seq] or found_by(e.seq)
+    local old, was = stored(e.seq)
     move_between(e.seq, was, {})
     if e.lane_key then
-        move_lane(e, was, {})
+        note_lane(e, -waits(old))
     end
     S.indexed[e.seq] = nil
     writes.hdel(S.p .. 'live', writes.text(e.seq))
@@ -188,12 +201,23 @@ function entries.add(e)
     end
     if e.lane_key then
         local lane = keys.lane(e.queue, e.lane_key)
-        writes.zadd(p .. 'lanewait:' .. lane, e.arrival, member)
+        writes.zadd(p .. 'inlane:' .. lane, member, member)
         note_lane(e, 1)
         if e.lane then
             writes.zadd(p .. (e.granted and 'hold:' or 'wait:') .. lane, (e.rank or 0) * RANK + e.arrival, member)
         end
     end
+    put(e)
+end
+
+-- A plain job has got a place of its lane, and is claimable now.
+function entries.admit(e)
+    local p, member = S.p, writes.text(e.seq)
+    local lane = keys.lane(e.queue, e.lane_key)
+    S.indexed[e.seq] = nil
+    writes.zrem(p .. 'wait:' .. lane, member)
+    writes.zadd(p .. 'hold:' .. lane, (e.rank or 0) * RANK + e.arrival, member)
+    writes.zadd(step.flow_of(e).ready, e.arrival, member)
     put(e)
 end
 
@@ -205,8 +229,6 @@ function entries.begin(e, flow, member)
     writes.zadd(p .. 'held:' .. e.session .. ':' .. e.class, member, member)
     if e.lane_key then
         local lane = keys.lane(e.queue, e.lane_key)
-        writes.zrem(p .. 'lanewait:' .. lane, member)
-        writes.zadd(p .. 'lanerun:' .. lane, e.arrival, member)
         note_lane(e, -1)
         if e.lane then
             writes.zrem(p .. 'hold:' .. lane, member)
@@ -222,7 +244,7 @@ function entries.over(e, member)
     writes.zrem(p .. 'alive', member)
     writes.zrem(p .. 'held:' .. e.session .. ':' .. e.class, member)
     if e.lane_key then
-        writes.zrem(p .. 'lanerun:' .. keys.lane(e.queue, e.lane_key), member)
+        writes.zrem(p .. 'inlane:' .. keys.lane(e.queue, e.lane_key), member)
         note_lane(e, 0)
     end
     writes.hdel(p .. 'live', member)

@@ -18,6 +18,7 @@
 -- Names: a domain is "queue.class.inbox", a flow "domain|lane", a limited lane "queue|lane".
 -- Sorted sets: those of live jobs are listed in entries.lua; the others stand here.
 --   line:DOMAIN      flows with a claimable job: tag, then head and lane
+--   backlog:QUEUE    lanes with jobs, by how many of them wait
 --   by:KIND:VALUE    jobs by number, for reading
 --   ended:QUEUE:STATE  finished jobs by time, for retention
 

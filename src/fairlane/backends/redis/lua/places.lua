@@ -45,8 +45,15 @@ end
 
 -- The next in line for a place. What has expired gets none; the sweeper cancels it.
 local function next_of(lane)
+    local set = S.p .. 'wait:' .. lane.name
+    -- Nearly always it is the first.
+    local first = call('ZRANGE', set, 0, 0)[1]
+    local e = first and entries.read(writes.hget(S.p .. 'live', first), first)
+    if not e or not e.expires_at or e.expires_at > S.now then
+        return e
+    end
     for from = 0, MOST_LOOKED_AT, PAGE do
-        local seqs = call('ZRANGE', S.p .. 'wait:' .. lane.name, from, from + PAGE - 1)
+        local seqs = call('ZRANGE', set, from, from + PAGE - 1)
         for _, e in ipairs(entries.all(seqs)) do
             if not e.expires_at or e.expires_at > S.now then
                 return e
@@ -116,6 +123,11 @@ end
 local function grant(lane, e)
     lane.granted = lane.granted + 1
     e.granted = true
+    if e.state == PENDING and entries.is_plain(e) then
+        open(e)
+        entries.admit(e)
+        return
+    end
     if e.waiter then
         places.start_turn(e)
     elseif e.state == PENDING then
@@ -240,11 +252,16 @@ function places.abolish(lane)
             grant(lane, e)
         end
     end
-    for _, set in ipairs({ 'wait:', 'hold:', 'lanerun:' }) do
-        for _, e in ipairs(members(set .. lane.name)) do
+    for _, e in ipairs(members('inlane:' .. lane.name)) do
+        if e.lane then
             e.lane, e.granted, e.granted_at = nil, true, nil
             entries.save(e)
         end
+    end
+    for _, e in ipairs(members('hold:' .. lane.name)) do
+        -- One that waits for its retry has kept its place.
+        e.lane, e.granted, e.granted_at = nil, true, nil
+        entries.save(e)
     end
     step.drop_lane(lane)
 end

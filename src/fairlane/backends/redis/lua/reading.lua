@@ -115,8 +115,8 @@ function reading.lanes(name, limit)
     end
     local found = {}
     for _, lane in ipairs(call('ZREVRANGE', S.p .. 'backlog:' .. number, 0, math.max(limit, MOST_LOOKED_AT) - 1)) do
-        local of = keys.lane(number, lane)
-        found[#found + 1] = { lane, call('ZCARD', S.p .. 'lanewait:' .. of), call('ZCARD', S.p .. 'lanerun:' .. of) }
+        local waits = tonumber(call('ZSCORE', S.p .. 'backlog:' .. number, lane))
+        found[#found + 1] = { lane, waits, call('ZCARD', S.p .. 'inlane:' .. keys.lane(number, lane)) - waits }
     end
     return { lanes = found, settings = step.get('queue', number).settings or '{}', pending = pending, running = running }
 end

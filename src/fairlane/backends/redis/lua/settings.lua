@@ -21,12 +21,16 @@ end
 function settings.limit_lanes(queue)
     for _, key in ipairs(call('ZRANGE', S.p .. 'backlog:' .. queue.number, 0, -1)) do
         if catalog.terms(queue, key).limit then
-            for _, set in ipairs({ 'lanerun:', 'lanewait:' }) do
-                local seqs = call('ZRANGE', S.p .. set .. keys.lane(queue.number, key), 0, -1)
-                for _, e in ipairs(entries.all(seqs)) do
-                    if not e.lane then
-                        places.establish(e)
-                    end
+            local jobs = entries.all(call('ZRANGE', S.p .. 'inlane:' .. keys.lane(queue.number, key), 0, -1))
+            table.sort(jobs, function(a, b)
+                if a.state ~= b.state then
+                    return a.state == RUNNING
+                end
+                return (a.arrival or 0) < (b.arrival or 0)
+            end)
+            for _, e in ipairs(jobs) do
+                if not e.lane then
+                    places.establish(e)
                 end
             end
         end

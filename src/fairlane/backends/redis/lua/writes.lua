@@ -82,6 +82,18 @@ function writes.hmget(key, fields)
     return values
 end
 
+-- The scores of members, false for those that are not there.
+function writes.zmscore(key, members)
+    local scores = {}
+    for from = 1, #members, MOST_ARGUMENTS do
+        local part = writes.call('ZMSCORE', key, unpack(members, from, math.min(#members, from + MOST_ARGUMENTS - 1)))
+        for i = 1, #part do
+            scores[from + i - 1] = part[i]
+        end
+    end
+    return scores
+end
+
 local function send_put(key, found)
     local command, sorted = found.kind == 'z' and 'ZADD' or 'HSET', found.kind == 'z'
     local arguments, count = {}, 0
