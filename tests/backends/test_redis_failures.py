@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
 import traceback
 from collections.abc import AsyncIterator, Iterator
@@ -225,14 +226,15 @@ async def test_who_has_the_password_gets_in(locked: ValkeyServer) -> None:
 
 
 @pytest.mark.parametrize("login", ["", ":hush@", "ann:hushed@", "stranger:hush@", "ann@"])
-async def test_who_has_another_one_is_told(locked: ValkeyServer, login: str) -> None:
+async def test_who_has_another_one_is_told(locked: ValkeyServer, login: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
     connections = Connections(parse(f"redis://{login}127.0.0.1:{locked.port}"))
     error = await failure(connections, "PING")
     await connections.close()
 
     assert type(error) is StoreError
     assert "Check user and password" in str(error)
-    assert "hush" not in "".join(traceback.format_exception(error))
+    assert "hush" not in "".join(traceback.format_exception(error)) + caplog.text
 
 
 async def test_a_password_that_nobody_wants_is_told(mine: ValkeyServer) -> None:

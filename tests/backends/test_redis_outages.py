@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 
 from fairlane.backends.redis import connections as module
 from fairlane.backends.redis.address import parse
@@ -110,6 +112,20 @@ async def test_connections_that_were_ended_while_idle_are_not_used(
         mine.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         after = await all_in_use(connections)
         assert (len(before), len(after), before & after) == (3, 3, set())
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_that_is_so_on_every_kind_of_event_loop(mine: ValkeyServer, run: Callable[[Any], None]) -> None:
+    async def main() -> None:
+        connections = Connections(parse(mine.url + "?pool=3"))
+        for pause in (0.0, 0.05):
+            before = await all_in_use(connections)
+            mine.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            await asyncio.sleep(pause)
+            assert not before & await all_in_use(connections)
+        await connections.close()
+
+    run(main())
 
 
 async def test_connections_that_were_ended_in_the_middle(mine: ValkeyServer, connections: Connections) -> None:

@@ -127,7 +127,8 @@ def translate_connecting(exc: Exception, address: Address) -> FairlaneError:
     below = exc.__context__ if isinstance(exc, RedisError) and exc.__context__ is not None else exc
     if isinstance(below, ssl.SSLError) and not isinstance(below, ssl.SSLEOFError):
         return StoreError(
-            f"{address} cannot be trusted ({_first_line(below)}). Does it speak TLS, and is ca=… in the URL right?"
+            f"{address} cannot be trusted ({_first_line(below)}). Does it speak TLS, and are ca=…, cert=… and key=… in "
+            "the URL right?"
         )
     if isinstance(below, UnicodeError):
         return InvalidInput("url", "host: is not the name or the number of a host")

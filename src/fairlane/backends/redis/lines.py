@@ -71,9 +71,8 @@ class Line:
 
     @property
     def socket(self) -> socket.socket | None:
-        """Its socket, while it has one."""
-        found: socket.socket | None = self._transport.get_extra_info("socket")
-        return None if found is None or found.fileno() < 0 else found
+        """Its socket, while it has one: the number of one that was closed may belong to somebody else by now."""
+        return None if self._transport.is_closing() else self._transport.get_extra_info("socket")
 
     def is_alive(self) -> bool:
         """The same, and the kernel knows no better."""
