@@ -17,6 +17,8 @@ from fairlane.backends.redis.failures import Refusal, ServerError, did_nothing, 
 from fairlane.errors import FairlaneError, StoreError, StoreFull, StoreUnavailable
 from tests.servers.valkey import ValkeyServer, own_server
 
+from .redis_clients import failure
+
 pytestmark = pytest.mark.anyio
 ADDRESS = parse("redis://ann:hush@db")
 
@@ -33,12 +35,6 @@ async def connections(mine: ValkeyServer) -> AsyncIterator[Connections]:
     opened = Connections(parse(mine.url + "?pool=3"))
     yield opened
     await opened.close()
-
-
-async def failure(connections: Connections, *command: str | int, timeout: float | None = None) -> FairlaneError:
-    with pytest.raises(FairlaneError) as caught:
-        await connections.call(*command, timeout=timeout)
-    return caught.value
 
 
 # -- words -------------------------------------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ from fairlane.backends.redis.connections import Connections
 from fairlane.errors import FairlaneError, StoreUnavailable
 from tests.servers.valkey import ValkeyServer, own_server, system
 
+from .redis_clients import NOTHING, failure
+
 pytestmark = pytest.mark.anyio
-NOTHING = "a list that nobody fills"
 PROGRAMS: list[Path | None] = [None, *([found] if (found := system()) else [])]
 
 
@@ -41,12 +42,6 @@ async def connections(mine: ValkeyServer) -> AsyncIterator[Connections]:
 async def all_in_use(connections: Connections) -> set[int]:
     """Use every connection of the pool at once."""
     return set(await asyncio.gather(*(connections.call("CLIENT", "ID") for _ in range(3))))
-
-
-async def failure(connections: Connections, *command: str) -> FairlaneError:
-    with pytest.raises(FairlaneError) as caught:
-        await connections.call(*(command or ("PING",)))
-    return caught.value
 
 
 async def begun(mine: ValkeyServer, connections: Connections) -> asyncio.Task[FairlaneError]:

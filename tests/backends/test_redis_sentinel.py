@@ -12,10 +12,12 @@ import pytest
 
 from fairlane.backends.redis.address import parse
 from fairlane.backends.redis.connections import Connections
-from fairlane.errors import FairlaneError, StoreError, StoreUnavailable
+from fairlane.errors import StoreError, StoreUnavailable
 from tests.servers import valkey
 from tests.servers.postgresql import free_port
 from tests.servers.valkey import ValkeyServer, Watched, own_server
+
+from .redis_clients import failure
 
 pytestmark = pytest.mark.anyio
 
@@ -54,12 +56,6 @@ async def sentinel(master: int | None) -> AsyncIterator[Said]:
 def through(*ports: int, options: str = "") -> Connections:
     hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
     return Connections(parse(f"redis+sentinel://{hosts}/jobs?connect_timeout=1{options}"))
-
-
-async def failure(connections: Connections) -> FairlaneError:
-    with pytest.raises(FairlaneError) as caught:
-        await connections.call("PING")
-    return caught.value
 
 
 @pytest.fixture(scope="module")
