@@ -69,7 +69,7 @@ async def test_every_event_loop_has_its_own_connections_at_the_same_time() -> No
     here = await ids(connections, 2)
     found: list[set[int]] = []
     threads = [
-        threading.Thread(target=lambda run=run: found.append(run(ids(connections, 2))))  # type: ignore[misc]
+        threading.Thread(target=lambda run=run: found.append(run(ids(connections, 2))))
         for run in (asyncio.run, asyncio.run, uvloop.run)
     ]
     for thread in threads:

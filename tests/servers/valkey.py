@@ -101,8 +101,8 @@ class ValkeyServer:
 
     def ask(self, *command: str | int) -> Any:
         """What it answers to a command, as somebody else's client sees it."""
-        options = {"password": self.password, "protocol": 2, "decode_responses": True, "retry": Retry(NoBackoff(), 0)}
-        with redis.Redis(port=self.port, **options) as client:
+        options: dict[str, Any] = {"password": self.password, "protocol": 2, "decode_responses": True}
+        with redis.Redis(port=self.port, retry=Retry(NoBackoff(), 0), **options) as client:
             return client.execute_command(*command)
 
     # -- its life --------------------------------------------------------------------------------------------------

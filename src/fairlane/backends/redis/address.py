@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
@@ -99,9 +98,9 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         """The same, so that no password gets into a log or a traceback."""
         return f"Address({self.shown!r})"
 
-    def __rich_repr__(self) -> Iterator[str]:
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
         """The same, for those who show values with rich."""
-        yield self.shown
+        return [("shown", self.shown)]
 
 
 def parse(url: str) -> Address:

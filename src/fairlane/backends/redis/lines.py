@@ -23,12 +23,13 @@ from .address import Address, Place, driver
 from .failures import Refusal
 
 redis = driver()
+DefaultParser: Any = redis.DefaultParser
 NAME = "fairlane"
 
 Argument = bytes | str | int | float
 
 
-class _Parser(redis.DefaultParser):  # type: ignore[misc]
+class _Parser(DefaultParser):  # type: ignore[misc]
     """Leaves what the server refuses as it was said."""
 
     @classmethod
@@ -38,7 +39,8 @@ class _Parser(redis.DefaultParser):  # type: ignore[misc]
 
 def packed(arguments: tuple[Argument, ...]) -> bytes:
     """A command as it is sent."""
-    return bytes(pack_command(arguments))
+    command: bytes = pack_command(arguments)  # type: ignore[arg-type]  # its types know of one argument
+    return command
 
 
 class Line:
