@@ -65,6 +65,16 @@ async def test_a_server_that_asks_for_a_certificate_gets_ours(authority: Authori
         assert isinstance(await asked(url), StoreError)
 
 
+async def test_a_certificate_that_was_replaced_is_read_again(authority: Authority, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.pem"
+    Authority(tmp_path).ca.rename(mine)
+    async with encrypted(valkey.server().port, authority.context()) as port:
+        url = f"rediss://127.0.0.1:{port}?ca={mine}"
+        assert isinstance(await asked(url), StoreError)
+        mine.write_bytes(authority.ca.read_bytes())
+        assert await asked(url) == b"PONG"
+
+
 @pytest.mark.parametrize("option", ["ca", "cert"])
 async def test_a_file_that_cannot_be_read_is_named(option: str, tmp_path: Path) -> None:
     (tmp_path / "text.pem").write_text("no certificate")

@@ -123,7 +123,7 @@ class _Pool(pools.Pool):
         """A connection that was kept and is alive, as far as can be told without asking the server."""
         while self._kept:
             line, since = self._kept.pop()
-            # One that was used a moment ago is not asked again: looking costs as much as sending.
+            # The kernel is not asked about one that was used a moment ago.
             if line.is_clean() if self._loop.time() - since < FRESH_SECONDS else line.is_alive():
                 return line
             self.drop(line)
@@ -158,8 +158,10 @@ class _Pool(pools.Pool):
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 # It came at the very moment at which nobody wanted it any more.
-                line = turn.result()
-                self._give_place() if line is None else self.keep(line)
+                if (line := turn.result()) is None:
+                    self._give_place()
+                else:
+                    self.keep(line)
             if wait.is_why():
                 raise StoreUnavailable(
                     f"no connection to {self._address} became free in time; all {self._address.pool} are in use. "

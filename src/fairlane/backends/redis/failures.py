@@ -93,10 +93,8 @@ def _of_the_server(exc: Refusal, address: Address, command: str) -> FairlaneErro
     if code in _BEFORE:
         return StoreUnavailable(f"{address} {_BEFORE[code]} ({said}). {_MOMENTARY}")
     if code == "OOM":
-        stored = "Some of it may have been stored." if exc.from_inside else "Nothing was stored."
-        return StoreFull(
-            f"the memory of {address} is full ({said}). {stored} Raise maxmemory, or let fewer finished jobs be kept."
-        )
+        told = f"the memory of {address} is full ({said}). Raise maxmemory, or let fewer finished jobs be kept."
+        return StoreError(told) if exc.from_inside else StoreFull(f"{told} Nothing was stored.")
     if code in ("NOAUTH", "WRONGPASS") or said.startswith("ERR AUTH"):
         return StoreError(f"{address} does not let this user in ({said}). Check user and password in the URL.")
     if code == "NOPERM":

@@ -1,8 +1,9 @@
 """One connection to a server, on which one command at a time is sent and answered.
 
-It is a connection of redis-py, which knows how to connect, encrypt and log in. Commands go past its own ways of sending
-and reading: those try again, look for time limits and count, and cost a multiple of the command itself (measured).
-Whoever does not get the answer to a command must close the line, so that nobody else gets it.
+It is a connection of redis-py, which knows how to connect, encrypt and log in. Commands go past its client and its ways
+of sending and reading: those try again, look for time limits and count, and a call takes three to four times as much
+processor time by them (measured). Whoever does not get the answer to a command must close the line, so that nobody else
+gets it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import socket
 import ssl
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from hiredis import pack_command
@@ -135,13 +137,24 @@ def _connection(address: Address, place: Place, sentinel: bool) -> Any:
     if not address.tls:
         return redis.Connection(host=host, port=port, **options)
     connection = redis.SSLConnection(host=host, port=port, **options)
-    connection.ssl_context.context = _context(address.ca, address.cert, address.key, address.verify)
+    files = (address.ca, address.cert, address.key)
+    connection.ssl_context.context = _context(*files, address.verify, tuple(map(_changed, files)))
     return connection
 
 
-@lru_cache(maxsize=16)
-def _context(ca: str | None, cert: str | None, key: str | None, verify: bool) -> ssl.SSLContext:
-    """Made once: it reads files, the one with all certificates of the system among them."""
+def _changed(file: str | None) -> int:
+    """When a file was changed: certificates expire, and are replaced while we run."""
+    try:
+        return Path(file).stat().st_mtime_ns if file is not None else 0
+    except OSError:
+        return 0
+
+
+@lru_cache(maxsize=4)
+def _context(
+    ca: str | None, cert: str | None, key: str | None, verify: bool, changed: tuple[int, ...]
+) -> ssl.SSLContext:
+    """Made once and kept, because it reads all certificates that the system trusts."""
     try:
         context = ssl.create_default_context(cafile=ca)
     except OSError as exc:
