@@ -64,9 +64,12 @@ LAYERS: dict[str, Layer] = {
         modules=("backends",),
         may_import=("core", "ports", "sql", *BACKENDS),
     ),
-    # What the SQL backends have in common.
+    # What backends have in common: of their records, and of their connections.
     "sql": Layer(
-        modules=("backends.codes", "backends.figures", "backends.rows", "backends.sql.*"),
+        modules=(
+            *("backends.codes", "backends.figures", "backends.rows", "backends.sql.*"),
+            *("backends.patience", "backends.pools", "backends.sockets"),
+        ),
         may_import=("core", "ports", "backends"),
     ),
     # One layer for each backend, so that none can import another.
