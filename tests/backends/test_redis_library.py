@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -74,7 +75,7 @@ def claimed(answer: list[bytes]) -> list[tuple[str, int]]:
 @pytest.fixture
 def functions() -> Iterator[Functions]:
     server = valkey.server()
-    made = Functions(server.port, server.fresh_prefix())
+    made = Functions(server.port, f"{{test-{secrets.token_hex(6)}}}:")
     made.register()
     yield made
     made.server.close()

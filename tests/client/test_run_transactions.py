@@ -16,14 +16,14 @@ from fairlane import Fairlane, Handle, JobFailed, JobState, Retry, Settings, cur
 from fairlane.backends.sqlite import transactions as sqlite_transactions
 from fairlane.events import Event, Finished, Refused
 from fairlane.states import complete
-from tests.servers.stores import KINDS, empty_stores
+from tests.servers.stores import TRANSACTIONAL, empty_stores
 from tests.worker.yard import QUICK
 
 from .conftest import eventually, kit_of
 from .ledger import Ledger, ledger_in, task_of, working
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=TRANSACTIONAL)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """An empty store of each kind."""
     with empty_stores(request.param, tmp_path) as stores:

@@ -16,7 +16,7 @@ import pytest
 
 from fairlane import Fairlane, JobState, Settings
 from tests.e2e.fleet import Process, end_families
-from tests.servers.stores import KINDS, empty_stores
+from tests.servers.stores import TRANSACTIONAL, empty_stores
 from tests.worker.yard import QUICK
 
 from .conftest import eventually
@@ -28,7 +28,7 @@ WORKERS = 3
 SECONDS = 100.0
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=TRANSACTIONAL)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """An empty store of each kind."""
     with empty_stores(request.param, tmp_path) as stores:

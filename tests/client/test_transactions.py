@@ -11,13 +11,13 @@ import pytest
 
 from fairlane import Conflict, Fairlane, InvalidInput, JobState, NotSupported, Settings
 from fairlane.job import Job
-from tests.servers.stores import KINDS, empty_stores
+from tests.servers.stores import TRANSACTIONAL, empty_stores
 from tests.worker.yard import QUICK
 
 from .ledger import Ledger, ledger_in, task_of, working
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=TRANSACTIONAL)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """An empty store of each kind."""
     with empty_stores(request.param, tmp_path) as stores:

@@ -1,6 +1,6 @@
 """Empty stores of every kind, as URLs, and which tests run on which kind.
 
-``sqlite`` is a file, ``postgresql`` a database on the shared server. ``postgresql15``, or whatever version the system
+``sqlite`` is a file, ``postgresql`` a database and ``redis`` a namespace on the shared server. ``postgresql15``, or whatever version the system
 has beside the wheel's, is there to prove that an older server does too, and a part of the tests proves that.
 """
 
@@ -16,9 +16,11 @@ from typing import Protocol
 
 from fairlane.store import Store
 
-from . import installation, postgresql
+from . import installation, postgresql, valkey
 
-KINDS = ("sqlite", "postgresql")
+KINDS = ("sqlite", "postgresql", "redis")
+TRANSACTIONAL = ("sqlite", "postgresql")
+"""Those in which a user can store jobs together with rows of his own."""
 EVERY_VERSION = "FAIRLANE_TEST_EVERY_VERSION"
 """Set to anything, it lets all tests run on the second version too."""
 VERBS = frozenset(name for name in vars(Store) if not name.startswith("_"))
@@ -79,11 +81,29 @@ class PostgresqlStores:
             self._server.done(url)
 
 
+class RedisStores:
+    """Namespaces on the shared server."""
+
+    def __init__(self, server: valkey.ValkeyServer) -> None:
+        self._server = server
+
+    def next(self, *, migrated: bool = True) -> str:
+        """A namespace that nobody has used."""
+        return self._server.fresh_namespace()
+
+    def closed(self, url: str) -> bool:
+        """A store that is open has connections, and they are named after its namespace."""
+        return not self._server.connected(url)
+
+
 @contextlib.contextmanager
 def empty_stores(kind: str, directory: Path) -> Iterator[EmptyStores]:
     """Stores of a kind, to be used inside the block. Files go into `directory`."""
     if kind == "sqlite":
         yield SqliteStores(directory)
+        return
+    if kind == "redis":
+        yield RedisStores(valkey.server())
         return
     stores = PostgresqlStores(postgresql.server("any" if kind == "postgresql" else "system"))
     try:

@@ -95,9 +95,14 @@ class ValkeyServer:
         """Where it listens too."""
         return self.folder / "socket"
 
-    def fresh_prefix(self) -> str:
-        """The beginning of keys that nobody else uses, with a hash tag as every namespace has."""
-        return f"test:{{{secrets.token_hex(6)}}}:"
+    def fresh_namespace(self) -> str:
+        """The URL of a namespace that nobody else uses."""
+        return f"{self.url}?namespace=test-{secrets.token_hex(6)}"
+
+    def connected(self, url: str) -> bool:
+        """Whether somebody has a connection for the namespace of a URL: they are named after it."""
+        name = f"name=fairlane:{url.partition('namespace=')[2]} "
+        return name in self.ask("CLIENT", "LIST")
 
     def ask(self, *command: str | int) -> Any:
         """What it answers to a command, as somebody else's client sees it."""

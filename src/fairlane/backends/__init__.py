@@ -18,7 +18,12 @@ async def open_store(url: str, *, clock: Clock | None = None) -> Store:
         from .postgresql.store import PostgresqlStore
 
         return await PostgresqlStore.open(url, clock=clock)
+    if scheme.startswith(("redis", "valkey")) or scheme == "unix":
+        from .redis.store import RedisStore
+
+        return await RedisStore.open(url, clock=clock)
     raise InvalidInput(
         "url",
-        f"{scheme!r} is not a known kind of store; use sqlite:///path/to/file.db or postgresql://host/database",
+        f"{scheme!r} is not a known kind of store; use sqlite:///path/to/file.db, postgresql://host/database or "
+        "redis://host/database",
     )

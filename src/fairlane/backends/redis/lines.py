@@ -100,7 +100,7 @@ async def dial(address: Address, place: Place, *, sentinel: bool = False) -> Lin
         if line.socket is not None:
             sockets.notice_silence(line.socket)
         if not sentinel:
-            await _introduce(line)
+            await _introduce(line, f"{NAME}:{address.namespace}")
     except BaseException:
         writer = connection._writer
         if writer is not None:
@@ -110,10 +110,10 @@ async def dial(address: Address, place: Place, *, sentinel: bool = False) -> Lin
     return line
 
 
-async def _introduce(line: Line) -> None:
+async def _introduce(line: Line, name: str) -> None:
     """Say who we are, for whoever looks at CLIENT LIST. Not every user may, and Redis 7.0 does not listen if busy."""
     try:
-        await line.demand("CLIENT", "SETNAME", NAME)
+        await line.demand("CLIENT", "SETNAME", name)
     except Refusal as exc:
         if exc.code not in ("NOPERM", "BUSY"):
             raise

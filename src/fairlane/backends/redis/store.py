@@ -9,8 +9,6 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import msgspec
-import redis.asyncio as driver
-from redis.exceptions import ResponseError
 
 from ...binding import Binding, Release
 from ...clock import Clock
@@ -20,9 +18,9 @@ from ...errors import (
     InvalidInput,
     NotFound,
     QueueFull,
+    SchemaMismatch,
     SessionLost,
     Stale,
-    StoreError,
     TermLost,
 )
 from ...job import MOST_JOBS_PER_CALL, Claimed, Enqueued, Held, Job, JobKind, JobState, NewJob, Verdict
@@ -37,8 +35,13 @@ from ...upkeep import Admitted, Promoted, Pruned, Recount, Rescued, Retention
 from ..codes import STATES
 from ..rows import position_of, schedules_of, settings_of
 from . import library, records, requests, standings
+from .address import Address, parse
+from .connections import Connections
+from .failures import ServerError
 from .requests import decode, encode
 
+SCHEMA = 1
+"""Which keys there are and what they hold. Code that knows less refuses a namespace that has more."""
 MOST_SCANNED = 100
 _COUNTS = ("scheduled", "pending", "running", "completed", "failed", "cancelled")
 SETS_OF_STATES = {
@@ -53,14 +56,26 @@ BOOT_SECONDS = 1e9
 
 
 class RedisStore:
-    """The verbs of `fairlane.store.Store` on a namespace of a server."""
+    """Implements `fairlane.store.Store` on a namespace of a server. Open it with `open`."""
 
-    def __init__(self, host: str, port: int, prefix: str, clock: Clock | None) -> None:
-        self._client = driver.Redis(host=host, port=port, protocol=2)
-        self._prefix = prefix
+    def __init__(self, address: Address, clock: Clock | None) -> None:
+        self._address = address
+        self._connections = Connections(address)
+        self._prefix = address.prefix
         self._clock = clock
         self._boots: list[str] = []
         self._turns: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
+
+    @classmethod
+    async def open(cls, url: str, *, clock: Clock | None = None) -> RedisStore:
+        """Open the namespace a URL names, made when it is new."""
+        store = cls(parse(url), clock)
+        try:
+            await store.migrate()
+        except BaseException:
+            await store.close()
+            raise
+        return store
 
     # -- how calls get there -------------------------------------------------------------------------------------
 
@@ -73,20 +88,22 @@ class RedisStore:
         return repr(self._clock.now()), repr(self._clock.monotonic() + BOOT_SECONDS * self._boots.index(boot))
 
     async def _send(self, verb: str, *args: Any) -> Any:
-        arguments = (library.function(verb), 1, self._prefix, *self._moments(), *args)
+        arguments = ("FCALL", library.function(verb), 1, self._prefix, *self._moments(), *args)
         try:
-            return await self._client.fcall(*arguments)
-        except ResponseError as exc:
-            if "Function not found" not in str(exc):
-                raise StoreError(str(exc)) from exc
+            return await self._connections.call(*arguments)
+        except ServerError as exc:
+            # A server that was restarted without its data, or replaced by another, does not know the library.
+            if "Function not found" not in exc.said:
+                raise
         await self._load()
-        return await self._client.fcall(*arguments)
+        return await self._connections.call(*arguments)
 
     async def _load(self) -> None:
         try:
-            await self._client.function_load(library.text())
-        except ResponseError as exc:
-            if "already exists" not in str(exc):
+            await self._connections.call("FUNCTION", "LOAD", library.text())
+        except ServerError as exc:
+            # Somebody else was quicker.
+            if "already exists" not in exc.said:
                 raise
 
     async def _call(self, verb: str, *args: Any) -> dict[str, Any]:
@@ -234,16 +251,16 @@ class RedisStore:
     async def configure(self, changes: Sequence[SettingsChange]) -> None:
         """Merged here and stored if nobody else has changed settings meanwhile."""
         while True:
-            seen = int(await self._client.hget(self._prefix + "counter", "settings") or 0)
+            seen = int(await self._connections.call("HGET", self._prefix + "counter", "settings") or 0)
             made = [change for each in changes if (change := await self._change_of(each)) is not None]
             if not made or (await self._call("configure", seen, encode(made)))["done"]:
                 return
             await asyncio.sleep(0)
 
     async def _change_of(self, change: SettingsChange) -> dict[str, Any] | None:
-        number = await self._client.hget(self._prefix + "queues", change.queue)
-        raw = None if number is None else await self._client.hget(self._prefix + "queue", number)
-        record = {} if raw is None else decode(_bytes(raw))
+        number = await self._connections.call("HGET", self._prefix + "queues", change.queue)
+        raw = None if number is None else await self._connections.call("HGET", self._prefix + "queue", number)
+        record = {} if raw is None else decode(raw)
         old = msgspec.json.decode(record.get("declared", "{}"), type=QueueSettings)
         version, laid = record.get("version", 0), record.get("override")
         before = None if laid is None else msgspec.json.decode(laid, type=QueueOverride)
@@ -309,10 +326,10 @@ class RedisStore:
             return [f"by:sticky:{where.sticky}"]
         number: str | None = None
         if where.queue is not None:
-            found = await self._client.hget(self._prefix + "queues", where.queue)
+            found = await self._connections.call("HGET", self._prefix + "queues", where.queue)
             if found is None:
                 return []
-            number = _bytes(found).decode()
+            number = found.decode()
         if where.lane is not None and number is not None:
             return [f"by:lane:{number}|{where.lane}"]
         if where.state is JobState.RUNNING:
@@ -320,7 +337,7 @@ class RedisStore:
             return ["parents", *(name for session in held for name in _held_sets(session.id))]
         if where.state in SETS_OF_STATES:
             return [SETS_OF_STATES[where.state]]
-        names = [_bytes(name).decode() for name in await self._client.smembers(self._prefix + "tasks")]
+        names = [name.decode() for name in await self._connections.call("SMEMBERS", self._prefix + "tasks")]
         return [
             f"by:task:{name}"
             for name in names
@@ -384,7 +401,7 @@ class RedisStore:
         for name, raw, job in (await self._call("schedules"))["parts"]:
             record = decode(raw)
             moments = record["stored_at"], record["declared_at"], record.get("last_slot")
-            rows.append((_bytes(name).decode(), record["timetable"], job, *moments))
+            rows.append((name.decode(), record["timetable"], job, *moments))
         return schedules_of(sorted(rows))
 
     async def standing(self, ids: Sequence[str]) -> list[Standing | None]:
@@ -401,8 +418,11 @@ class RedisStore:
         answer = await self._call("recount")
         return Recount(jobs=answer["jobs"], differences=tuple(answer["differences"]))
 
+    async def migrate(self) -> int:
+        return int((await self._call("open", SCHEMA))["schema"])
+
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._connections.close()
 
 
 class _Full(Exception):
@@ -416,11 +436,6 @@ class _Full(Exception):
 def _held_sets(session: str) -> list[str]:
     """What a session holds, by class, and its turns."""
     return [f"held:{session}:{kind}" for kind in "012t"]
-
-
-def _bytes(value: bytes | str) -> bytes:
-    """The driver says that it might give texts; as it was opened, it does not."""
-    return value if isinstance(value, bytes) else value.encode()
 
 
 def _storable(text: str) -> bool:
@@ -443,6 +458,8 @@ def _refuse(code: str, message: Any, detail: Any = None) -> None:
         raise InvalidInput(detail, message)
     if code == "index_taken":
         raise IndexTaken(message, detail)
+    if code == "newer":
+        raise SchemaMismatch(f"{message}; upgrade Fairlane here, or use another namespace=…")
     if code == "full":
         where = f"queue {detail['queue']!r}"
         if "lane" in detail:

@@ -1,5 +1,21 @@
 -- Settings of queues and lanes, schedules, and leadership: the small records that everybody shares.
 
+-- Make the namespace if it is new, for code that knows this schema. Returns the schema there is.
+function settings.open(schema)
+    local counters = call('HMGET', S.p .. 'counter', 'generation', 'schema')
+    if not counters[1] then
+        -- Whoever has seen another one knows that the data of this server were lost.
+        local time = redis.call('TIME')
+        call('HSET', S.p .. 'counter', 'generation', time[1] .. '.' .. time[2], 'schema', schema)
+        return schema
+    end
+    local stored = tonumber(counters[2])
+    if stored > schema then
+        step.refuse('newer', 'the namespace has schema ' .. stored .. ', and this code knows ' .. schema)
+    end
+    return stored
+end
+
 -- Lanes that have jobs get their new places. Costs as much as the queue has lanes, which is why settings change rarely.
 local function apply(queue, changed)
     if changed then

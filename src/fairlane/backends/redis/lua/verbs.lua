@@ -12,6 +12,11 @@ local function verb(name, flags, run)
     })
 end
 
+-- the schema that the caller knows
+verb('open', {}, function(args)
+    return pack({ schema = settings.open(tonumber(args[3])) })
+end)
+
 -- m requests, then content and headers of each
 verb('enqueue', {}, function(args)
     return pack({ answers = admission.enqueue(unpacked(args[3]), args, 4) })
