@@ -64,9 +64,12 @@ LAYERS: dict[str, Layer] = {
         modules=("backends",),
         may_import=("core", "ports", "sql", *BACKENDS),
     ),
-    # What the SQL backends have in common.
+    # What several backends have in common.
     "sql": Layer(
-        modules=("backends.codes", "backends.figures", "backends.rows", "backends.sql.*"),
+        modules=(
+            *("backends.codes", "backends.ears", "backends.figures", "backends.notifier", "backends.rows"),
+            *("backends.sql.*", "backends.topics"),
+        ),
         may_import=("core", "ports", "backends"),
     ),
     # One layer for each backend, so that none can import another.
