@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -37,7 +38,9 @@ from ...upkeep import Admitted, Promoted, Pruned, Recount, Rescued, Retention
 from ..codes import STATES
 from ..rows import position_of, schedules_of, settings_of
 from . import library, records, requests, standings
+from .lines import connect
 from .requests import decode, encode
+from .wakeups import RedisWakeups
 
 MOST_SCANNED = 100
 _COUNTS = ("scheduled", "pending", "running", "completed", "failed", "cancelled")
@@ -61,6 +64,11 @@ class RedisStore:
         self._clock = clock
         self._boots: list[str] = []
         self._turns: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
+        self._wakeups = RedisWakeups(partial(connect, host, port), prefix)
+
+    @property
+    def wakeups(self) -> RedisWakeups:
+        return self._wakeups
 
     # -- how calls get there -------------------------------------------------------------------------------------
 
@@ -402,6 +410,7 @@ class RedisStore:
         return Recount(jobs=answer["jobs"], differences=tuple(answer["differences"]))
 
     async def close(self) -> None:
+        self._wakeups.close()
         await self._client.aclose()
 
 
