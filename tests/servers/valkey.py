@@ -7,16 +7,20 @@ alone, and nothing is written to a disk.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.util
 import platform
 import secrets
 import shutil
+import signal
 import socket
 import tempfile
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from . import guard
 from .guarded import Guarded, sweep
 from .installation import Account
 from .postgresql import free_port
@@ -42,8 +46,28 @@ class ValkeyServer:
         self._guarded = Guarded(self._folder, Account(), ["true"])
         self.port = free_port()
         options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-        self._guarded.start([str(program), *options, "--dir", str(self._folder), "--daemonize", "no"])
+        self._command = [str(program), *options, "--dir", str(self._folder), "--daemonize", "no"]
+        self.start()
+
+    def start(self) -> None:
+        """Start it, on the port it had before if there was one, and wait until it answers."""
+        self._pid = self._guarded.start(self._command)
         self._wait()
+
+    def stop(self) -> None:
+        """Stop it as an operator does; what was in its memory is gone."""
+        guard.send(signal.SIGTERM, self._pid)
+        if self._guarded.ended(within=PATIENCE) is None:
+            raise NoServer("the server did not end")
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Let it stand still: the kernel accepts connections and requests for it, and nothing is answered."""
+        guard.send(signal.SIGSTOP, self._pid)
+        try:
+            yield
+        finally:
+            guard.send(signal.SIGCONT, self._pid)
 
     def fresh_prefix(self) -> str:
         """The beginning of keys that nobody else uses, with a hash tag as every namespace has."""
@@ -73,6 +97,11 @@ def server() -> ValkeyServer:
     started = ValkeyServer(_program())
     atexit.register(started.close)
     return started
+
+
+def own_server() -> ValkeyServer:
+    """A server for one test alone, which closes it: it may be stopped and frozen."""
+    return ValkeyServer(_program())
 
 
 def _program() -> Path:
