@@ -1,4 +1,4 @@
-"""The Redis store, as far as it goes: the modules of the conformance suite that need nothing but its verbs and wake-ups."""
+"""The Redis store, as far as it goes: the modules of the conformance suite that need its verbs and wake-ups alone."""
 
 from __future__ import annotations
 
