@@ -1,6 +1,6 @@
 """The two connections of the wake-ups: one that listens, and can do nothing else, and one that publishes.
 
-Each is made when it is needed for the first time. Both go to one server, so when one is lost, both are.
+Each is made when it is needed first. Both go to one server, so when one is lost, both are.
 """
 
 from __future__ import annotations
@@ -39,13 +39,19 @@ class Lines:
         self._answer: asyncio.Future[None] | None = None
         self._publishing: AbstractConnection | None = None
 
+    async def open(self, *, listen: bool) -> None:
+        """Make the connection that is needed first, so that it is known whether the server is there."""
+        if not listen:
+            self._publishing = await self._dial()
+            return
+        self._listening = await self._dial()
+        self._reading = asyncio.create_task(self._read(self._listening))
+        self._reading.add_done_callback(lambda _: self._lost())
+
     async def subscribe(self, channel: str) -> None:
         """Hear a channel; the server listens when this returns."""
         if self._listening is None:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                self._listening = await self._connect()
-            self._reading = asyncio.create_task(self._read(self._listening))
-            self._reading.add_done_callback(lambda _: self._lost())
+            await self.open(listen=True)
         await self._ask("SUBSCRIBE", channel)
 
     async def unsubscribe(self, channel: str) -> None:
@@ -55,8 +61,7 @@ class Lines:
     async def publish(self, told: Sequence[tuple[str, bytes]]) -> None:
         """Publish these, each a channel and a payload, in one round trip."""
         if self._publishing is None:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                self._publishing = await self._connect()
+            self._publishing = await self._dial()
         await _call(self._publishing, [("PUBLISH", *each) for each in told])
 
     async def look(self) -> None:
@@ -83,6 +88,13 @@ class Lines:
             if connection is not None:
                 with contextlib.suppress(Exception):
                     await connection.disconnect(nowait=True)
+
+    async def _dial(self) -> AbstractConnection:
+        """A new connection to a server that answers; one that is frozen accepts connections all the same."""
+        async with asyncio.timeout(CONNECT_SECONDS):
+            made = await self._connect()
+        await _call(made, [("PING",)])
+        return made
 
     async def _ask(self, *command: str) -> None:
         """Send a command that the connection knows while it listens, and wait for the answer."""

@@ -45,7 +45,9 @@ class Notifier(ServerNotifier):
     # -- in the thread ---------------------------------------------------------------------------------------------
 
     async def _connect(self) -> Lines:
-        return Lines(self._dial, self._hear, self._nudge.set)
+        lines = Lines(self._dial, self._hear, self._nudge.set)
+        await lines.open(listen=bool(self._wanted()))
+        return lines
 
     async def _use(self, connection: Lines) -> None:
         try:
