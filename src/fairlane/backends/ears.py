@@ -16,7 +16,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ..errors import InvalidInput
 from .notifier import ServerNotifier
@@ -27,7 +27,7 @@ MOST_HEARD = 10_000
 logger = logging.getLogger("fairlane.wakeups")
 
 
-N = TypeVar("N", bound=ServerNotifier)
+N = TypeVar("N", bound=ServerNotifier[Any])
 
 
 class Ears:
@@ -145,7 +145,7 @@ class NotifiedWakeups(Generic[N]):
 class Ear:
     """One listener's ear. After a fork it belongs to the parent alone: the child can only close its copy."""
 
-    def __init__(self, topics: Iterable[str], siblings: Ears, notifier: ServerNotifier | None) -> None:
+    def __init__(self, topics: Iterable[str], siblings: Ears, notifier: ServerNotifier[Any] | None) -> None:
         self._siblings = siblings
         self._notifier = notifier
         self._loop = asyncio.get_running_loop()

@@ -15,7 +15,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from .. import loops
 from .topics import Channels, Waiting
@@ -28,6 +28,8 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 COMPLAIN_SECONDS = 60.0
 """Seconds between two warnings, however often the connection is lost."""
 logger = logging.getLogger("fairlane.wakeups")
+C = TypeVar("C")
+"""What stands for the connection to a kind of server."""
 
 
 class Listeners(Protocol):
@@ -46,7 +48,7 @@ class Listeners(Protocol):
         """Whether anybody listens to jobs, and to anything else."""
 
 
-class ServerNotifier(ABC):
+class ServerNotifier(ABC, Generic[C]):
     """The connection of one store object, and its thread. What is not the thread's may be called from anywhere."""
 
     SERVER: ClassVar[str]
@@ -124,19 +126,19 @@ class ServerNotifier(ABC):
     # -- in the thread ---------------------------------------------------------------------------------------------
 
     @abstractmethod
-    async def _connect(self) -> Any:
+    async def _connect(self) -> C:
         """A new connection, as `_use` and those below take it."""
 
     @abstractmethod
-    async def _use(self, connection: Any) -> None:
+    async def _use(self, connection: C) -> None:
         """Send and listen until the connection is lost, or until the thread is to end and nothing waits."""
 
     @abstractmethod
-    async def _begin_to_hear(self, connection: Any, channels: frozenset[str]) -> None:
+    async def _begin_to_hear(self, connection: C, channels: frozenset[str]) -> None:
         """Let the server listen, and add the channels to `_listening` when it does."""
 
     @abstractmethod
-    async def _fall_silent(self, connection: Any, channel: str) -> None:
+    async def _fall_silent(self, connection: C, channel: str) -> None:
         """Let the server listen to a channel no more."""
 
     def _run(self) -> None:
@@ -181,7 +183,7 @@ class ServerNotifier(ABC):
         jobs, others = self._listeners.wants()
         return self._channels.of_kinds(jobs=jobs, others=others)
 
-    async def _listen_to_wanted(self, connection: Any) -> None:
+    async def _listen_to_wanted(self, connection: C) -> None:
         """Listen to what somebody here wants to hear and the server does not listen to yet."""
         with self._lock:
             callers, self._callers = self._callers, []
@@ -202,7 +204,7 @@ class ServerNotifier(ABC):
                 self._complaining = False
                 logger.info("wake-ups come through %s again", self.SERVER)
 
-    async def _leave_unused(self, connection: Any) -> None:
+    async def _leave_unused(self, connection: C) -> None:
         """Leave the channels that nobody wanted the last time either.
 
         Not at once: whoever waits for one job after the other would listen anew each time.
@@ -212,7 +214,7 @@ class ServerNotifier(ABC):
             await self._stop_to_hear(connection, channel)
         self._unused = unused
 
-    async def _stop_to_hear(self, connection: Any, channel: str) -> None:
+    async def _stop_to_hear(self, connection: C, channel: str) -> None:
         with self._lock:
             self._listening -= {channel}
         if channel not in self._wanted():

@@ -1,8 +1,7 @@
 """Carries wake-ups through the server: a thread with an event loop and one connection, for sending and for listening.
 
-The thread starts with the first thing to send or to listen to. The first topics go at once; those that come within
-`GATHER_SECONDS` go together, because all NOTIFYs of a server commit one after the other. Nothing is kept for a server
-that is away: by the time it is back everybody has polled.
+The first topics go at once; those that come within `GATHER_SECONDS` go together, because all NOTIFYs of a server commit
+one after the other.
 
 ``job:`` and ``place:`` topics are sent only when somebody hears them. A process with a listener says `HERE` when it
 begins and every `ANNOUNCE_SECONDS`, on the channel of the other topics. Whoever begins to hear that channel asks
@@ -42,7 +41,7 @@ Connection = Any
 """The driver's, which has no types."""
 
 
-class Notifier(ServerNotifier):
+class Notifier(ServerNotifier[Connection]):
     """The connection of one store object, and its thread. What is not the thread's may be called from anywhere."""
 
     SERVER = "PostgreSQL"

@@ -22,7 +22,7 @@ SENDER = "@"
 """Begins the line in front of the topics that says who published them. What the functions publish has none."""
 
 
-class Notifier(ServerNotifier):
+class Notifier(ServerNotifier[Lines]):
     """The connections of one store object, and their thread."""
 
     SERVER = "Redis"
