@@ -13,6 +13,7 @@ import msgspec
 import redis.asyncio as driver
 from redis.exceptions import ResponseError
 
+from ... import loops
 from ...binding import Binding, Release
 from ...clock import Clock
 from ...errors import (
@@ -59,6 +60,7 @@ class RedisStore:
     """The verbs of `fairlane.store.Store` on a namespace of a server."""
 
     def __init__(self, host: str, port: int, prefix: str, clock: Clock | None) -> None:
+        loops.ease_receiving()
         self._client = driver.Redis(host=host, port=port, protocol=2)
         self._prefix = prefix
         self._clock = clock
