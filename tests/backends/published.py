@@ -9,7 +9,7 @@ from functools import partial
 
 import redis.asyncio as driver
 
-from fairlane.backends.redis.lines import connect
+from fairlane.backends.redis.pair import connect
 from fairlane.backends.redis.wakeups import RedisWakeups
 
 from .notices import threads

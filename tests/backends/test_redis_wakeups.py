@@ -10,7 +10,7 @@ import pytest
 
 from fairlane.backends.ears import MOST_HEARD, Ear
 from fairlane.backends.redis import notifier
-from fairlane.backends.redis.lines import Lines
+from fairlane.backends.redis.pair import Pair
 from fairlane.backends.redis.store import RedisStore
 from fairlane.backends.redis.wakeups import RedisWakeups
 from fairlane.backends.topics import MOST_WAITING
@@ -263,7 +263,7 @@ async def test_who_comes_just_when_a_channel_is_left_is_not_left_deaf(
     still: list[bool] = []
     leave = notifier.Notifier._stop_to_hear
 
-    async def come_and_leave(self: notifier.Notifier, connection: Lines, channel: str) -> None:
+    async def come_and_leave(self: notifier.Notifier, connection: Pair, channel: str) -> None:
         came.append(wakeups.subscribe(["job:2"]))
         await leave(self, connection, channel)
         still.append(self.listens(jobs=True, others=True))

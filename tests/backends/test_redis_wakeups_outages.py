@@ -14,7 +14,7 @@ import pytest
 import redis.asyncio as driver
 
 from fairlane.backends import notifier
-from fairlane.backends.redis import lines
+from fairlane.backends.redis import pair as lines
 from fairlane.backends.redis import notifier as redis_notifier
 from fairlane.backends.redis.wakeups import RedisWakeups
 from fairlane.backends.topics import MOST_WAITING

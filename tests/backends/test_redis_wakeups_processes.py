@@ -18,7 +18,7 @@ import pytest
 import redis.asyncio as driver
 
 from fairlane.backends.ears import Ear
-from fairlane.backends.redis.lines import connect
+from fairlane.backends.redis.pair import connect
 from fairlane.backends.redis.store import RedisStore
 from fairlane.backends.redis.wakeups import RedisWakeups
 from tests.servers import valkey
@@ -33,7 +33,7 @@ NOTHING: frozenset[str] = frozenset()
 ECHO = """
 import asyncio, sys, time
 from fairlane.backends.redis.wakeups import RedisWakeups
-from fairlane.backends.redis.lines import connect
+from fairlane.backends.redis.pair import connect
 from functools import partial
 
 async def main():
@@ -52,7 +52,7 @@ asyncio.run(main())
 FORK = """
 import asyncio, os, sys, threading, warnings
 from fairlane.backends.redis.wakeups import RedisWakeups
-from fairlane.backends.redis.lines import connect
+from fairlane.backends.redis.pair import connect
 from functools import partial
 
 async def main():
@@ -93,7 +93,7 @@ asyncio.run(main())
 LEAVE = """
 import sys
 from fairlane.backends.redis.wakeups import RedisWakeups
-from fairlane.backends.redis.lines import connect
+from fairlane.backends.redis.pair import connect
 from functools import partial
 
 wakeups = RedisWakeups(partial(connect, "127.0.0.1", int(sys.argv[1])), sys.argv[2])

@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from ..notifier import Listeners, ServerNotifier
 from ..topics import EVERYTHING, Channels, by_kind
-from .lines import Connect, Lines
+from .pair import Connect, Pair
 
 LOOK_SECONDS = 10.0
 """How often the server is asked whether it is there. A frozen one is noticed after that and `COMMAND_SECONDS`."""
@@ -22,7 +22,7 @@ SENDER = "@"
 """Begins the line in front of the topics that says who published them. What the functions publish has none."""
 
 
-class Notifier(ServerNotifier[Lines]):
+class Notifier(ServerNotifier[Pair]):
     """The connections of one store object, and their thread."""
 
     SERVER = "Redis"
@@ -44,12 +44,12 @@ class Notifier(ServerNotifier[Lines]):
 
     # -- in the thread ---------------------------------------------------------------------------------------------
 
-    async def _connect(self) -> Lines:
-        lines = Lines(self._dial, self._hear, self._nudge.set)
+    async def _connect(self) -> Pair:
+        lines = Pair(self._dial, self._hear, self._nudge.set)
         await lines.open(listen=bool(self._wanted()))
         return lines
 
-    async def _use(self, connection: Lines) -> None:
+    async def _use(self, connection: Pair) -> None:
         try:
             self._look_at = self._remind(LOOK_SECONDS)
             while True:
@@ -64,23 +64,23 @@ class Notifier(ServerNotifier[Lines]):
         finally:
             await connection.close()
 
-    async def _begin_to_hear(self, connection: Lines, channels: frozenset[str]) -> None:
+    async def _begin_to_hear(self, connection: Pair, channels: frozenset[str]) -> None:
         for channel in channels:
             await connection.subscribe(channel)
         with self._lock:
             self._listening |= channels
 
-    async def _fall_silent(self, connection: Lines, channel: str) -> None:
+    async def _fall_silent(self, connection: Pair, channel: str) -> None:
         await connection.unsubscribe(channel)
 
-    async def _look_around(self, connection: Lines) -> None:
+    async def _look_around(self, connection: Pair) -> None:
         """Do what is due from time to time: see whether the server is there, and leave channels."""
         if time.monotonic() + EARLY_SECONDS >= self._look_at:
             self._look_at = self._remind(LOOK_SECONDS)
             await connection.look()
             await self._leave_unused(connection)
 
-    async def _send_waiting(self, connection: Lines) -> None:
+    async def _send_waiting(self, connection: Pair) -> None:
         with self._lock:
             jobs, others = self._jobs.take(), self._others.take()
         told = [

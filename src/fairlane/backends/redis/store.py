@@ -39,7 +39,7 @@ from ...upkeep import Admitted, Promoted, Pruned, Recount, Rescued, Retention
 from ..codes import STATES
 from ..rows import position_of, schedules_of, settings_of
 from . import library, records, requests, standings
-from .lines import connect
+from .pair import connect
 from .requests import decode, encode
 from .wakeups import RedisWakeups
 

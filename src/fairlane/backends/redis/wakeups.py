@@ -10,7 +10,7 @@ from functools import partial
 
 from ..ears import NotifiedWakeups
 from ..topics import Channels
-from .lines import Connect
+from .pair import Connect
 from .notifier import Notifier
 
 

@@ -27,7 +27,7 @@ async def connect(host: str, port: int) -> AbstractConnection:
     return made
 
 
-class Lines:
+class Pair:
     """Both connections, used by one task alone. `lost` is called when the one that listens has ended by itself."""
 
     def __init__(self, connect: Connect, hear: Hear, lost: Callable[[], None]) -> None:
