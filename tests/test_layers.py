@@ -64,11 +64,12 @@ LAYERS: dict[str, Layer] = {
         modules=("backends",),
         may_import=("core", "ports", "sql", *BACKENDS),
     ),
-    # What several backends have in common.
+    # What backends have in common: of their records, of their connections, and of their wake-ups.
     "sql": Layer(
         modules=(
-            *("backends.codes", "backends.ears", "backends.figures", "backends.notifier", "backends.rows"),
-            *("backends.sql.*", "backends.topics"),
+            *("backends.codes", "backends.figures", "backends.rows", "backends.sql.*"),
+            *("backends.patience", "backends.pools", "backends.sockets"),
+            *("backends.ears", "backends.notifier", "backends.topics"),
         ),
         may_import=("core", "ports", "backends"),
     ),

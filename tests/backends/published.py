@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 
 import redis.asyncio as driver
 
-from fairlane.backends.redis.pair import connect
+from fairlane.backends.redis.address import parse
+from fairlane.backends.redis.pair import dialling
 from fairlane.backends.redis.wakeups import RedisWakeups
 
 from .notices import threads
@@ -23,7 +23,7 @@ def opening(port: int, prefix: str) -> Iterator[Open]:
     made: list[RedisWakeups] = []
 
     def open_one(name: str = prefix) -> RedisWakeups:
-        made.append(RedisWakeups(partial(connect, "127.0.0.1", port), name))
+        made.append(RedisWakeups(dialling(parse(f"redis://127.0.0.1:{port}")), name))
         return made[-1]
 
     try:
@@ -84,4 +84,4 @@ async def tapping(port: int, prefix: str) -> AsyncIterator[Tap]:
 
 async def connected(client: driver.Redis) -> int:
     """How many connections of wake-ups the server has."""
-    return sum(each["name"] == "fairlane-wakeups" for each in await client.client_list())
+    return sum(each["name"] == "fairlane" for each in await client.client_list())

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from fairlane.backends import sockets as lines
 from fairlane.backends.postgresql import database as module
 from fairlane.backends.postgresql import sockets
 from fairlane.backends.postgresql.address import parse
@@ -174,7 +175,7 @@ async def test_the_kernel_watches_the_other_side(url: str) -> None:
         line = sockets.socket_of(connection)
         assert line is not None
         assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == sockets.UNANSWERED_SECONDS * 1000
+        assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == lines.UNANSWERED_SECONDS * 1000
     await database.close()
 
 

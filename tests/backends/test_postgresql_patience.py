@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from fairlane.backends.patience import Patience
 from fairlane.backends.postgresql.database import Database
-from fairlane.backends.postgresql.patience import Patience
 from fairlane.backends.postgresql.store import PostgresqlStore
 from fairlane.errors import StoreUnavailable
 from tests.conformance.kit import Kit

@@ -8,14 +8,15 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from functools import partial
 
 import pytest
 import redis.asyncio as driver
 
 from fairlane.backends import notifier
-from fairlane.backends.redis import pair as lines
 from fairlane.backends.redis import notifier as redis_notifier
+from fairlane.backends.redis import pair
+from fairlane.backends.redis.address import parse
+from fairlane.backends.redis.pair import dialling
 from fairlane.backends.redis.wakeups import RedisWakeups
 from fairlane.backends.topics import MOST_WAITING
 from tests.servers import valkey
@@ -27,7 +28,7 @@ from .published import connected, opening
 pytestmark = pytest.mark.anyio
 
 NOTHING: frozenset[str] = frozenset()
-Pair = tuple[RedisWakeups, RedisWakeups]
+Both = tuple[RedisWakeups, RedisWakeups]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def mortal() -> Iterator[valkey.ValkeyServer]:
 
 
 @pytest.fixture
-def pair(mortal: valkey.ValkeyServer) -> Iterator[Pair]:
+def both(mortal: valkey.ValkeyServer) -> Iterator[Both]:
     with opening(mortal.port, mortal.fresh_prefix()) as opened:
         yield opened(), opened()
 
@@ -51,9 +52,9 @@ async def admin(mortal: valkey.ValkeyServer) -> AsyncIterator[driver.Redis]:
 
 
 async def test_after_a_lost_connection_everybody_looks_at_everything_once(
-    pair: Pair, admin: driver.Redis, caplog: pytest.LogCaptureFixture
+    both: Both, admin: driver.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wakeups, other = pair
+    wakeups, other = both
     ear = wakeups.subscribe(["queue:a", "queue:b", "job:1"])
     await admin.client_kill_filter(_type="pubsub")
     assert await ear.wait(3) == {"queue:a", "queue:b", "job:1"}
@@ -63,8 +64,8 @@ async def test_after_a_lost_connection_everybody_looks_at_everything_once(
     assert [record.levelno for record in caplog.records if record.name == "fairlane.wakeups"] == [logging.WARNING]
 
 
-async def test_a_lost_connection_for_publishing_is_made_anew(pair: Pair, admin: driver.Redis) -> None:
-    wakeups, other = pair
+async def test_a_lost_connection_for_publishing_is_made_anew(both: Both, admin: driver.Redis) -> None:
+    wakeups, other = both
     ear = wakeups.subscribe(["queue:a"])
     other.publish(["queue:a"])
     assert await ear.wait(5) == {"queue:a"}
@@ -77,10 +78,10 @@ async def test_a_lost_connection_for_publishing_is_made_anew(pair: Pair, admin: 
 
 
 async def test_a_server_that_is_restarted_is_listened_to_again(
-    mortal: valkey.ValkeyServer, pair: Pair, caplog: pytest.LogCaptureFixture
+    mortal: valkey.ValkeyServer, both: Both, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "fairlane.wakeups")
-    wakeups, other = pair
+    wakeups, other = both
     ear, late = wakeups.subscribe(["queue:a", "job:1"]), other.subscribe([])
     other.publish(["leader"])
     await asyncio.to_thread(mortal.stop)
@@ -108,8 +109,8 @@ async def test_a_server_that_is_restarted_is_listened_to_again(
     assert sorted(said) == ["INFO", "INFO", "WARNING", "WARNING"]
 
 
-async def test_a_frozen_server_blocks_nobody_and_nothing_grows(mortal: valkey.ValkeyServer, pair: Pair) -> None:
-    wakeups, other = pair
+async def test_a_frozen_server_blocks_nobody_and_nothing_grows(mortal: valkey.ValkeyServer, both: Both) -> None:
+    wakeups, other = both
     ear, star = other.subscribe(["queue:a", "queue:b", "job:1"]), wakeups.subscribe(["queue:0-1"])
     with mortal.frozen():
         before = time.monotonic()
@@ -129,16 +130,16 @@ async def test_a_frozen_server_blocks_nobody_and_nothing_grows(mortal: valkey.Va
 
 
 async def test_a_frozen_server_is_noticed_even_if_nothing_is_sent(
-    mortal: valkey.ValkeyServer, pair: Pair, monkeypatch: pytest.MonkeyPatch
+    mortal: valkey.ValkeyServer, both: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert redis_notifier.LOOK_SECONDS + notifier.COMMAND_SECONDS <= 15
     monkeypatch.setattr(redis_notifier, "LOOK_SECONDS", 0.1)
-    wakeups, other = pair
+    wakeups, other = both
     ear = wakeups.subscribe(["queue:a"])
     # It is looked for again and again, and found.
     assert await ear.wait(0.5) == NOTHING
-    monkeypatch.setattr(lines, "COMMAND_SECONDS", 0.2)
-    monkeypatch.setattr(lines, "CONNECT_SECONDS", 2.0)
+    monkeypatch.setattr(pair, "COMMAND_SECONDS", 0.2)
+    monkeypatch.setattr(pair, "CONNECT_SECONDS", 2.0)
     with mortal.frozen():
         async with asyncio.timeout(2):
             while wakeups._notifier.listens(jobs=False, others=True):
@@ -153,10 +154,10 @@ async def test_a_frozen_server_is_noticed_even_if_nothing_is_sent(
 
 
 async def test_who_began_to_listen_before_the_server_did_looks_at_everything(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
+    both: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifier, "LISTEN_SECONDS", 0.0)
-    wakeups, _ = pair
+    wakeups, _ = both
     early, ear = wakeups.subscribe([]), wakeups.subscribe(["queue:a", "queue:b"])
     assert await ear.wait(5) == {"queue:a", "queue:b"}
     assert await ear.wait(0.1) == NOTHING
@@ -172,12 +173,7 @@ async def test_a_listener_that_the_server_refuses_polls_on(
 ) -> None:
     await admin.acl_setuser("deaf", enabled=True, nopass=True, commands=["+@all", "-subscribe"], channels=["*"])
 
-    async def connect() -> driver.Connection:
-        made = driver.Connection(host="127.0.0.1", port=mortal.port, protocol=2, username="deaf", password="x")
-        await made.connect()  # type: ignore[no-untyped-call]  # the driver gives it no types
-        return made
-
-    wakeups = RedisWakeups(connect, mortal.fresh_prefix())
+    wakeups = RedisWakeups(dialling(parse(f"redis://deaf:x@127.0.0.1:{mortal.port}")), mortal.fresh_prefix())
     ear = wakeups.subscribe(["queue:a"])
     wakeups.publish(["queue:a"])
     assert await ear.wait(0) == {"queue:a"}
@@ -191,7 +187,7 @@ async def test_a_listener_that_the_server_refuses_polls_on(
 
 
 async def test_a_server_that_was_never_there_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    wakeups = RedisWakeups(partial(lines.connect, "127.0.0.1", free_port()), "none:")
+    wakeups = RedisWakeups(dialling(parse(f"redis://127.0.0.1:{free_port()}")), "none:")
     before = time.monotonic()
     ear = wakeups.subscribe(["queue:a"])
     for _ in range(3):
@@ -206,7 +202,7 @@ async def test_a_server_that_was_never_there_disturbs_nobody(caplog: pytest.LogC
 
 async def test_a_server_that_accepts_and_says_nothing_holds_up_the_end_for_a_moment_only() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        wakeups = RedisWakeups(partial(lines.connect, "127.0.0.1", silent.getsockname()[1]), "none:")
+        wakeups = RedisWakeups(dialling(parse(f"redis://127.0.0.1:{silent.getsockname()[1]}")), "none:")
         wakeups.publish(["queue:a"])
         await asyncio.sleep(0.1)
         before = time.monotonic()

@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -18,7 +17,8 @@ import pytest
 import redis.asyncio as driver
 
 from fairlane.backends.ears import Ear
-from fairlane.backends.redis.pair import connect
+from fairlane.backends.redis.address import parse
+from fairlane.backends.redis.pair import dialling
 from fairlane.backends.redis.store import RedisStore
 from fairlane.backends.redis.wakeups import RedisWakeups
 from tests.servers import valkey
@@ -33,11 +33,11 @@ NOTHING: frozenset[str] = frozenset()
 ECHO = """
 import asyncio, sys, time
 from fairlane.backends.redis.wakeups import RedisWakeups
-from fairlane.backends.redis.pair import connect
-from functools import partial
+from fairlane.backends.redis.address import parse
+from fairlane.backends.redis.pair import dialling
 
 async def main():
-    wakeups = RedisWakeups(partial(connect, "127.0.0.1", int(sys.argv[1])), sys.argv[2])
+    wakeups = RedisWakeups(dialling(parse(sys.argv[1])), sys.argv[2])
     ear = wakeups.subscribe(["queue:*", "leader"])
     wakeups.publish(["session:ready"])
     while "leader" not in (heard := await ear.wait(30)):
@@ -52,11 +52,11 @@ asyncio.run(main())
 FORK = """
 import asyncio, os, sys, threading, warnings
 from fairlane.backends.redis.wakeups import RedisWakeups
-from fairlane.backends.redis.pair import connect
-from functools import partial
+from fairlane.backends.redis.address import parse
+from fairlane.backends.redis.pair import dialling
 
 async def main():
-    wakeups = RedisWakeups(partial(connect, "127.0.0.1", int(sys.argv[1])), sys.argv[2])
+    wakeups = RedisWakeups(dialling(parse(sys.argv[1])), sys.argv[2])
     ear = wakeups.subscribe(["queue:*"])
     wakeups.publish(["queue:before"])
     assert await ear.wait(5) == {"queue:before"}
@@ -93,10 +93,10 @@ asyncio.run(main())
 LEAVE = """
 import sys
 from fairlane.backends.redis.wakeups import RedisWakeups
-from fairlane.backends.redis.pair import connect
-from functools import partial
+from fairlane.backends.redis.address import parse
+from fairlane.backends.redis.pair import dialling
 
-wakeups = RedisWakeups(partial(connect, "127.0.0.1", int(sys.argv[1])), sys.argv[2])
+wakeups = RedisWakeups(dialling(parse(sys.argv[1])), sys.argv[2])
 wakeups.publish(["queue:last", "job:last"])
 """
 """Publishes as its last act, and does not close anything."""
@@ -154,7 +154,7 @@ async def no_connection(admin: driver.Redis) -> None:
 async def test_processes_wake_each_other_within_milliseconds(wakeups: RedisWakeups, port: int, prefix: str) -> None:
     ear = wakeups.subscribe(["job:*", "session:ready"])
     spans = []
-    with running(ECHO, port, prefix) as echo:
+    with running(ECHO, f"redis://127.0.0.1:{port}", prefix) as echo:
         assert await ear.wait(30) == {"session:ready"}
         for number in range(200):
             sent = time.monotonic_ns()
@@ -171,13 +171,13 @@ async def test_processes_wake_each_other_within_milliseconds(wakeups: RedisWakeu
 
 
 async def test_a_forked_child_may_publish_and_takes_nothing_from_its_parent(port: int, prefix: str) -> None:
-    with running(FORK, port, prefix) as parent:
+    with running(FORK, f"redis://127.0.0.1:{port}", prefix) as parent:
         assert await asyncio.to_thread(parent.wait, 30) == 0
 
 
 async def test_what_a_process_publishes_as_its_last_act_is_heard(wakeups: RedisWakeups, port: int, prefix: str) -> None:
     ear = wakeups.subscribe(["queue:last", "job:last"])
-    with running(LEAVE, port, prefix) as leaving:
+    with running(LEAVE, f"redis://127.0.0.1:{port}", prefix) as leaving:
         assert await ear.wait(30)
         assert await asyncio.to_thread(leaving.wait, 10) == 0
 
@@ -338,7 +338,7 @@ async def test_closing_sends_what_was_published_before(wakeups: RedisWakeups, op
 
 
 async def test_wakeups_that_were_forgotten_end(port: int, prefix: str, admin: driver.Redis) -> None:
-    wakeups = RedisWakeups(partial(connect, "127.0.0.1", port), prefix)
+    wakeups = RedisWakeups(dialling(parse(f"redis://127.0.0.1:{port}")), prefix)
     wakeups.publish(["queue:a"])
     assert threads()
     del wakeups

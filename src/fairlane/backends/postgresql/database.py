@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
-import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, cast
 
 from ... import loops
 from ...errors import StoreError, StoreUnavailable
+from .. import pools
+from ..patience import Patience
+from ..pools import Pools
 from . import sockets
 from .address import CONNECT_SECONDS, Address, driver
 from .failures import did_nothing, fail, is_closed, is_ours, translate_connecting
-from .patience import Patience
 
 asyncpg = driver()
 NO_TIMEOUT = asyncpg.protocol.NO_TIMEOUT
@@ -34,7 +34,7 @@ WAIT_SECONDS = 10.0
 """For a free connection of the pool."""
 CALL_SECONDS = 10.0
 """For the answer to a call. A server that is frozen keeps its connections open, so only this notices it."""
-CLOSING_SECONDS = 3.0
+CLOSING_SECONDS = pools.CLOSING_SECONDS
 IDLE_SECONDS = 60.0
 """A connection that nobody used for so long is closed."""
 SETTLED_SECONDS = 0.1
@@ -68,17 +68,16 @@ class Connection(Protocol):
     def is_closed(self) -> bool: ...
 
 
-class Database:
+class Database(Pools["_Pool"]):
     """The way to the server. Used from any event loop; the pool of each is made when it is first needed."""
 
     def __init__(self, address: Address) -> None:
+        super().__init__()
         self.address = address
-        self._pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
-        # Held for moments only, never across an await.
-        self._door = threading.Lock()
-        self._closed = False
-        self._pid = os.getpid()
         loops.ease_receiving()
+
+    def _make(self, loop: asyncio.AbstractEventLoop) -> _Pool:
+        return _Pool(self.address, loop)
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -156,74 +155,13 @@ class Database:
         """A connection that sees one moment, for reads that belong together. It cannot write and waits for nobody."""
         return self.transaction(isolation="repeatable_read", readonly=True)
 
-    # -- the pools -------------------------------------------------------------------------------------------------
 
-    def check_usable(self) -> None:
-        """Refuse a store that is closed, or whose connections belong to the parent of a fork."""
-        if self._closed:
-            raise StoreError("this store is closed; open it again")
-        if os.getpid() != self._pid:
-            raise StoreError("this store was opened before a fork; open it anew in the child process")
-
-    async def _pool(self) -> _Pool:
-        self.check_usable()
-        loop = asyncio.get_running_loop()
-        pool = self._pools.get(loop)
-        if pool is None:
-            # Nothing in here waits, so no other task of this loop can come in between.
-            pool = _Pool(self.address, loop)
-            await pool.open(self._forget)
-            with self._door:
-                closed = self._closed
-                gone = [self._pools.pop(known) for known in list(self._pools) if known.is_closed()]
-                if not closed:
-                    self._pools[loop] = pool
-            for left in gone:
-                left.cut()
-            if closed:
-                await pool.close()
-                self.check_usable()
-        return pool
-
-    def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
-        with self._door:
-            self._pools.pop(loop, None)
-
-    async def close(self) -> None:
-        """Close the pools of all event loops. Closing twice is harmless, and in the child of a fork nothing happens."""
-        if os.getpid() != self._pid:
-            return
-        with self._door:
-            pools, self._pools = self._pools, {}
-            self._closed = True
-        here = asyncio.get_running_loop()
-        for loop, pool in pools.items():
-            if loop is here:
-                await pool.close()
-            elif loop.is_running():
-                await _elsewhere(pool.close(), loop)
-            else:
-                pool.cut()
-
-
-async def _elsewhere(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> None:
-    """Run something in the event loop of another thread, which may end meanwhile."""
-    try:
-        future = asyncio.run_coroutine_threadsafe(work, loop)
-    except RuntimeError:
-        work.close()
-        return
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(CLOSING_SECONDS + 1):
-            await asyncio.wrap_future(future)
-
-
-class _Pool:
+class _Pool(pools.Pool):
     """The connections of one event loop, opened as they are needed."""
 
     def __init__(self, address: Address, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
         self._address = address
-        self._loop = loop
         self._beside: set[asyncio.Task[Any]] = set()
         """What goes on without anybody who waits for it."""
         self._kept: list[tuple[Any, float]] = []
@@ -250,25 +188,8 @@ class _Pool:
         )
 
     async def open(self, forget: Callable[[asyncio.AbstractEventLoop], None]) -> None:
-        """Get ready without connecting, and see to it that nothing is left when the event loop ends."""
         await self._pool
-        # An event loop closes the asynchronous generators it knows when all its tasks have ended: just when the
-        # connections are not needed any more, and the last moment at which they can be closed.
-        self._end = self._until_the_end(forget)
-        await anext(self._end)
-
-    async def _until_the_end(self, forget: Callable[[asyncio.AbstractEventLoop], None]) -> AsyncGenerator[None, None]:
-        try:
-            yield
-        finally:
-            forget(self._loop)
-            if self._sweeper is not None:
-                self._sweeper.cancel()
-            self.patience.close()
-            self._prepared.clear()
-            self._pool.terminate()
-            for _ in range(3):
-                await asyncio.sleep(0)  # a transport needs as many turns to close
+        await super().open(forget)
 
     def statement(self, connection: Any, sql: str) -> Any:
         """What was prepared for this text on this connection, None when nothing was."""
@@ -357,8 +278,7 @@ class _Pool:
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)
 
-    async def close(self) -> None:
-        """Close the connections, those in use when they are given back; after a while, in any case."""
+    async def drain(self) -> None:
         self._closing = True
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -371,11 +291,15 @@ class _Pool:
             self._pool.terminate()
         for task in self._beside:
             task.cancel()
-        with contextlib.suppress(RuntimeError):  # the event loop ends at this moment, and does it by itself
-            await self._end.aclose()
+
+    def abort(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self.patience.close()
+        self._prepared.clear()
+        self._pool.terminate()
 
     def cut(self) -> None:
-        """Let go of connections whose event loop does not run any more: all that can be done is to hang up."""
         for holder in self._pool._holders:
             if holder._con is not None:
                 sockets.hang_up(holder._con)

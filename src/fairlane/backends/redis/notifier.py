@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from ..notifier import Listeners, ServerNotifier
 from ..topics import EVERYTHING, Channels, by_kind
-from .pair import Connect, Pair
+from .pair import Dial, Pair
 
 LOOK_SECONDS = 10.0
 """How often the server is asked whether it is there. A frozen one is noticed after that and `COMMAND_SECONDS`."""
@@ -27,9 +27,9 @@ class Notifier(ServerNotifier[Pair]):
 
     SERVER = "Redis"
 
-    def __init__(self, connect: Connect, channels: Channels, listeners: Listeners) -> None:
+    def __init__(self, dial: Dial, channels: Channels, listeners: Listeners) -> None:
         super().__init__(channels, listeners)
-        self._dial = connect
+        self._dial = dial
         self._sender = SENDER + secrets.token_hex(8)
         self._look_at = 0.0
 
@@ -45,9 +45,9 @@ class Notifier(ServerNotifier[Pair]):
     # -- in the thread ---------------------------------------------------------------------------------------------
 
     async def _connect(self) -> Pair:
-        lines = Pair(self._dial, self._hear, self._nudge.set)
-        await lines.open(listen=bool(self._wanted()))
-        return lines
+        pair = Pair(self._dial, self._hear, self._nudge.set)
+        await pair.open(listen=bool(self._wanted()))
+        return pair
 
     async def _use(self, connection: Pair) -> None:
         try:

@@ -6,45 +6,45 @@ Each is made when it is needed first. Both go to one server, so when one is lost
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-
-from redis.asyncio.connection import AbstractConnection, Connection
+from functools import partial
 
 from ..notifier import COMMAND_SECONDS, CONNECT_SECONDS
+from .address import Address
+from .lines import Line, dial
+from .sentinels import Sentinels
 
-Connect = Callable[[], Awaitable[AbstractConnection]]
-"""Makes a connection to the server, in the running event loop: connected, of protocol 2, decoding nothing, without
-retries and without `socket_timeout`, for who listens may hear nothing for hours. It may be called in a forked child."""
+Dial = Callable[[], Awaitable[Line]]
+"""Makes a line to the server, which has answered on it, in the running event loop. A forked child may call it too."""
 Hear = Callable[[bytes, bytes], None]
 """Is told a channel, and what was published there."""
 
 
-async def connect(host: str, port: int) -> AbstractConnection:
-    """A connection as `Connect` says."""
-    made = Connection(host=host, port=port, protocol=2, socket_timeout=None, client_name="fairlane-wakeups")
-    await made.connect()  # type: ignore[no-untyped-call]  # the driver gives it no types
-    return made
+def dialling(address: Address) -> Dial:
+    """How lines to an address are made."""
+    if address.service is not None:
+        return Sentinels(address).dial
+    return partial(dial, address, address.places[0])
 
 
 class Pair:
     """Both connections, used by one task alone. `lost` is called when the one that listens has ended by itself."""
 
-    def __init__(self, connect: Connect, hear: Hear, lost: Callable[[], None]) -> None:
-        self._connect = connect
+    def __init__(self, dial: Dial, hear: Hear, lost: Callable[[], None]) -> None:
+        self._dial = dial
         self._hear = hear
         self._lost = lost
-        self._listening: AbstractConnection | None = None
+        self._listening: Line | None = None
         self._reading: asyncio.Task[None] | None = None
         self._answer: asyncio.Future[None] | None = None
-        self._publishing: AbstractConnection | None = None
+        self._publishing: Line | None = None
 
     async def open(self, *, listen: bool) -> None:
         """Make the connection that is needed first, so that it is known whether the server is there."""
         if not listen:
-            self._publishing = await self._dial()
+            self._publishing = await self._connected()
             return
-        self._listening = await self._dial()
+        self._listening = await self._connected()
         self._reading = asyncio.create_task(self._read(self._listening))
         self._reading.add_done_callback(lambda _: self._lost())
 
@@ -61,7 +61,7 @@ class Pair:
     async def publish(self, told: Sequence[tuple[str, bytes]]) -> None:
         """Publish these, each a channel and a payload, in one round trip."""
         if self._publishing is None:
-            self._publishing = await self._dial()
+            self._publishing = await self._connected()
         await _call(self._publishing, [("PUBLISH", *each) for each in told])
 
     async def look(self) -> None:
@@ -84,17 +84,13 @@ class Pair:
             await asyncio.wait([self._reading])
             if not self._reading.cancelled():
                 self._reading.exception()
-        for connection in (self._listening, self._publishing):
-            if connection is not None:
-                with contextlib.suppress(Exception):
-                    await connection.disconnect(nowait=True)
+        for line in (self._listening, self._publishing):
+            if line is not None:
+                line.close()
 
-    async def _dial(self) -> AbstractConnection:
-        """A new connection to a server that answers; one that is frozen accepts connections all the same."""
+    async def _connected(self) -> Line:
         async with asyncio.timeout(CONNECT_SECONDS):
-            made = await self._connect()
-        await _call(made, [("PING",)])
-        return made
+            return await self._dial()
 
     async def _ask(self, *command: str) -> None:
         """Send a command that the connection knows while it listens, and wait for the answer."""
@@ -102,13 +98,13 @@ class Pair:
         assert self._reading is not None
         self._answer = answer = asyncio.get_running_loop().create_future()
         async with asyncio.timeout(COMMAND_SECONDS):
-            await self._listening.send_command(*command, check_health=False)
+            self._listening.tell(*command)
             await asyncio.wait([answer, self._reading], return_when=asyncio.FIRST_COMPLETED)
         self.check()
 
-    async def _read(self, connection: AbstractConnection) -> None:
+    async def _read(self, line: Line) -> None:
         while True:
-            said = await connection.read_response()
+            said = await line.hear()
             if isinstance(said, list) and said[0] == b"message":
                 self._hear(said[1], said[2])
             elif self._answer is not None and not self._answer.done():
@@ -116,8 +112,9 @@ class Pair:
                 self._answer.set_result(None)
 
 
-async def _call(connection: AbstractConnection, commands: Sequence[tuple[str | bytes, ...]]) -> None:
+async def _call(line: Line, commands: Sequence[tuple[str | bytes, ...]]) -> None:
     async with asyncio.timeout(COMMAND_SECONDS):
-        await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+        for command in commands:
+            line.tell(*command)
         for _ in commands:
-            await connection.read_response()
+            await line.hear()

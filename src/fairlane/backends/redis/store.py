@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -13,7 +12,6 @@ import msgspec
 import redis.asyncio as driver
 from redis.exceptions import ResponseError
 
-from ... import loops
 from ...binding import Binding, Release
 from ...clock import Clock
 from ...errors import (
@@ -39,7 +37,8 @@ from ...upkeep import Admitted, Promoted, Pruned, Recount, Rescued, Retention
 from ..codes import STATES
 from ..rows import position_of, schedules_of, settings_of
 from . import library, records, requests, standings
-from .pair import connect
+from .address import parse
+from .pair import dialling
 from .requests import decode, encode
 from .wakeups import RedisWakeups
 
@@ -60,13 +59,12 @@ class RedisStore:
     """The verbs of `fairlane.store.Store` on a namespace of a server."""
 
     def __init__(self, host: str, port: int, prefix: str, clock: Clock | None) -> None:
-        loops.ease_receiving()
         self._client = driver.Redis(host=host, port=port, protocol=2)
         self._prefix = prefix
         self._clock = clock
         self._boots: list[str] = []
         self._turns: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
-        self._wakeups = RedisWakeups(partial(connect, host, port), prefix)
+        self._wakeups = RedisWakeups(dialling(parse(f"redis://{host}:{port}")), prefix)
 
     @property
     def wakeups(self) -> RedisWakeups:

@@ -10,13 +10,13 @@ from functools import partial
 
 from ..ears import NotifiedWakeups
 from ..topics import Channels
-from .pair import Connect
 from .notifier import Notifier
+from .pair import Dial
 
 
 class RedisWakeups(NotifiedWakeups[Notifier]):
-    """The `Wakeups` of one namespace. `connect` must not hold the store: what is forgotten would never be collected."""
+    """The `Wakeups` of one namespace. `dial` must not hold the store: what is forgotten would never be collected."""
 
-    def __init__(self, connect: Connect, prefix: str) -> None:
+    def __init__(self, dial: Dial, prefix: str) -> None:
         channels = Channels(jobs=f"{prefix}jobs", others=f"{prefix}topics")
-        super().__init__(partial(Notifier, connect, channels))
+        super().__init__(partial(Notifier, dial, channels))

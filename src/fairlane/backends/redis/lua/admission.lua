@@ -218,6 +218,23 @@ local function store(new, content, headers, tie)
     return e
 end
 
+-- Read the flows that plain jobs of a large call will stand in, together.
+local function load_flows(requests)
+    local domains = {}
+    for _, new in ipairs(requests) do
+        local queue = new.lane_key and catalog.known(new.queue)
+        if queue and not (new.sticky or new.direct or new.kind) then
+            local domain = step.domain(queue.number, new.class or 1, '')
+            local lanes = domains[domain] or {}
+            domains[domain] = lanes
+            lanes[#lanes + 1] = { lane = new.lane_key }
+        end
+    end
+    for domain, lanes in pairs(domains) do
+        step.load_flows(domain, lanes)
+    end
+end
+
 -- Store jobs and admit those that are due, all or none. `bodies`: content and headers of each, one after the other, from
 -- `first` on. Returns id, whether it was made, and the state for each; nothing when all are new and pending.
 function admission.enqueue(requests, bodies, first)
@@ -263,6 +280,7 @@ function admission.enqueue(requests, bodies, first)
         end
     end
     step.reserve(count)
+    load_flows(requests)
     local stored, usual = {}, count == #requests
     for i, new in ipairs(requests) do
         if not answers[i] then

@@ -50,6 +50,12 @@ local function start(c, e, flow, queue)
     c.claimed[#c.claimed + 1] = e
 end
 
+-- The next jobs of a flow and one more, with their arrivals. What came in this step into a flow that was empty is not sent
+-- before it is looked at: it may start right now.
+local function next_of(flow, count)
+    return flow.was_empty and writes.gathered(flow.ready) or call('ZRANGE', flow.ready, 0, count, 'WITHSCORES')
+end
+
 -- The flows of a domain that come first, with the next jobs of each, as many as could start if all started equally many.
 local function heads_of(domain, most)
     local found = {}
@@ -61,16 +67,12 @@ local function heads_of(domain, most)
     for _, head in ipairs(found) do
         head.page = page
         head.flow = step.flow(domain.queue, domain.class, domain.inbox, head.lane)
-        head.jobs, head.at = call('ZRANGE', head.flow.ready, 0, page, 'WITHSCORES'), 1
+        head.jobs, head.at = next_of(head.flow, page), 1
         for i = 1, math.min(2 * page, #head.jobs), 2 do
             seqs[#seqs + 1] = head.jobs[i]
         end
     end
-    local raws = {}
-    for i, raw in ipairs(writes.hmget(S.p .. 'live', seqs)) do
-        raws[seqs[i]] = raw
-    end
-    return found, raws
+    return found, entries.read_all(seqs)
 end
 
 -- Go on to the next job of a flow whose first one has started.
@@ -78,7 +80,7 @@ local function move_on(head)
     local flow = head.flow
     head.at = head.at + 2
     if head.at > #head.jobs and #head.jobs > 2 * head.page then
-        head.jobs, head.at = call('ZRANGE', flow.ready, 0, head.page, 'WITHSCORES'), 1
+        head.jobs, head.at = next_of(flow, head.page), 1
     end
     local arrival = head.jobs[head.at + 1]
     flow.head = arrival and tonumber(arrival) or nil
@@ -101,14 +103,14 @@ end
 
 -- Start up to `most` jobs of one domain, in fair order; returns how many, and whether to look again because one had expired.
 local function take(c, queue, domain, most)
-    local heads, raws = heads_of(domain, most)
+    local heads, known = heads_of(domain, most)
     local first, started = 1, 0
     local clock = domain.clock
     local expired
     while started < most and heads[first] and not expired do
         local head = heads[first]
         local member = head.jobs[head.at]
-        local e = entries.read(raws[member] or writes.hget(S.p .. 'live', member), member)
+        local e = known[member] or entries.read(writes.hget(S.p .. 'live', member), member)
         if e.expires_at and e.expires_at <= S.now then
             expired = member
         else

@@ -68,6 +68,17 @@ function entries.read(raw, seq)
     return e
 end
 
+-- Jobs by their numbers as they were given, read together.
+function entries.read_all(seqs)
+    local found = {}
+    for i, raw in ipairs(writes.hmget(S.p .. 'live', seqs)) do
+        if raw then
+            found[seqs[i]] = entries.read(raw, seqs[i])
+        end
+    end
+    return found
+end
+
 function entries.get(seq)
     local raw = writes.hget(S.p .. 'live', type(seq) == 'string' and seq or writes.text(seq))
     if not raw then
@@ -197,7 +208,7 @@ function entries.add(e)
     S.indexed[e.seq] = nil
     writes.zadd(p .. 'alive', member, member)
     if flow then
-        writes.zadd(flow.ready, e.arrival, member)
+        writes.zadd_new(flow.ready, e.arrival, member)
     end
     if e.lane_key then
         local lane = keys.lane(e.queue, e.lane_key)
@@ -216,8 +227,8 @@ function entries.admit(e)
     local lane = keys.lane(e.queue, e.lane_key)
     S.indexed[e.seq] = nil
     writes.zrem(p .. 'wait:' .. lane, member)
-    writes.zadd(p .. 'hold:' .. lane, (e.rank or 0) * RANK + e.arrival, member)
-    writes.zadd(step.flow_of(e).ready, e.arrival, member)
+    writes.zadd_new(p .. 'hold:' .. lane, (e.rank or 0) * RANK + e.arrival, member)
+    writes.zadd_new(step.flow_of(e).ready, e.arrival, member)
     put(e)
 end
 

@@ -247,18 +247,38 @@ function step.save_flows()
     end
 end
 
+local function lane_read(name, queue, key, raw)
+    local found = unpacked(raw)
+    found.name, found.queue, found.key, found.stored = name, queue, key, found.granted
+    return found
+end
+
 -- Limited lanes.
 function step.lane(queue, key)
     local name = keys.lane(queue, key)
     local found = S.lanes[name]
     if found == nil then
-        found = step.get('lane', name)
-        if found then
-            found.name, found.queue, found.key, found.stored = name, queue, key, found.granted
-            S.lanes[name] = found
-        end
+        local raw = writes.hget(S.p .. 'lane', name)
+        found = raw and lane_read(name, queue, key, raw) or nil
+        S.lanes[name] = found
     end
     return found or nil
+end
+
+-- Read the limited lanes of these jobs together.
+function step.load_lanes(jobs)
+    local names, queues, lane_keys = {}, {}, {}
+    for _, e in pairs(jobs) do
+        local name = e.lane and keys.lane(e.queue, e.lane_key)
+        if name and S.lanes[name] == nil then
+            S.lanes[name] = false
+            local i = #names + 1
+            names[i], queues[i], lane_keys[i] = name, e.queue, e.lane_key
+        end
+    end
+    for i, raw in ipairs(writes.hmget(S.p .. 'lane', names)) do
+        S.lanes[names[i]] = raw and lane_read(names[i], queues[i], lane_keys[i], raw) or nil
+    end
 end
 
 -- The limited lane of a key, made when it has no jobs yet.

@@ -10,7 +10,7 @@ local MOST_ARGUMENTS = 1000
 local function gathered(key, kind)
     local found = S.writes[key]
     if not found then
-        found = { kind = kind, put = {}, gone = {} }
+        found = { kind = kind, put = {}, gone = {}, new = {} }
         S.writes[key] = found
     end
     return found
@@ -27,10 +27,42 @@ function writes.zadd(key, score, member)
     found.gone[member] = nil
 end
 
+-- The same for a member that is not there: if it goes again in the same step, nothing is sent.
+function writes.zadd_new(key, score, member)
+    local found = S.writes[key] or gathered(key, 'z')
+    found.put[member] = score
+    found.new[member] = not found.gone[member] or nil
+end
+
 function writes.zrem(key, member)
     local found = S.writes[key] or gathered(key, 'z')
     found.put[member] = nil
-    found.gone[member] = true
+    if found.new[member] then
+        found.new[member] = nil
+    else
+        found.gone[member] = true
+    end
+end
+
+-- What was gathered for a sorted set that was empty before, in its order: members and scores, as ZRANGE gives them. Nothing
+-- when it was sent already.
+function writes.gathered(key)
+    local found = S.writes[key]
+    if not found then
+        return nil
+    end
+    local members = {}
+    for member in pairs(found.put) do
+        members[#members + 1] = member
+    end
+    table.sort(members, function(a, b)
+        return found.put[a] < found.put[b]
+    end)
+    local all = {}
+    for i, member in ipairs(members) do
+        all[2 * i - 1], all[2 * i] = member, found.put[member]
+    end
+    return all
 end
 
 function writes.hset(key, field, value)
