@@ -64,11 +64,12 @@ LAYERS: dict[str, Layer] = {
         modules=("backends",),
         may_import=("core", "ports", "sql", *BACKENDS),
     ),
-    # What backends have in common: of their records, and of their connections.
+    # What backends have in common: of their records, of their connections, and of their wake-ups.
     "sql": Layer(
         modules=(
             *("backends.codes", "backends.figures", "backends.rows", "backends.sql.*"),
             *("backends.patience", "backends.pools", "backends.sockets"),
+            *("backends.ears", "backends.notifier", "backends.topics"),
         ),
         may_import=("core", "ports", "backends"),
     ),

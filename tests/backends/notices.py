@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from typing import Any
 
+from fairlane.backends.ears import Ear
 from fairlane.backends.postgresql.address import driver
 from fairlane.backends.postgresql.channels import Channels
-from fairlane.backends.postgresql.wakeups import NotifySubscription, NotifyWakeups
+from fairlane.backends.postgresql.wakeups import NotifyWakeups
 
 Open = Callable[..., NotifyWakeups]
 numbers = count()
@@ -83,7 +84,7 @@ async def tapping(database: str, schema: str) -> AsyncIterator[Tap]:
         await connection.close()
 
 
-async def until(ear: NotifySubscription, *topics: str) -> frozenset[str]:
+async def until(ear: Ear, *topics: str) -> frozenset[str]:
     """Wait until all `topics` were heard, and tell everything that was."""
     heard: frozenset[str] = frozenset()
     while not heard.issuperset(topics):

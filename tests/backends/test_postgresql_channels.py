@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fairlane.backends.postgresql.channels import EVERYTHING, MOST_WAITING, PAYLOAD_BYTES, Channels, Waiting, payloads
+from fairlane.backends.postgresql.channels import PAYLOAD_BYTES, Channels, payloads
+from fairlane.backends.topics import EVERYTHING, MOST_WAITING, Waiting
 
 
 def test_channels_have_names_that_the_server_takes_and_no_two_schemas_share() -> None:

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from fairlane.backends.ears import MOST_HEARD
 from fairlane.backends.postgresql import notifier
-from fairlane.backends.postgresql.channels import ANYBODY, HERE, MOST_WAITING
-from fairlane.backends.postgresql.wakeups import MOST_HEARD
+from fairlane.backends.postgresql.channels import ANYBODY, HERE
+from fairlane.backends.topics import MOST_WAITING
 from fairlane.errors import InvalidInput
 from tests.servers.postgresql import DatabaseServer, server
 

@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from fairlane.backends.ears import Ear
 from fairlane.backends.postgresql import notifier
 from fairlane.backends.postgresql.channels import ANYBODY, HERE
-from fairlane.backends.postgresql.wakeups import NotifySubscription, NotifyWakeups
+from fairlane.backends.postgresql.wakeups import NotifyWakeups
 from tests.servers.postgresql import DatabaseServer, server
 
 from .notices import Open, Tap, new_schema, opening, tapping, until
@@ -52,7 +53,7 @@ async def tap(database: str, schema: str) -> AsyncIterator[Tap]:
 
 
 @asynccontextmanager
-async def quiet_about_jobs(wakeups: NotifyWakeups) -> AsyncIterator[NotifySubscription]:
+async def quiet_about_jobs(wakeups: NotifyWakeups) -> AsyncIterator[Ear]:
     """A subscription to other topics, whose process has found out that nobody listens to jobs."""
     ear = wakeups.subscribe(["queue:any", MARKER])
     await asyncio.sleep(notifier.GRACE_SECONDS + 0.05)
@@ -248,7 +249,7 @@ async def test_who_comes_just_when_a_channel_is_left_is_not_left_deaf(
     wakeups = opened()
     wakeups.subscribe(["queue:a"])
     wakeups.subscribe(["job:1"]).close()
-    came: list[NotifySubscription] = []
+    came: list[Ear] = []
     still: list[bool] = []
     leave = notifier.Notifier._stop_to_hear
 

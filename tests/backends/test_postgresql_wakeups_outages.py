@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from fairlane.backends.postgresql import notifier
-from fairlane.backends.postgresql.channels import MOST_WAITING
+from fairlane.backends import notifier
 from fairlane.backends.postgresql.wakeups import NotifyWakeups
+from fairlane.backends.topics import MOST_WAITING
 from tests.servers.postgresql import Server, free_port, own_server, server
 
 from .notices import opening, threads, until

@@ -14,7 +14,8 @@ from statistics import median
 
 import pytest
 
-from fairlane.backends.postgresql.wakeups import NotifySubscription, NotifyWakeups
+from fairlane.backends.ears import Ear
+from fairlane.backends.postgresql.wakeups import NotifyWakeups
 from tests.servers.postgresql import DatabaseServer, server
 
 from .notices import Open, opening, threads
@@ -234,7 +235,7 @@ async def test_every_event_loop_hears(wakeups: NotifyWakeups, opened: Open) -> N
 
 
 async def test_a_subscription_whose_event_loop_is_gone_is_forgotten(wakeups: NotifyWakeups) -> None:
-    async def subscribe() -> NotifySubscription:
+    async def subscribe() -> Ear:
         return wakeups.subscribe(["queue:a"])
 
     left = await asyncio.to_thread(lambda: asyncio.run(subscribe()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,7 +74,7 @@ def claimed(answer: list[bytes]) -> list[tuple[str, int]]:
 @pytest.fixture
 def functions() -> Iterator[Functions]:
     server = valkey.server()
-    made = Functions(server.port, f"{{test-{secrets.token_hex(6)}}}:")
+    made = Functions(server.port, server.fresh_prefix())
     made.register()
     yield made
     made.server.close()

@@ -104,6 +104,14 @@ async def test_a_worker_that_registers_in_time_joins_and_a_later_one_does_not(ki
     assert await _workers(kit, parent) == ["default/0", "default/1"]
 
 
+async def test_who_joins_gets_copies_in_the_order_in_which_the_broadcasts_were_sent(kit: Kit) -> None:
+    # Not in that of their ends, nor, where those are equal, in that of their numbers as text.
+    parents = [await _broadcast(kit, ttl=ttl) for ttl in (60, 30, 90, *[30] * 9)]
+    worker = await kit.worker(slots=20)
+    copies = {child.id: child.parent for parent in parents for child in await _children(kit, parent)}
+    assert [copies[claimed.id] for claimed in await worker.claim(20)] == parents
+
+
 async def test_a_worker_that_joins_in_time_gets_one_copy_across_restarts(kit: Kit) -> None:
     parent = await _broadcast(kit, ttl=60)
     worker = await kit.worker(index=4)

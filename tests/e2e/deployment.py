@@ -11,13 +11,17 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import psycopg
+import redis
 from psycopg.rows import dict_row
 
-from tests.servers import postgresql
+from tests.servers import postgresql, valkey
 
 MOVING = ("expires", "claim")
 """Columns that a heartbeat, a renewed term or a claim that finds nothing writes."""
+MOVING_FIELDS = (b"steps",)
+"""The same on Redis: it counts everything that is written."""
 
 
 class Deployment(Protocol):
@@ -106,6 +110,52 @@ class PostgresqlDeployment:
         postgresql.give_back(self._server)
 
 
+class RedisDeployment:
+    """A namespace on a server of its own, which writes every command to the disk before it answers.
+
+    It is taken down by freezing it, for the reason given above.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._server = valkey.own_server(durable=True)
+        self.url = self._server.url
+
+    def down(self) -> contextlib.AbstractContextManager[None]:
+        return self._server.frozen()
+
+    def contents(self) -> dict[str, list[str]]:
+        with redis.Redis(port=self._server.port) as client:
+            return {key.decode(): self._rows(client, key) for key in sorted(client.scan_iter(count=1000))}
+
+    def _rows(self, client: redis.Redis, key: bytes) -> list[str]:
+        kind = client.type(key)
+        if kind == b"hash":
+            found = client.hgetall(key)
+            return written(
+                {"field": field} | _record(value) for field, value in found.items() if field not in MOVING_FIELDS
+            )
+        if kind == b"zset":
+            # Its scores are when leases end.
+            withscores = not key.endswith(b":present")
+            return written({"member": member} for member in client.zrange(key, 0, -1, withscores=withscores))
+        if kind == b"set":
+            return written({"member": member} for member in client.smembers(key))
+        return written([_record(client.get(key))])
+
+    def close(self) -> None:
+        """Nobody else uses the server."""
+        self._server.close()
+
+
+def _record(value: Any) -> dict[str, Any]:
+    """What a value holds: a map, or something that is told as it is."""
+    try:
+        found = msgspec.msgpack.decode(value)
+    except msgspec.DecodeError:
+        found = value
+    return found if isinstance(found, dict) else {"value": found}
+
+
 def written(rows: Iterable[dict[str, Any]]) -> list[str]:
     """Rows as text, in an order of their own, without the columns that move all the time."""
     return sorted(repr({k: v for k, v in row.items() if k not in MOVING}) for row in rows)
@@ -122,4 +172,8 @@ def added_up(tally: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 MakeDeployment = Callable[[Path], Deployment]
-DEPLOYMENTS: dict[str, MakeDeployment] = {"sqlite": SqliteDeployment, "postgresql": PostgresqlDeployment}
+DEPLOYMENTS: dict[str, MakeDeployment] = {
+    "sqlite": SqliteDeployment,
+    "postgresql": PostgresqlDeployment,
+    "redis": RedisDeployment,
+}

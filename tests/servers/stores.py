@@ -1,7 +1,8 @@
 """Empty stores of every kind, as URLs, and which tests run on which kind.
 
-``sqlite`` is a file, ``postgresql`` a database and ``redis`` a namespace on the shared server. ``postgresql15``, or whatever version the system
-has beside the wheel's, is there to prove that an older server does too, and a part of the tests proves that.
+``sqlite`` is a file, ``postgresql`` a database and ``redis`` a namespace on the shared server. ``postgresql15``, or
+whatever version the system has beside the wheel's, is there to prove that an older server does too, and a part of the
+tests proves that.
 """
 
 from __future__ import annotations

@@ -29,6 +29,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from fairlane.backends.redis.address import parse
+
 from . import guard
 from .guarded import Guarded, sweep
 from .installation import Account
@@ -98,6 +100,10 @@ class ValkeyServer:
     def fresh_namespace(self) -> str:
         """The URL of a namespace that nobody else uses."""
         return f"{self.url}?namespace=test-{secrets.token_hex(6)}"
+
+    def fresh_prefix(self) -> str:
+        """What the keys of such a namespace begin with."""
+        return parse(self.fresh_namespace()).prefix
 
     def connected(self, url: str) -> bool:
         """Whether somebody has a connection for the namespace of a URL: they are named after it."""

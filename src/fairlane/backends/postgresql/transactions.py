@@ -22,7 +22,8 @@ from ...states import Transition
 from ...wakeups import Wakeups, queue_topic
 from ..codes import STATES
 from ..rows import encode_backoff
-from .channels import EVERYTHING, Channels, payloads
+from ..topics import EVERYTHING
+from .channels import Channels, payloads
 from .connections import Statement, async_driver_of, blocking_driver_of, own_error
 from .database import Connection, Database
 from .failures import OWN_ERRORS, is_ours, translate

@@ -69,6 +69,17 @@ class Line:
             raise answer
         return answer
 
+    def tell(self, *arguments: Argument) -> None:
+        """Send a command, and leave the answer to whoever hears."""
+        self._transport.write(packed(arguments))
+
+    async def hear(self) -> Any:
+        """What the server says next, asked or not; a refusal is raised."""
+        said = await self._parser.read_response(disable_decoding=True)
+        if isinstance(said, Refusal):
+            raise said
+        return said
+
     def is_clean(self) -> bool:
         """Whether it is open, as far as we know, and nothing has come on it that nobody asked for."""
         return not (self._transport.is_closing() or self._stream._buffer or self._answers.has_data())

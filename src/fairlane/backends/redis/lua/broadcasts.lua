@@ -62,8 +62,12 @@ end
 
 -- A worker has registered: broadcasts it may still join get a child for it, unless it has one from before.
 function broadcasts.join(pool, index)
-    local joining = call('ZRANGEBYSCORE', S.p .. 'joining', '(' .. string.format('%.17g', S.now), '+inf')
-    for _, parent in ipairs(entries.all(joining)) do
+    local joining = entries.all(call('ZRANGEBYSCORE', S.p .. 'joining', '(' .. string.format('%.17g', S.now), '+inf'))
+    -- They are found by the end of their time to join, and go into line as they were sent.
+    table.sort(joining, function(a, b)
+        return a.seq < b.seq
+    end)
+    for _, parent in ipairs(joining) do
         local fits = (parent.pool or 'default') == pool and not parent.cancel
         if fits and not broadcasts.exists(broadcasts.child_id(parent.id, index)) then
             admission.add_child(parent, index)

@@ -16,7 +16,7 @@ function step.begin(names, args)
         S.now, S.mono = tonumber(args[1]), tonumber(args[2])
     end
     S.stamp = struct.pack('>d', S.now) -- before the content of jobs that come now
-    S.topics, S.told = {}, {}
+    S.topics, S.changes, S.told = {}, {}, {}
     S.tally, S.domains, S.flows, S.lanes = {}, {}, {}, {}
     S.indexed = {}
     S.fresh = false
@@ -42,10 +42,24 @@ function step.run(verb, names, args)
     error(answer, 0)
 end
 
+-- Topics that begin with these letters are about jobs: a change of one, or of the line that it waits in.
+local ABOUT_JOBS = { j = true, p = true }
+local MOST_TOPICS = 1000
+local EVERYTHING = '*'
+
+-- Tell who listens to a topic, at the end of the step.
 function step.tell(topic)
     if not S.told[topic] then
         S.told[topic] = true
-        S.topics[#S.topics + 1] = topic
+        local topics = ABOUT_JOBS[string.sub(topic, 1, 1)] and S.changes or S.topics
+        topics[#topics + 1] = topic
+    end
+end
+
+-- Publish topics on one of the two channels of a namespace; when they are too many, whoever hears it looks at everything.
+local function publish(channel, topics)
+    if #topics > 0 then
+        call('PUBLISH', S.p .. channel, #topics > MOST_TOPICS and EVERYTHING or table.concat(topics, '\n'))
     end
 end
 
@@ -318,8 +332,7 @@ function step.flush()
     S.lanes, S.flows, S.domains, S.flow = {}, {}, {}, nil
     entries.flush_lanes()
     writes.flush()
-    if #S.topics > 0 then
-        call('PUBLISH', S.p .. 'topics', table.concat(S.topics, '\n'))
-        S.topics, S.told = {}, {}
-    end
+    publish('topics', S.topics)
+    publish('jobs', S.changes)
+    S.topics, S.changes, S.told = {}, {}, {}
 end

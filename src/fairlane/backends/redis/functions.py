@@ -1,0 +1,98 @@
+"""How the verbs get to the server: calls of the function library, on the connections of the store."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from ...clock import Clock
+from ...errors import Conflict, IndexTaken, InvalidInput, NotFound, SchemaMismatch, SessionLost, Stale, TermLost
+from . import library
+from .connections import Connections
+from .failures import ServerError
+from .requests import decode
+
+BOOT_SECONDS = 1e9
+"""Readings of two boots lie further apart than any lease is long."""
+
+
+class FullQueue(Exception):
+    """A queue or a lane takes no more; when there is room is asked for after that."""
+
+    def __init__(self, message: str, where: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.where = where
+
+
+class Functions:
+    """The functions of the library, for one namespace. `clock` replaces the server's in tests."""
+
+    def __init__(self, connections: Connections, prefix: str, clock: Clock | None) -> None:
+        self._connections = connections
+        self._prefix = prefix
+        self._clock = clock
+        self._boots: list[str] = []
+
+    async def call(self, verb: str, *arguments: Any) -> dict[str, Any]:
+        """What a function answers; ``parts`` if that is a list. Raises what it refuses with."""
+        answer = await self.send(verb, *arguments)
+        if isinstance(answer, list):
+            return {"parts": answer}
+        found: dict[str, Any] = decode(answer)
+        if "refused" in found:
+            _refuse(**found["refused"])
+        return found
+
+    async def send(self, verb: str, *arguments: Any) -> Any:
+        """What a function answers, as it comes."""
+        call = ("FCALL", library.function(verb), 1, self._prefix, *self._moments(), *arguments)
+        try:
+            return await self._connections.call(*call)
+        except ServerError as exc:
+            # A server that was restarted without its data, or replaced by another, does not know the library.
+            if "Function not found" not in exc.said:
+                raise
+        await self._load()
+        return await self._connections.call(*call)
+
+    async def look(self, command: str, key: str, *arguments: Any) -> Any:
+        """Read a key of the namespace."""
+        return await self._connections.call(command, self._prefix + key, *arguments)
+
+    def _moments(self) -> tuple[str, str]:
+        if self._clock is None:
+            return "", ""
+        boot = self._clock.boot()
+        if boot not in self._boots:
+            self._boots.append(boot)
+        return repr(self._clock.now()), repr(self._clock.monotonic() + BOOT_SECONDS * self._boots.index(boot))
+
+    async def _load(self) -> None:
+        try:
+            await self._connections.call("FUNCTION", "LOAD", library.text())
+        except ServerError as exc:
+            # Somebody else was quicker.
+            if "already exists" not in exc.said:
+                raise
+
+
+def _refuse(code: str, message: Any, detail: Any = None) -> NoReturn:
+    """Raise the error that a function has answered with."""
+    if code == "invalid":
+        raise InvalidInput(detail, message)
+    if code == "index_taken":
+        raise IndexTaken(message, detail)
+    if code == "newer":
+        raise SchemaMismatch(f"{message}; upgrade Fairlane here, or use another namespace=…")
+    if code == "full":
+        where = f"queue {detail['queue']!r}"
+        if "lane" in detail:
+            where = f"lane {detail['lane']!r} of {where}"
+        raise FullQueue(f"{where} has {message} jobs waiting and takes at most {detail['most']}", detail)
+    kinds = {
+        "conflict": Conflict,
+        "not_found": NotFound,
+        "session_lost": SessionLost,
+        "stale": Stale,
+        "term_lost": TermLost,
+    }
+    raise kinds[code](message)

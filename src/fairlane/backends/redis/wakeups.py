@@ -1,0 +1,22 @@
+"""Wake-ups between processes that share a namespace, by SUBSCRIBE and PUBLISH.
+
+Two channels for each namespace: one for ``job:`` and ``place:`` topics, which are many, and one for all the others. The
+functions publish there too (`step.flush`); what is promised stands in `ears.py`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ..ears import NotifiedWakeups
+from ..topics import Channels
+from .notifier import Notifier
+from .pair import Dial
+
+
+class RedisWakeups(NotifiedWakeups[Notifier]):
+    """The `Wakeups` of one namespace. `dial` must not hold the store: what is forgotten would never be collected."""
+
+    def __init__(self, dial: Dial, prefix: str) -> None:
+        channels = Channels(jobs=f"{prefix}jobs", others=f"{prefix}topics")
+        super().__init__(partial(Notifier, dial, channels))
