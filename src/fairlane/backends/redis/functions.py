@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ...clock import Clock
@@ -9,7 +10,8 @@ from ...errors import Conflict, IndexTaken, InvalidInput, NotFound, SchemaMismat
 from . import library
 from .connections import Connections
 from .failures import ServerError
-from .requests import decode
+from .losses import Completed, Losses
+from .requests import decode, encode
 
 BOOT_SECONDS = 1e9
 """Readings of two boots lie further apart than any lease is long."""
@@ -31,16 +33,41 @@ class Functions:
         self._prefix = prefix
         self._clock = clock
         self._boots: list[str] = []
+        self.losses = Losses(str(connections.address), self._mend)
 
     async def call(self, verb: str, *arguments: Any) -> dict[str, Any]:
-        """What a function answers; ``parts`` if that is a list. Raises what it refuses with."""
+        """What a function answers, with ``parts`` if that is a list. Raises what it refuses with."""
+        known = self.losses.steps
         answer = await self.send(verb, *arguments)
         if isinstance(answer, list):
             return {"parts": answer}
         found: dict[str, Any] = decode(answer)
+        if "generation" in found:
+            await self.losses.check(found, known)
         if "refused" in found:
             _refuse(**found["refused"])
         return found
+
+    async def call_for_parts(self, verb: str, *arguments: Any) -> tuple[dict[str, Any], list[bytes]]:
+        """The same for a function that answers with a record and parts."""
+        known = self.losses.steps
+        answer = await self.send(verb, *arguments)
+        first, *parts = answer if isinstance(answer, list) else [answer]
+        found: dict[str, Any] = decode(first)
+        await self.losses.check(found, known)
+        if "refused" in found:
+            _refuse(**found["refused"])
+        return found, parts
+
+    async def _mend(self, generation: str, what: str, completed: Sequence[Completed]) -> int:
+        results = [result for _, _, result in completed if result is not None]
+        places = iter(range(6, 6 + len(results)))
+        again = [
+            (session, held.id, held.fence, 0 if result is None else next(places)) for session, held, result in completed
+        ]
+        answer = decode(await self.send("lost", generation, what, encode(again), *results))
+        self.losses.begin(answer["generation"])
+        return int(answer["mended"])
 
     async def send(self, verb: str, *arguments: Any) -> Any:
         """What a function answers, as it comes."""

@@ -31,7 +31,7 @@ from .address import Address, parse
 from .connections import Connections
 from .functions import FullQueue, Functions
 from .pair import dialling
-from .requests import decode, encode
+from .requests import encode
 from .wakeups import RedisWakeups
 
 SCHEMA = 1
@@ -127,12 +127,12 @@ class RedisStore:
             return Finished(())
         decisions, results = requests.transitions_of(transitions, 6)
         async with nullcontext() if claim is None else self._turn(session):
-            answer = await self._call(
+            answer, parts = await self._functions.call_for_parts(
                 "finish", session, decisions, b"" if claim is None else requests.claim_of(claim), *results
             )
-        first, *rest = answer["parts"]
-        verdicts = requests.verdicts_of([t.held for t in transitions], decode(first)["verdicts"])
-        return Finished(verdicts, tuple(requests.claimed_of(rest)))
+        self._functions.losses.remember(session, transitions)
+        verdicts = requests.verdicts_of([t.held for t in transitions], answer["verdicts"])
+        return Finished(verdicts, tuple(requests.claimed_of(parts)))
 
     async def progress(self, session: str, reports: Sequence[tuple[Held, bytes]]) -> list[Verdict]:
         for _, value in reports:

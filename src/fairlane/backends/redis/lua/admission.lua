@@ -140,10 +140,7 @@ local function file(e, content, headers)
     end
     local name = e.queue .. ':' .. e.task
     writes.zadd(S.p .. 'by:task:' .. name, member, member)
-    if not S.tasks[name] then
-        S.tasks[name] = true
-        call('SADD', S.p .. 'tasks', name)
-    end
+    catalog.add_task(name)
     if e.lane_key then
         writes.zadd(keys.by('lane', keys.lane(e.queue, e.lane_key)), member, member)
     end
@@ -279,7 +276,6 @@ function admission.enqueue(requests, bodies, first)
             end
         end
     end
-    step.reserve(count)
     load_flows(requests)
     local stored, usual = {}, count == #requests
     for i, new in ipairs(requests) do

@@ -3,11 +3,10 @@
 local known = {} -- by prefix: {mark, names, numbers}
 
 local function refresh()
-    local marks = call('HMGET', S.p .. 'counter', 'generation', 'settings')
-    local mark = (marks[1] or '') .. ' ' .. (marks[2] or '')
+    local mark = S.generation .. ' ' .. S.settings
     local found = known[S.p]
     if not found or found.mark ~= mark then
-        found = { mark = mark, names = {}, numbers = {} }
+        found = { mark = mark, names = {}, numbers = {}, tasks = {} }
         known[S.p] = found
     end
     S.catalog, S.fresh = found, true
@@ -74,8 +73,27 @@ function catalog.number(number)
 end
 
 function catalog.changed()
-    step.next('settings')
+    S.settings = step.next('settings')
     S.fresh = false
+end
+
+-- Which tasks a queue has jobs of, for who looks for jobs.
+function catalog.add_task(name)
+    if not S.fresh then
+        refresh()
+    end
+    if not S.catalog.tasks[name] then
+        S.catalog.tasks[name] = true
+        call('SADD', S.p .. 'tasks', name)
+    end
+end
+
+function catalog.drop_task(name)
+    if not S.fresh then
+        refresh()
+    end
+    S.catalog.tasks[name] = nil
+    call('SREM', S.p .. 'tasks', name)
 end
 
 local OPEN = { weight = 1 }

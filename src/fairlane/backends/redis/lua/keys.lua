@@ -1,7 +1,8 @@
 -- Every key of a namespace. All of them begin with its prefix, which holds the hash tag: one namespace is one slot.
 --
 -- Records (hashes; values are MessagePack maps, absent fields are nil):
---   counter          seq, arrival, session, binding, queue, settings, generation
+--   counter          seq, arrival, session, binding, queue, settings, generation, steps, schema
+--   lost (a list)    what clients have found missing, newest first
 --   queues           name -> number            queue      number -> {name, version, declared, override}
 --   id               id -> seq                 job        seq -> time of arrival at the store (8 bytes), then the content
 --   headers          seq -> bytes              live       seq -> entry (see entries.lua)

@@ -70,7 +70,7 @@ end
 -- Make a job final. What it held goes on to the next: place, binding, unique value, parent. `ending` may have: reason, result,
 -- error, group, move (how the claim ended that the job ended in; nil when it ended while it waited).
 function outcomes.finish(e, state, ending)
-    local session = ending.move and e.session or nil
+    local session = ending.move and (ending.session or e.session) or nil
     local member = writes.text(e.seq)
     entries.delete(e)
     outcomes.put(member, {

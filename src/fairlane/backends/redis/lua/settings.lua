@@ -2,14 +2,11 @@
 
 -- Make the namespace if it is new, for code that knows this schema. Returns the schema there is.
 function settings.open(schema)
-    local counters = call('HMGET', S.p .. 'counter', 'generation', 'schema')
-    if not counters[1] then
-        -- Whoever has seen another one knows that the data of this server were lost.
-        local time = redis.call('TIME')
-        call('HSET', S.p .. 'counter', 'generation', time[1] .. '.' .. time[2], 'schema', schema)
+    local stored = tonumber(call('HGET', S.p .. 'counter', 'schema') or nil)
+    if not stored then
+        call('HSET', S.p .. 'counter', 'schema', schema)
         return schema
     end
-    local stored = tonumber(counters[2])
     if stored > schema then
         step.refuse('newer', 'the namespace has schema ' .. stored .. ', and this code knows ' .. schema)
     end
@@ -55,7 +52,7 @@ end
 
 -- Store settings that the client has merged, unless they changed since it read them. Returns false then.
 function settings.configure(seen, changes)
-    if tonumber(call('HGET', S.p .. 'counter', 'settings') or 0) ~= seen then
+    if tonumber(S.settings) ~= seen then
         return false
     end
     for _, change in ipairs(changes) do

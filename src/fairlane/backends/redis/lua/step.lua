@@ -3,11 +3,32 @@
 -- Nothing is rolled back here: a verb refuses (`step.refuse`) before it writes anything. Flows, lanes and tallies are
 -- touched many times by one batch and looked up only here, so they are kept and written once, by `step.flush`.
 
+-- What every step looks at. `generation` tells the data from those of an emptied or replaced server, `steps` counts what was
+-- written, so that a server that has gone back shows.
+local function read_counters()
+    local found = redis.call('HMGET', S.p .. 'counter', 'generation', 'settings', 'steps', 'seq', 'arrival')
+    S.generation, S.settings = found[1] or '', found[2] or '0'
+    S.steps, S.seq, S.arrival = tonumber(found[3] or 0), tonumber(found[4] or 0), tonumber(found[5] or 0)
+end
+
+-- Whoever has seen another generation knows that data were lost.
+function step.begin_generation()
+    local time = redis.call('TIME')
+    S.generation = time[1] .. '.' .. time[2]
+end
+
+local function save_counters()
+    if S.generation == '' then
+        step.begin_generation()
+    end
+    redis.call('HSET', S.p .. 'counter', 'generation', S.generation, 'steps', S.steps + 1, 'seq', S.seq, 'arrival', S.arrival)
+end
+
 -- Begin a step. ARGV: the time and the time for leases, both empty outside of tests.
 function step.begin(names, args)
     call, pack, unpacked = writes.call, cmsgpack.pack, cmsgpack.unpack
     S.p = names[1]
-    S.writes, S.noted, S.tasks = {}, {}, {}
+    S.writes, S.noted = {}, {}
     if args[1] == '' then
         local time = redis.call('TIME')
         S.now = time[1] + time[2] / 1000000
@@ -19,8 +40,8 @@ function step.begin(names, args)
     S.topics, S.changes, S.told = {}, {}, {}
     S.tally, S.domains, S.flows, S.lanes = {}, {}, {}, {}
     S.indexed = {}
-    S.fresh = false
-    S.arrival, S.next_seq, S.flow = nil, nil, nil
+    S.fresh, S.flow, S.dirty = false, nil, false
+    read_counters()
 end
 
 -- Refuse a call, which has written nothing yet: an error of ours for the client to raise.
@@ -37,9 +58,15 @@ function step.run(verb, names, args)
         return answer
     end
     if type(answer) == 'table' and answer.refused then
-        return pack(answer)
+        return step.signed(answer)
     end
     error(answer, 0)
+end
+
+-- An answer that tells of the data that it comes from; see `losses.py`.
+function step.signed(answer)
+    answer.generation, answer.steps = S.generation, S.steps
+    return pack(answer)
 end
 
 -- Topics that begin with these letters are about jobs: a change of one, or of the line that it waits in.
@@ -71,25 +98,14 @@ function step.next(counter, by)
     return call('HINCRBY', S.p .. 'counter', counter, by or 1)
 end
 
--- The next number of a job. `reserve` gets many of them at once.
-function step.reserve(count)
-    S.last_seq = step.next('seq', count)
-    S.next_seq = S.last_seq - count + 1
-end
-
+-- The next number of a job.
 function step.new_seq()
-    if not S.next_seq or S.next_seq > S.last_seq then
-        return step.next('seq')
-    end
-    S.next_seq = S.next_seq + 1
-    return S.next_seq - 1
+    S.seq = S.seq + 1
+    return S.seq
 end
 
 -- The next number in the order of admission.
 function step.next_arrival()
-    if not S.arrival then
-        S.arrival = tonumber(call('HGET', S.p .. 'counter', 'arrival') or 0)
-    end
     S.arrival = S.arrival + 1
     return S.arrival
 end
@@ -315,10 +331,6 @@ end
 
 -- Write what was kept, and tell who listens.
 function step.flush()
-    if S.arrival then
-        call('HSET', S.p .. 'counter', 'arrival', S.arrival)
-        S.arrival = nil
-    end
     step.flush_tally()
     step.save_flows()
     for _, lane in pairs(S.lanes) do
@@ -332,6 +344,9 @@ function step.flush()
     S.lanes, S.flows, S.domains, S.flow = {}, {}, {}, nil
     entries.flush_lanes()
     writes.flush()
+    if S.dirty then
+        save_counters()
+    end
     publish('topics', S.topics)
     publish('jobs', S.changes)
     S.topics, S.changes, S.told = {}, {}, {}

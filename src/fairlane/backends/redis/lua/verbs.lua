@@ -14,23 +14,28 @@ end
 
 -- the schema that the caller knows
 verb('open', {}, function(args)
-    return pack({ schema = settings.open(tonumber(args[3])) })
+    return step.signed({ schema = settings.open(tonumber(args[3])) })
+end)
+
+-- the generation, what was found, m what to complete {session, id, fence, place of its result or 0}, then the results
+verb('lost', { 'allow-oom' }, function(args)
+    return step.signed(losses.mend(args[3], args[4], unpacked(args[5]), args))
 end)
 
 -- m requests, then content and headers of each
 verb('enqueue', {}, function(args)
-    return pack({ answers = admission.enqueue(unpacked(args[3]), args, 4) })
+    return step.signed({ answers = admission.enqueue(unpacked(args[3]), args, 4) })
 end)
 
 -- m session
 verb('register', { 'allow-oom' }, function(args)
     presence.register(unpacked(args[3]))
-    return pack({ done = true })
+    return step.signed({ done = true })
 end)
 
 -- session, m held, claim, stopping
 verb('renew', { 'allow-oom' }, function(args)
-    return pack(presence.renew(args[3], unpacked(args[4]), tonumber(args[5]), args[6] == '1'))
+    return step.signed(presence.renew(args[3], unpacked(args[4]), tonumber(args[5]), args[6] == '1'))
 end)
 
 -- session, m begun or empty
@@ -54,7 +59,7 @@ verb('finish', { 'allow-oom' }, function(args)
     end
     local verdicts = report.finish(args[3], unpacked(args[4]), args)
     local answer = call_ and dispatch.claim(presence.get(args[3]), call_[1], call_[2], call_[3]) or {}
-    table.insert(answer, 1, pack({ verdicts = verdicts }))
+    table.insert(answer, 1, step.signed({ verdicts = verdicts }))
     return answer
 end)
 

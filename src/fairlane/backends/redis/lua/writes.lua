@@ -7,9 +7,18 @@
 
 local MOST_ARGUMENTS = 1000
 
+-- Commands that leave nothing behind.
+local READS = {
+    EXISTS = true, GET = true, HEXISTS = true, HGET = true, HGETALL = true, HKEYS = true, HMGET = true,
+    HVALS = true, LRANGE = true, PUBLISH = true, SCARD = true, SMEMBERS = true, SRANDMEMBER = true, ZCARD = true, ZCOUNT = true,
+    ZMSCORE = true, ZRANGE = true, ZRANGEBYSCORE = true, ZRANK = true, ZREVRANGE = true, ZREVRANGEBYSCORE = true,
+    ZSCORE = true,
+}
+
 local function gathered(key, kind)
     local found = S.writes[key]
     if not found then
+        S.dirty = true
         found = { kind = kind, put = {}, gone = {}, new = {} }
         S.writes[key] = found
     end
@@ -174,6 +183,7 @@ function writes.call(command, key, ...)
     if found then
         send(key, found)
     end
+    S.dirty = S.dirty or not READS[command]
     return redis.call(command, key, ...)
 end
 

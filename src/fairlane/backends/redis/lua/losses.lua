@@ -1,0 +1,44 @@
+-- Data that are not there any more: a server that was emptied, replaced, or has gone back to an earlier state. The clients
+-- notice it by the generation and the number of steps that answers are signed with, and tell it here.
+
+local MOST_KEPT = 20
+
+-- Complete once more what was completed before the server went back. A job with a lower fence than that of its completion
+-- has forgotten the claim as well, so it must not start again.
+local function complete_again(session, id, fence, result)
+    local seq = call('HGET', S.p .. 'id', id)
+    local e = seq and entries.get(seq)
+    if not e or (e.fence or 0) > fence or ((e.fence or 0) == fence and e.session ~= session) then
+        return 0
+    end
+    e.fence, e.attempt = fence, math.max(e.attempt or 0, 1)
+    e.started_at = e.started_at or S.now
+    outcomes.finish(e, COMPLETED, { result = result, move = 'completed', session = session })
+    return 1
+end
+
+local function is_noted(generation)
+    for _, raw in ipairs(call('LRANGE', S.p .. 'lost', 0, -1)) do
+        if unpacked(raw).generation == generation then
+            return true
+        end
+    end
+    return false
+end
+
+-- Note the loss of a generation, once for all clients, and begin a new one: so everybody notices who has not called since.
+-- Returns how many jobs were completed again.
+function losses.mend(generation, what, completed, args)
+    local mended = 0
+    for _, each in ipairs(completed) do
+        mended = mended + complete_again(each[1], each[2], each[3], each[4] > 0 and args[each[4]] or nil)
+    end
+    if generation == S.generation or not is_noted(generation) then
+        call('LPUSH', S.p .. 'lost', pack({ generation = generation, at = S.now, what = what }))
+        call('LTRIM', S.p .. 'lost', 0, MOST_KEPT - 1)
+    end
+    if generation == S.generation or S.generation == '' then
+        step.begin_generation()
+    end
+    return { mended = mended }
+end
