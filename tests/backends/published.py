@@ -84,4 +84,4 @@ async def tapping(port: int, prefix: str) -> AsyncIterator[Tap]:
 
 async def connected(client: driver.Redis) -> int:
     """How many connections of wake-ups the server has."""
-    return sum(each["name"] == "fairlane" for each in await client.client_list())
+    return sum(each["name"].startswith("fairlane:") for each in await client.client_list())

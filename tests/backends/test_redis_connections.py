@@ -60,7 +60,7 @@ async def test_connections_say_who_they_are_and_use_their_database(alone: Connec
     await alone.call("PING")
 
     [line] = connected(1)
-    assert {"name=fairlane", "resp=2"} <= set(line.split())
+    assert {"name=fairlane:fairlane", "resp=2"} <= set(line.split())
 
 
 async def test_a_socket_is_another_way() -> None:

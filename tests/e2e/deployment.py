@@ -153,7 +153,8 @@ def _record(value: Any) -> dict[str, Any]:
         found = msgspec.msgpack.decode(value)
     except msgspec.DecodeError:
         found = value
-    return found if isinstance(found, dict) else {"value": found}
+    # A table of Lua has no order.
+    return dict(sorted(found.items())) if isinstance(found, dict) else {"value": found}
 
 
 def written(rows: Iterable[dict[str, Any]]) -> list[str]:

@@ -10,6 +10,7 @@ from ...retry import DEFAULT_BACKOFF
 from ...session import Claim
 from ...states import Move, Transition
 from ...upkeep import Retention
+from ...wakeups import place_topic
 from ..codes import MOVE_CODES, STATES
 from ..rows import decode_backoff, encode_backoff
 from .database import Record
@@ -199,6 +200,13 @@ def one_claimed_of(row: Record, queue: str) -> Claimed:
         limited=row["limited"],
         headers=row["headers"],
     )
+
+
+def topics_of(job: Claimed) -> list[str]:
+    """Who is told that a job was claimed: those who wait for it, and those behind it in its line."""
+    if job.limited and job.lane is not None:
+        return ["job:" + job.id, place_topic(job.queue, job.lane)]
+    return ["job:" + job.id]
 
 
 def state_of(code: int | None) -> JobState:

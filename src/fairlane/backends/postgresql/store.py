@@ -24,7 +24,7 @@ from ...session import Claim, Finished, NewSession, Renewal, Session, Term
 from ...settings import SettingsChange
 from ...states import Transition
 from ...upkeep import Admitted, Promoted, Pruned, Recount, Rescued, Retention
-from ...wakeups import job_topic, place_topic, queue_topic
+from ...wakeups import job_topic, queue_topic
 from . import columns, migrator, service, settings, standings, views
 from .address import Address, parse
 from .database import Connection, Database, Record
@@ -226,7 +226,7 @@ class PostgresqlStore:
             return None
         job = columns.one_claimed_of(row, queue)
         self._remember([job.id], [row["seq"]])
-        self._wakeups.publish(_topics_of(job))
+        self._wakeups.publish(columns.topics_of(job))
         return job
 
     async def _number(self, queue: str) -> int | None:
@@ -280,7 +280,7 @@ class PostgresqlStore:
         if claimed:
             self._remember(row["ids"], row["seqs"])
             for job in claimed:
-                topics += _topics_of(job)
+                topics += columns.topics_of(job)
         if row["topics"]:
             topics += row["topics"]
         if topics:
@@ -442,10 +442,3 @@ class PostgresqlStore:
         self._wakeups.close()
         await self.transactions.close()
         await self._database.close()
-
-
-def _topics_of(job: Claimed) -> list[str]:
-    """Who is told that a job was claimed: those who wait for it, and those behind it in its line."""
-    if job.limited and job.lane is not None:
-        return ["job:" + job.id, place_topic(job.queue, job.lane)]
-    return ["job:" + job.id]

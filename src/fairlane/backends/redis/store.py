@@ -86,7 +86,7 @@ class RedisStore:
             lost=tuple(held[place] for place in answer["lost"]),
             cancel=tuple(answer["cancel"]),
             taken_back=tuple(answer["taken_back"]),
-            now=answer["now"],
+            now=float(answer["now"]),
         )
 
     async def leave(self, session: str, *, begun: Sequence[Held] | None = None) -> None:
@@ -177,7 +177,7 @@ class RedisStore:
 
     async def rescue(self, *, limit: int = 1_000, declare: bool = True, term: int | None = None) -> Rescued:
         answer = await self._pass("rescue", limit, term, int(declare))
-        return Rescued(**(answer | {"declared": tuple(answer["declared"])}))
+        return Rescued(**(answer | {"declared": tuple(answer["declared"]), "now": float(answer["now"])}))
 
     async def prune(self, retention: Retention, *, limit: int = 1_000, term: int | None = None) -> Pruned:
         return Pruned(**await self._pass("prune", limit, term, encode(msgspec.to_builtins(retention))))

@@ -92,6 +92,35 @@ local function prune_fields(hash, set, limit)
     return #fields
 end
 
+local function is_idle(queue, class)
+    return step.tallied(queue, class, 'p') + step.tallied(queue, class, 'r') == 0
+end
+
+-- Lanes that are empty and have caught up leave nothing. In a class of a queue that has no job at all there is no order to
+-- keep: its clock moves past its flows. Goes on where the last call has ended.
+local function prune_flows(limit)
+    local at = call('HGET', S.p .. 'counter', 'flows_seen') or '0'
+    local page = call('HSCAN', S.p .. 'flow', at, 'COUNT', math.min(limit, MOST_LOOKED_AT))
+    local found, gone = page[2], 0
+    for i = 1, #found, 2 do
+        local flow = unpacked(found[i + 1])
+        local queue, class, inbox = string.match(found[i], '^(%d+)%.(%d)%.([^|]*)|')
+        queue, class = tonumber(queue), tonumber(class)
+        local domain = not flow.tag and step.domain(queue, class, inbox)
+        if domain and flow.finish > domain.clock and is_idle(queue, class) then
+            step.set_clock(domain, flow.finish)
+        end
+        if domain and flow.finish <= domain.clock then
+            writes.hdel(S.p .. 'flow', found[i])
+            gone = gone + 1
+        end
+    end
+    if page[1] ~= at then
+        call('HSET', S.p .. 'counter', 'flows_seen', page[1])
+    end
+    return gone
+end
+
 -- Delete finished jobs past their age or beyond their number, and old records of other kinds.
 function pruning.prune(keep, limit)
     local jobs = 0
@@ -103,6 +132,7 @@ function pruning.prune(keep, limit)
     local before = S.now - keep.history_seconds
     local other = prune_sessions(before, limit) + prune_bindings(before, limit)
         + prune_fields('remembered', 'remembered_until', limit) + prune_fields('unique', 'uniques_over', limit)
+        + prune_flows(limit)
     return { jobs = jobs, other = other, more = jobs >= limit }
 end
 
