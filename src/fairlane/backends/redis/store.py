@@ -34,6 +34,8 @@ from .pair import dialling
 from .requests import encode
 from .wakeups import RedisWakeups
 
+MOST_AT_ONCE = 100
+"""Jobs in a call that need not wait for another call."""
 SCHEMA = 1
 """Which keys there are and what they hold. Code that knows less refuses a namespace that has more."""
 
@@ -47,7 +49,7 @@ class RedisStore:
         self._functions = Functions(self._connections, address.prefix, clock)
         self._call, self._send = self._functions.call, self._functions.send
         self._wakeups = RedisWakeups(dialling(address), address.prefix)
-        self._turns: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
 
     @property
     def wakeups(self) -> RedisWakeups:
@@ -66,12 +68,12 @@ class RedisStore:
 
     # -- sessions ------------------------------------------------------------------------------------------------
 
-    def _turn(self, session: str) -> asyncio.Lock:
-        """Claims of one session go one after the other: on two connections their numbers could overtake each other."""
-        key = (id(asyncio.get_running_loop()), session)
-        lock = self._turns.get(key)
+    def _lock(self, name: str) -> asyncio.Lock:
+        """The lock of this name in this event loop, which is forgotten when nobody has it."""
+        key = (id(asyncio.get_running_loop()), name)
+        lock = self._locks.get(key)
         if lock is None:
-            lock = self._turns[key] = asyncio.Lock()
+            lock = self._locks[key] = asyncio.Lock()
         return lock
 
     async def register(self, session: NewSession) -> Session:
@@ -105,8 +107,12 @@ class RedisStore:
         if any(job.kind is JobKind.CLEANUP for job in jobs):
             raise InvalidInput("kind", "a clean-up is stored by release, not by enqueue")
         bodies = [part for job in jobs for part in (requests.content_of(job), job.headers or b"")]
+        asked = encode([requests.request_of(job) for job in jobs])
         try:
-            answer = await self._call("enqueue", encode([requests.request_of(job) for job in jobs]), *bodies)
+            # Large calls of one event loop go one after the other, so that they arrive in the order they were made. This
+            # one was made ready while another was under way.
+            async with self._lock("enqueue") if len(jobs) > MOST_AT_ONCE else nullcontext():
+                answer = await self._call("enqueue", asked, *bodies)
         except FullQueue as exc:
             raise QueueFull(str(exc), await self._room(exc.where)) from None
         if not answer["answers"]:
@@ -118,7 +124,8 @@ class RedisStore:
         return standings.room_of(answer, where["class"], where.get("lane"), where.get("limit"))
 
     async def claim(self, session: str, claim: Claim) -> list[Claimed]:
-        async with self._turn(session):
+        # Claims of one session go one after the other: on two connections their numbers could overtake each other.
+        async with self._lock(f"claim {session}"):
             answer = await self._call("claim", session, requests.claim_of(claim))
         return requests.claimed_of(answer["parts"])
 
@@ -126,7 +133,7 @@ class RedisStore:
         if not transitions and claim is None:
             return Finished(())
         decisions, results = requests.transitions_of(transitions, 6)
-        async with nullcontext() if claim is None else self._turn(session):
+        async with nullcontext() if claim is None else self._lock(f"claim {session}"):
             answer, parts = await self._functions.call_for_parts(
                 "finish", session, decisions, b"" if claim is None else requests.claim_of(claim), *results
             )

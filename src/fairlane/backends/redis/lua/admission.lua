@@ -138,11 +138,9 @@ local function file(e, content, headers)
     if headers and headers ~= '' then
         writes.hset(S.p .. 'headers', member, headers)
     end
-    local name = e.queue .. ':' .. e.task
-    writes.zadd(S.p .. 'by:task:' .. name, member, member)
-    catalog.add_task(name)
+    writes.zadd(keys.of_task(e.queue, e.task), member, member)
     if e.lane_key then
-        writes.zadd(keys.by('lane', keys.lane(e.queue, e.lane_key)), member, member)
+        call('ZADD', S.p .. 'by:lane:' .. keys.lane(e.queue, e.lane_key), member, member)
     end
     if e.sticky then
         writes.zadd(keys.by('sticky', e.sticky), member, member)
@@ -217,19 +215,14 @@ end
 
 -- Read the flows that plain jobs of a large call will stand in, together.
 local function load_flows(requests)
-    local domains = {}
+    local jobs = {}
     for _, new in ipairs(requests) do
         local queue = new.lane_key and catalog.known(new.queue)
         if queue and not (new.sticky or new.direct or new.kind) then
-            local domain = step.domain(queue.number, new.class or 1, '')
-            local lanes = domains[domain] or {}
-            domains[domain] = lanes
-            lanes[#lanes + 1] = { lane = new.lane_key }
+            jobs[#jobs + 1] = { queue = queue.number, class = new.class or 1, lane_key = new.lane_key }
         end
     end
-    for domain, lanes in pairs(domains) do
-        step.load_flows(domain, lanes)
-    end
+    flows.load(jobs)
 end
 
 -- Store jobs and admit those that are due, all or none. `bodies`: content and headers of each, one after the other, from
@@ -276,7 +269,10 @@ function admission.enqueue(requests, bodies, first)
             end
         end
     end
-    load_flows(requests)
+    S.direct = #requests == 1 and not requests[1].kind
+    if not S.direct then
+        load_flows(requests)
+    end
     local stored, usual = {}, count == #requests
     for i, new in ipairs(requests) do
         if not answers[i] then
@@ -284,6 +280,7 @@ function admission.enqueue(requests, bodies, first)
             usual = usual and stored[i].state == PENDING
         end
     end
+    S.direct = false
     if usual then
         return {}
     end

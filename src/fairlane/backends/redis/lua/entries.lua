@@ -22,7 +22,7 @@ local function indexed_by(e)
     end
     if e.session then
         -- By class, so that their number tells the slots in use; turns take none.
-        found[p .. 'held:' .. e.session .. ':' .. (e.waiter and 't' or e.class)] = e.seq
+        found[keys.held(e.session, e.waiter and 't' or e.class)] = e.seq
     end
     if e.due then
         found[p .. (e.gate == PARENT and 'joining' or 'due:' .. e.class)] = e.due
@@ -71,7 +71,7 @@ end
 -- Jobs by their numbers as they were given, read together.
 function entries.read_all(seqs)
     local found = {}
-    for i, raw in ipairs(writes.hmget(S.p .. 'live', seqs)) do
+    for i, raw in ipairs(writes.hmget(S.live, seqs)) do
         if raw then
             found[seqs[i]] = entries.read(raw, seqs[i])
         end
@@ -80,7 +80,7 @@ function entries.read_all(seqs)
 end
 
 function entries.get(seq)
-    local raw = writes.hget(S.p .. 'live', type(seq) == 'string' and seq or writes.text(seq))
+    local raw = writes.hget(S.live, type(seq) == 'string' and seq or writes.text(seq))
     if not raw then
         return nil
     end
@@ -162,13 +162,13 @@ end
 local function put(e)
     local seq = e.seq
     e.seq = nil
-    writes.hset(S.p .. 'live', writes.text(seq), pack(e))
+    writes.hset(S.live, writes.text(seq), pack(e))
     e.seq = seq
 end
 
 -- The job as it is stored, with what it is found by; nothing when it is new.
 local function stored(seq)
-    local raw = writes.hget(S.p .. 'live', writes.text(seq))
+    local raw = writes.hget(S.live, writes.text(seq))
     local e = raw and entries.read(raw, seq) or nil
     return e, e and (S.indexed[seq] or indexed_by(e)) or {}
 end
@@ -192,7 +192,7 @@ function entries.delete(e)
         note_lane(e, -waits(old))
     end
     S.indexed[e.seq] = nil
-    writes.hdel(S.p .. 'live', writes.text(e.seq))
+    writes.hdel(S.live, writes.text(e.seq))
 end
 
 -- Whether all that a job is found by is its state, its flow or session, and its lane: nearly always so. Then what changes is
@@ -206,13 +206,13 @@ function entries.add(e)
     local p, member = S.p, writes.text(e.seq)
     local flow = e.flow and step.flow_of(e)
     S.indexed[e.seq] = nil
-    writes.zadd(p .. 'alive', member, member)
+    writes.zadd(S.alive, member, member)
     if flow then
         writes.zadd_new(flow.ready, e.arrival, member)
     end
     if e.lane_key then
         local lane = keys.lane(e.queue, e.lane_key)
-        writes.zadd(p .. 'inlane:' .. lane, member, member)
+        call('ZADD', p .. 'inlane:' .. lane, member, member)
         note_lane(e, 1)
         if e.lane then
             writes.zadd(p .. (e.granted and 'hold:' or 'wait:') .. lane, (e.rank or 0) * RANK + e.arrival, member)
@@ -237,7 +237,7 @@ function entries.begin(e, flow, member)
     local p = S.p
     S.indexed[e.seq] = nil
     writes.zrem(flow.ready, member)
-    writes.zadd(p .. 'held:' .. e.session .. ':' .. e.class, member, member)
+    writes.zadd(keys.held(e.session, e.class), member, member)
     if e.lane_key then
         local lane = keys.lane(e.queue, e.lane_key)
         note_lane(e, -1)
@@ -252,13 +252,13 @@ end
 function entries.over(e, member)
     local p = S.p
     S.indexed[e.seq] = nil
-    writes.zrem(p .. 'alive', member)
-    writes.zrem(p .. 'held:' .. e.session .. ':' .. e.class, member)
+    writes.zrem(S.alive, member)
+    writes.zrem(keys.held(e.session, e.class), member)
     if e.lane_key then
-        writes.zrem(p .. 'inlane:' .. keys.lane(e.queue, e.lane_key), member)
+        call('ZREM', S.p .. 'inlane:' .. keys.lane(e.queue, e.lane_key), member)
         note_lane(e, 0)
     end
-    writes.hdel(p .. 'live', member)
+    writes.hdel(S.live, member)
 end
 
 -- Put a job into another live state, tallies included. A running job without a slot is counted as such.

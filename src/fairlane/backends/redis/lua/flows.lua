@@ -13,6 +13,20 @@ function flows.charge(cost, weight)
     return math.max(1, whole)
 end
 
+-- Read the flows of these jobs together.
+function flows.load(jobs)
+    local domains = {}
+    for _, e in pairs(jobs) do
+        local domain = step.domain(e.queue, e.class, e.inbox or '')
+        local lanes = domains[domain] or {}
+        domains[domain] = lanes
+        lanes[#lanes + 1] = { lane = e.lane_key or '' }
+    end
+    for domain, lanes in pairs(domains) do
+        step.load_flows(domain, lanes)
+    end
+end
+
 -- Make a job claimable; the caller saves it. It is pending, granted and ungated.
 function flows.enter(e)
     flows.join(e.queue, e.class, e.inbox or '', e.lane_key or '', e.arrival)

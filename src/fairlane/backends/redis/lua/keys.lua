@@ -27,6 +27,35 @@ function keys.of(name)
     return S.p .. name
 end
 
+-- Keys and names that many jobs of a step share are put together once.
+local function shared(kind, first, second, make)
+    local of_kind = S.names[kind]
+    if not of_kind then
+        of_kind = {}
+        S.names[kind] = of_kind
+    end
+    local of_first = of_kind[first]
+    if not of_first then
+        of_first = {}
+        of_kind[first] = of_first
+    end
+    local found = of_first[second]
+    if not found then
+        found = make(first, second)
+        of_first[second] = found
+    end
+    return found
+end
+
+local function held(session, class)
+    return S.p .. 'held:' .. session .. ':' .. class
+end
+
+-- What a session holds of a class.
+function keys.held(session, class)
+    return shared('held', session, class, held)
+end
+
 function keys.domain(queue, class, inbox)
     return queue .. '.' .. class .. '.' .. inbox
 end
@@ -39,12 +68,40 @@ function keys.lane(queue, lane)
     return queue .. '|' .. lane
 end
 
-function keys.by(kind, value)
+local function by(kind, value)
     return S.p .. 'by:' .. kind .. ':' .. value
 end
 
-function keys.ended(queue, state)
+function keys.by(kind, value)
+    return shared('by', kind, value, by)
+end
+
+local function of_task(queue, task)
+    local name = queue .. ':' .. task
+    catalog.add_task(name)
+    return S.p .. 'by:task:' .. name
+end
+
+-- The jobs of a task in a queue, for who adds one.
+function keys.of_task(queue, task)
+    return shared('task', queue, task, of_task)
+end
+
+local function column(class, name)
+    return class .. name
+end
+
+-- The field of a tally.
+function keys.column(class, name)
+    return shared('column', class, name, column)
+end
+
+local function ended(queue, state)
     return S.p .. 'ended:' .. queue .. ':' .. state
+end
+
+function keys.ended(queue, state)
+    return shared('ended', queue, state, ended)
 end
 
 -- With leading zeros: jobs that ended at the same moment stand in the order of their numbers.

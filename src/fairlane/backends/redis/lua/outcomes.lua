@@ -144,7 +144,7 @@ function outcomes.finish(e, state, ending)
     end
 end
 
--- The same for a plain job that completes: it holds nothing but perhaps a place.
+-- The same for a plain job that completes: it holds nothing but perhaps a place, which the caller hands on.
 function outcomes.complete(e, member, result)
     entries.over(e, member)
     outcomes.put(member, {
@@ -173,9 +173,6 @@ function outcomes.complete(e, member, result)
     step.count(e.queue, e.class, 'c', 1)
     outcomes.tell_room(e.queue)
     step.tell_job(e.id)
-    if e.lane then
-        places.vacate(e)
-    end
 end
 
 -- Cancel a waiting job whose time to start has passed.

@@ -76,7 +76,7 @@ end
 function report.complete(session, batch, args)
     local who = presence.get(session)
     local present = presence.is_present(who)
-    local ids, verdicts, usual = batch.ids, {}, true
+    local ids, verdicts, usual, left = batch.ids, {}, true, {}
     local seqs = writes.hmget(S.p .. 'id', ids)
     for i, seq in ipairs(seqs) do
         seqs[i] = seq or ''
@@ -90,6 +90,9 @@ function report.complete(session, batch, args)
             local result = batch.results[i] > 0 and args[batch.results[i]] or nil
             if entries.is_plain(e) and not (e.kind or e.uniq or e.parent or e.sticky) then
                 outcomes.complete(e, seq, result)
+                if e.lane then
+                    left[#left + 1] = e
+                end
             else
                 outcomes.finish(entries.get(seq), COMPLETED, { result = result, move = 'completed' })
             end
@@ -99,6 +102,7 @@ function report.complete(session, batch, args)
             usual = false
         end
     end
+    places.hand_on_all(left)
     return usual and {} or verdicts
 end
 

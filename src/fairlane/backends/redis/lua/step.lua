@@ -28,7 +28,8 @@ end
 function step.begin(names, args)
     call, pack, unpacked = writes.call, cmsgpack.pack, cmsgpack.unpack
     S.p = names[1]
-    S.writes, S.noted = {}, {}
+    S.writes, S.noted, S.names = {}, {}, {}
+    S.live, S.alive = S.p .. 'live', S.p .. 'alive'
     if args[1] == '' then
         local time = redis.call('TIME')
         S.now = time[1] + time[2] / 1000000
@@ -40,7 +41,7 @@ function step.begin(names, args)
     S.topics, S.changes, S.told = {}, {}, {}
     S.tally, S.domains, S.flows, S.lanes = {}, {}, {}, {}
     S.indexed = {}
-    S.fresh, S.flow, S.dirty = false, nil, false
+    S.fresh, S.flow, S.dirty, S.direct = false, nil, false, false
     read_counters()
 end
 
@@ -151,7 +152,7 @@ function step.count(queue, class, column, by)
         row = {}
         S.tally[queue] = row
     end
-    local field = class .. column
+    local field = keys.column(class, column)
     row[field] = (row[field] or 0) + (by or 1)
 end
 

@@ -15,15 +15,36 @@ local READS = {
     ZSCORE = true,
 }
 
+-- What is gathered for a key: `put` and, where there are any, `gone`, and `new` ones among those that were put. Tables are
+-- dear: many keys have one member to add or to take away.
 local function gathered(key, kind)
-    local found = S.writes[key]
-    if not found then
-        S.dirty = true
-        found = { kind = kind, put = {}, gone = {}, new = {} }
-        S.writes[key] = found
-    end
+    local found = { kind = kind, put = {} }
+    S.dirty = true
+    S.writes[key] = found
     return found
 end
+
+local function put(found, name, value)
+    found.put[name] = value
+    if found.gone then
+        found.gone[name] = nil
+    end
+end
+
+local function drop(found, name)
+    found.put[name] = nil
+    if found.new and found.new[name] then
+        found.new[name] = nil
+        return
+    end
+    if not found.gone then
+        found.gone = {}
+    end
+    found.gone[name] = true
+end
+
+-- A step about one job gathers nothing (`S.direct`): the tables would cost more than they save. What is taken away is gathered
+-- all the same, where it may have been added just before.
 
 -- A number as a member.
 function writes.text(number)
@@ -31,26 +52,40 @@ function writes.text(number)
 end
 
 function writes.zadd(key, score, member)
-    local found = S.writes[key] or gathered(key, 'z')
-    found.put[member] = score
-    found.gone[member] = nil
+    if S.direct then
+        return writes.call('ZADD', key, score, member)
+    end
+    put(S.writes[key] or gathered(key, 'z'), member, score)
 end
 
 -- The same for a member that is not there: if it goes again in the same step, nothing is sent.
 function writes.zadd_new(key, score, member)
+    if S.direct then
+        return writes.call('ZADD', key, score, member)
+    end
     local found = S.writes[key] or gathered(key, 'z')
     found.put[member] = score
-    found.new[member] = not found.gone[member] or nil
+    if not (found.gone and found.gone[member]) then
+        if not found.new then
+            found.new = {}
+        end
+        found.new[member] = true
+    end
 end
 
 function writes.zrem(key, member)
-    local found = S.writes[key] or gathered(key, 'z')
-    found.put[member] = nil
-    if found.new[member] then
-        found.new[member] = nil
-    else
-        found.gone[member] = true
+    drop(S.writes[key] or gathered(key, 'z'), member)
+end
+
+function writes.hset(key, field, value)
+    if S.direct then
+        return writes.call('HSET', key, field, value)
     end
+    put(S.writes[key] or gathered(key, 'h'), field, value)
+end
+
+function writes.hdel(key, field)
+    drop(S.writes[key] or gathered(key, 'h'), field)
 end
 
 -- What was gathered for a sorted set that was empty before, in its order: members and scores, as ZRANGE gives them. Nothing
@@ -74,18 +109,6 @@ function writes.gathered(key)
     return all
 end
 
-function writes.hset(key, field, value)
-    local found = S.writes[key] or gathered(key, 'h')
-    found.put[field] = value
-    found.gone[field] = nil
-end
-
-function writes.hdel(key, field)
-    local found = S.writes[key] or gathered(key, 'h')
-    found.put[field] = nil
-    found.gone[field] = true
-end
-
 -- A field of a hash, without sending what was gathered for the others.
 function writes.hget(key, field)
     local found = S.writes[key]
@@ -94,7 +117,7 @@ function writes.hget(key, field)
         if value then
             return value
         end
-        if found.gone[field] then
+        if found.gone and found.gone[field] then
             return false
         end
     end
@@ -115,7 +138,7 @@ function writes.hmget(key, fields)
         for i, field in ipairs(fields) do
             if found.put[field] then
                 values[i] = found.put[field]
-            elseif found.gone[field] then
+            elseif found.gone and found.gone[field] then
                 values[i] = false
             end
         end
@@ -156,6 +179,9 @@ local function send_put(key, found)
 end
 
 local function send_gone(key, found)
+    if not found.gone then
+        return
+    end
     local command = found.kind == 'z' and 'ZREM' or 'HDEL'
     local arguments, count = {}, 0
     for name in pairs(found.gone) do
