@@ -109,8 +109,8 @@ class RedisStore:
         bodies = [part for job in jobs for part in (requests.content_of(job), job.headers or b"")]
         asked = encode([requests.request_of(job) for job in jobs])
         try:
-            # Large calls of one event loop go one after the other, so that they arrive in the order they were made. This
-            # one was made ready while another was under way.
+            # Large calls of one event loop go one after the other, so that they arrive in the order they were made.
+            # This one was made ready while another was under way.
             async with self._lock("enqueue") if len(jobs) > MOST_AT_ONCE else nullcontext():
                 answer = await self._call("enqueue", asked, *bodies)
         except FullQueue as exc:
