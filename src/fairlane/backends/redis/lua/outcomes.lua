@@ -26,10 +26,13 @@ function outcomes.record(e, who, outcome, state, reason, message)
     e.refused = nil
 end
 
--- A running job leaves: where its queue has a limit, somebody else may start now, in any inbox.
+-- A running job leaves: where its queue has a limit, somebody else may start now, in any inbox. Once in a step will do.
 function outcomes.tell_room(queue)
-    if catalog.number(queue).slots then
-        outcomes.tell_queue(queue)
+    if not S.roomy[queue] then
+        S.roomy[queue] = true
+        if catalog.number(queue).slots then
+            outcomes.tell_queue(queue)
+        end
     end
 end
 

@@ -28,7 +28,7 @@ end
 function step.begin(names, args)
     call, pack, unpacked = writes.call, cmsgpack.pack, cmsgpack.unpack
     S.p = names[1]
-    S.writes, S.noted, S.names = {}, {}, {}
+    S.writes, S.noted, S.names, S.roomy = {}, {}, {}, {}
     S.live, S.alive = S.p .. 'live', S.p .. 'alive'
     if args[1] == '' then
         local time = redis.call('TIME')
