@@ -128,11 +128,11 @@ local function take(c, queue, domain, most)
     if domain.clock > clock then
         step.set_clock(domain, domain.clock)
     end
-    step.save_flows()
+    step.save_lines()
     if expired and c.expired < MOST_EXPIRED then
         c.expired = c.expired + 1
         outcomes.expire(entries.get(expired))
-        step.save_flows()
+        step.save_lines()
         return started, true
     end
     return started, false
@@ -242,7 +242,7 @@ function dispatch.claim(who, number, total, asks)
         return {}
     end
     c.running = presence.running(who)
-    step.save_flows()
+    step.save_lines()
     for _, ask in ipairs(asks) do
         local name, class, most, below = ask[1], ask[2], ask[3], ask[4]
         most = math.min(most, c.left, catalog.room(who.slots, c.running, class))

@@ -70,10 +70,17 @@ end
 
 -- Jobs by their numbers as they were given, read together.
 function entries.read_all(seqs)
-    local found = {}
-    for i, raw in ipairs(writes.hmget(S.live, seqs)) do
+    local found, asked = {}, {}
+    for _, seq in ipairs(seqs) do
+        if S.warm[seq] then
+            found[seq] = S.warm[seq]
+        else
+            asked[#asked + 1] = seq
+        end
+    end
+    for i, raw in ipairs(writes.hmget(S.live, asked)) do
         if raw then
-            found[seqs[i]] = entries.read(raw, seqs[i])
+            found[asked[i]] = entries.read(raw, asked[i])
         end
     end
     return found
@@ -160,10 +167,11 @@ local function waits(e)
 end
 
 local function put(e)
-    local seq = e.seq
+    local seq, member = e.seq, writes.text(e.seq)
     e.seq = nil
-    writes.hset(S.live, writes.text(seq), pack(e))
+    writes.hset(S.live, member, pack(e))
     e.seq = seq
+    S.warm[member] = nil
 end
 
 -- The job as it is stored, with what it is found by; nothing when it is new.
@@ -192,7 +200,9 @@ function entries.delete(e)
         note_lane(e, -waits(old))
     end
     S.indexed[e.seq] = nil
-    writes.hdel(S.live, writes.text(e.seq))
+    local member = writes.text(e.seq)
+    S.warm[member] = nil
+    writes.hdel(S.live, member)
 end
 
 -- Whether all that a job is found by is its state, its flow or session, and its lane: nearly always so. Then what changes is
@@ -230,6 +240,7 @@ function entries.admit(e)
     writes.zadd_new(p .. 'hold:' .. lane, (e.rank or 0) * RANK + e.arrival, member)
     writes.zadd_new(step.flow_of(e).ready, e.arrival, member)
     put(e)
+    S.warm[member] = e -- it may start in the same step
 end
 
 -- A plain job that was claimable runs now. `member`: its number as it was read.

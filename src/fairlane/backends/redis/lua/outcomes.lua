@@ -38,7 +38,7 @@ end
 
 function outcomes.tell_queue(queue)
     step.tell('queue:' .. catalog.number(queue).name)
-    step.save_flows()
+    step.save_lines()
     for _, domain in ipairs(call('SMEMBERS', S.p .. 'domains:' .. queue)) do
         local inbox = string.match(domain, '^%d+%.%d%.(.+)$')
         if inbox and call('EXISTS', S.p .. 'line:' .. domain) == 1 then

@@ -28,7 +28,7 @@ end
 function step.begin(names, args)
     call, pack, unpacked = writes.call, cmsgpack.pack, cmsgpack.unpack
     S.p = names[1]
-    S.writes, S.noted, S.names, S.roomy = {}, {}, {}, {}
+    S.writes, S.noted, S.names, S.roomy, S.warm = {}, {}, {}, {}, {}
     S.live, S.alive = S.p .. 'live', S.p .. 'alive'
     if args[1] == '' then
         local time = redis.call('TIME')
@@ -177,7 +177,7 @@ function step.domain(queue, class, inbox)
     local found = S.domains[key]
     if not found then
         local clock = writes.hget(S.p .. 'domain', key)
-        found = { key = key, queue = queue, class = class, inbox = inbox, clock = tonumber(clock or 0) }
+        found = { key = key, queue = queue, class = class, inbox = inbox, clock = tonumber(clock or 0), line = S.p .. 'line:' .. key }
         if not clock then
             writes.hset(S.p .. 'domain', key, 0)
             call('SADD', S.p .. 'domains:' .. queue, key)
@@ -241,25 +241,36 @@ function step.line_member(head, lane)
     return string.format('%016d', head) .. lane
 end
 
-function step.save_flow(f)
-    local line = S.p .. 'line:' .. f.domain.key
-    if f.stored_tag ~= f.tag or f.stored_head ~= f.head then
-        if f.stored_tag then
-            writes.zrem(line, step.line_member(f.stored_head, f.lane))
-        end
-        if f.tag then
-            writes.zadd(line, f.tag, step.line_member(f.head, f.lane))
-        end
+local function put_in_line(f)
+    if f.stored_tag == f.tag and f.stored_head == f.head then
+        return
     end
-    writes.hset(S.p .. 'flow', f.key, pack({ finish = f.finish, tag = f.tag, head = f.head }))
-    f.stored_tag, f.stored_head, f.dirty = f.tag, f.head, false
+    local line = f.domain.line
+    if f.stored_tag then
+        writes.zrem(line, step.line_member(f.stored_head, f.lane))
+    end
+    if f.tag then
+        writes.zadd(line, f.tag, step.line_member(f.head, f.lane))
+    end
+    f.stored_tag, f.stored_head = f.tag, f.head
 end
 
--- Write the flows that this step has changed, for whoever looks at a line: it is read from where it is stored.
-function step.save_flows()
+-- Put the flows that this step has changed where they stand in line, for whoever looks at one: it is read from where it is
+-- stored. The flows themselves are written when the step ends.
+function step.save_lines()
     for _, flow in pairs(S.flows) do
         if flow.dirty then
-            step.save_flow(flow)
+            put_in_line(flow)
+        end
+    end
+end
+
+local function save_flows()
+    for _, flow in pairs(S.flows) do
+        if flow.dirty then
+            put_in_line(flow)
+            writes.hset(S.p .. 'flow', flow.key, pack({ finish = flow.finish, tag = flow.tag, head = flow.head }))
+            flow.dirty = false
         end
     end
 end
@@ -333,7 +344,7 @@ end
 -- Write what was kept, and tell who listens.
 function step.flush()
     step.flush_tally()
-    step.save_flows()
+    save_flows()
     for _, lane in pairs(S.lanes) do
         if lane then
             if lane.granted ~= lane.stored then
