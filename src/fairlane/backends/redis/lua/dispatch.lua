@@ -53,7 +53,7 @@ end
 -- The next jobs of a flow and one more, with their arrivals. What came in this step into a flow that was empty is not sent
 -- before it is looked at: it may start right now.
 local function next_of(flow, count)
-    return flow.was_empty and writes.gathered(flow.ready) or call('ZRANGE', flow.ready, 0, count, 'WITHSCORES')
+    return writes.gathered(flow.ready) or call('ZRANGE', flow.ready, 0, count, 'WITHSCORES')
 end
 
 -- The flows of a domain that come first, with the next jobs of each, as many as could start if all started equally many.

@@ -42,7 +42,7 @@ function flows.join(queue, class, inbox, lane, arrival)
         flow.tag = math.max(flow.domain.clock, flow.finish)
         flow.head = arrival
         flow.dirty = true
-        flow.was_empty = true
+        writes.begin(flow.ready)
         -- Behind others, nobody need be told: who could start it was told of the first one, or is busy.
         step.tell(inbox ~= '' and 'worker:' .. inbox or 'queue:' .. catalog.number(queue).name)
     elseif arrival < flow.head then

@@ -88,11 +88,18 @@ function writes.hdel(key, field)
     drop(S.writes[key] or gathered(key, 'h'), field)
 end
 
--- What was gathered for a sorted set that was empty before, in its order: members and scores, as ZRANGE gives them. Nothing
--- when it was sent already.
+-- A sorted set is empty, but for what was taken away from it in this step: what is gathered from now on is all that it has.
+function writes.begin(key)
+    if not S.direct then
+        local found = S.writes[key] or gathered(key, 'z')
+        found.whole = true
+    end
+end
+
+-- What a sorted set has of which all was gathered, in its order: members and scores, as ZRANGE gives them. Nil for others.
 function writes.gathered(key)
     local found = S.writes[key]
-    if not found then
+    if not found or not found.whole then
         return nil
     end
     local members = {}
