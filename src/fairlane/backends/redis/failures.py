@@ -64,6 +64,10 @@ class ServerError(StoreError):
         return (type(self), (str(self), self.code, self.said))
 
 
+class NotAllowed(StoreError):
+    """The server does not allow this user a command, or a key or channel of it."""
+
+
 def did_nothing(exc: BaseException) -> bool:
     """Whether it is known that a call that failed so has changed nothing. Also takes the error that we made of it."""
     cause = exc.__cause__ if isinstance(exc, StoreError) else exc
@@ -98,7 +102,7 @@ def _of_the_server(exc: Refusal, address: Address, command: str) -> FairlaneErro
     if code in ("NOAUTH", "WRONGPASS") or said.startswith("ERR AUTH"):
         return StoreError(f"{address} does not let this user in ({said}). Check user and password in the URL.")
     if code == "NOPERM":
-        return StoreError(f"{address} does not allow the command {command} ({said}). Let ACL SETUSER grant it.")
+        return NotAllowed(f"{address} does not allow the command {command} ({said}). Let ACL SETUSER grant it.")
     if code in ("MOVED", "ASK"):
         return StoreError(
             f"{address} is a node of a cluster that does not have this namespace ({said}). All keys of a namespace are "

@@ -12,8 +12,9 @@ local function verb(name, flags, run)
     })
 end
 
--- the schema that the caller knows
+-- the schema that the caller knows, m commands that the functions use
 verb('open', {}, function(args)
+    settings.check_rights(unpacked(args[4]))
     return step.signed({ schema = settings.open(tonumber(args[3])) })
 end)
 
