@@ -28,6 +28,7 @@ from .redis_clients import failure
 
 pytestmark = pytest.mark.anyio
 ADDRESS = parse("redis://ann:hush@db")
+INSIDE = "script: f, on @user_function:12."
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +65,8 @@ async def connections(mine: ValkeyServer) -> AsyncIterator[Connections]:
         ("WRONGPASS invalid username-password pair or user is disabled.", StoreError, "Check user and password"),
         ("ERR AUTH <password> called without any password configured", StoreError, "Check user and password"),
         ("NOPERM No permissions to access a key", NotAllowed, "the command FCALL"),
+        (f"ERR ACL failure in script: User ann {INSIDE}", StoreError, "grant the whole role"),
+        (f"ERR The user executing the script can't run this command {INSIDE}", StoreError, "grant the whole role"),
         ("MOVED 866 127.0.0.1:7001", StoreError, "MOVED 866 127.0.0.1:7001"),
         ("ASK 866 127.0.0.1:7001", StoreError, "name that one in the URL"),
         ("ERR unknown command 'FCALL'", ServerError, "Redis 7.0"),
