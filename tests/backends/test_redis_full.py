@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from fairlane import Fairlane, current_job
 from fairlane.backends.redis.store import RedisStore
 from fairlane.clock import ManualClock
 from fairlane.errors import StoreFull
 from fairlane.finding import Examined, Level
 from fairlane.job import JobState, NewJob
-from fairlane.settings import LaneRule, QueueSettings, SettingsChange
+from fairlane.settings import LaneRule
 from fairlane.states import complete
+from fairlane.task import Task
 from fairlane.upkeep import Retention
 from tests.conformance.kit import Kit
 from tests.servers.valkey import ValkeyServer, own_server
@@ -47,6 +50,23 @@ async def fill(kit: Kit, **fields: str) -> list[str]:
     raise AssertionError("the server is never full")
 
 
+def application(url: str) -> tuple[Fairlane, Task[[str], int]]:
+    """An application with everything that is stored when it starts, anew each time as in another process."""
+    app = Fairlane(url)
+    app.queue("default", limit=5)
+
+    @app.task(name="work")
+    async def work(text: str) -> int:
+        current_job().progress("half")
+        return len(text)
+
+    @app.task(name="tick", every=3_600)
+    async def tick() -> None:
+        """Does nothing."""
+
+    return app, work
+
+
 def sizes(mine: ValkeyServer) -> dict[str, int]:
     """How large each key is."""
     return {key: mine.ask("MEMORY", "USAGE", key, "SAMPLES", 0) for key in mine.ask("KEYS", "*")}
@@ -59,8 +79,6 @@ async def test_nothing_of_what_was_refused_is_there(mine: ValkeyServer, kit: Kit
     batch = [NewJob(id=f"no-{n}", task="novel", queue="fresh", lane=f"l{n}", unique=f"u{n}") for n in range(50)]
     with pytest.raises(StoreFull, match="Raise maxmemory"):
         await kit.store.enqueue(batch)
-    with pytest.raises(StoreFull):
-        await kit.store.configure([SettingsChange(queue="fresh", declared=QueueSettings(limit=3), version=1)])
 
     assert sizes(mine) == before
     assert await kit.store.get([job.id for job in batch]) == [None] * 50
@@ -90,6 +108,8 @@ async def test_what_is_there_runs_on_and_what_was_refused_finds_room_then(mine: 
         with pytest.raises(StoreFull):
             await kit.store.enqueue([refused])
     await kit.store.cancel(ids[40:45])
+    # An operator may slow down who sends too much.
+    await kit.settings("default", LaneRule(pattern="*", limit=1, max_pending=200), version=1)
     await kit.store.promote(term=term.number)
     await kit.store.rescue(term=term.number)
     assert (await kit.store.recount()).differences == ()
@@ -102,6 +122,26 @@ async def test_what_is_there_runs_on_and_what_was_refused_finds_room_then(mine: 
     assert (answer.created, answer.state) == (True, JobState.PENDING)
     assert await worker.claim_ids() == [ids[45]]
     assert (await kit.store.recount()).differences == ()
+
+
+async def test_a_worker_that_starts_on_a_full_server_works_it_off(mine: ValkeyServer, kit: Kit) -> None:
+    sender, work = application(mine.url)
+    calls = [work.call("x" * 20_000) for _ in range(3)]
+    ids = [handle.id for handle in await sender.enqueue_many(calls)]
+    await fill(kit)
+    await sender.close()
+    # Far below what is in use, so that no connection that ends makes room.
+    mine.ask("CONFIG", "SET", "maxmemory", "2mb")
+    try:
+        # It opens the store, declares its queue and its schedule, and its bodies report.
+        app, work = application(mine.url)
+        await asyncio.wait_for(app.worker(slots=10, burst=True).run(), 30)
+        assert [await app.client.handle(id).result(timeout=5) for id in ids] == [20_000] * 3
+        with pytest.raises(StoreFull):
+            await work.enqueue("x")
+        await app.close()
+    finally:
+        mine.ask("CONFIG", "SET", "maxmemory", "4mb")
 
 
 async def test_more_memory_is_room_too(mine: ValkeyServer, kit: Kit) -> None:
