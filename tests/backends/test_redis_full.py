@@ -44,9 +44,12 @@ async def kit(mine: ValkeyServer) -> AsyncIterator[Kit]:
 async def fill(mine: ValkeyServer, kit: Kit, **fields: str) -> list[str]:
     """Enqueue until there is no room. The ids of those that were taken."""
     ids: list[str] = []
-    with pytest.raises(StoreFull):
-        for _ in range(1_000):
+    full = False
+    while not full:
+        try:
             ids.append(await kit.enqueue(payload=PAYLOAD, **fields))
+        except StoreFull:
+            full = True
     # The buffers of connections count as well. A little below, so that the server is full without them too.
     mine.ask("CONFIG", "SET", "maxmemory", mine.ask("INFO", "memory")["used_memory"] - BUFFERS)
     return ids
@@ -95,13 +98,13 @@ async def test_what_is_there_runs_on_and_what_was_refused_finds_room_then(mine: 
     await kit.settings("default", LaneRule(pattern="*", limit=1))
     ids = await fill(mine, kit, lane="user:ann")
     refused = NewJob(id="again", task="task", payload=PAYLOAD, lane="user:ann")
-    assert len(ids) > 100
+    assert len(ids) > 80
 
     # The server is full all the while: a worker comes, claims, renews, finishes and leads.
     worker = await kit.worker()
     term = await kit.store.lead(worker.id, lease=10.0)
     assert term is not None
-    for place, id in enumerate(ids[:70]):
+    for place, id in enumerate(ids[:60]):
         [job] = await worker.claim()
         assert job.id == id
         await worker.renew(job)
@@ -109,7 +112,7 @@ async def test_what_is_there_runs_on_and_what_was_refused_finds_room_then(mine: 
         assert [verdict.accepted for verdict in finished.verdicts] == [True], place
         with pytest.raises(StoreFull):
             await kit.store.enqueue([refused])
-    await kit.store.cancel(ids[70:75])
+    await kit.store.cancel(ids[60:65])
     # An operator may slow down who sends too much.
     await kit.settings("default", LaneRule(pattern="*", limit=1, max_pending=200), version=1)
     await kit.store.promote(term=term.number)
@@ -122,7 +125,7 @@ async def test_what_is_there_runs_on_and_what_was_refused_finds_room_then(mine: 
     await kit.store.prune(Retention(completed_count=0, failed_count=0, id_seconds=0), term=term.number)
     [answer] = await kit.store.enqueue([refused])
     assert (answer.created, answer.state) == (True, JobState.PENDING)
-    assert await worker.claim_ids() == [ids[75]]
+    assert await worker.claim_ids() == [ids[65]]
     assert (await kit.store.recount()).differences == ()
 
 
