@@ -12,11 +12,13 @@ import pytest
 from fairlane.backends.redis import health
 from fairlane.backends.redis.address import parse
 from fairlane.backends.redis.connections import Connections
+from fairlane.backends.redis.losses import EMPTIED
 from fairlane.backends.redis.roles import rights
 from fairlane.backends.redis.store import RedisStore
 from fairlane.connection import Connection
 from fairlane.diagnosis import diagnose
 from fairlane.finding import Finding, Level
+from fairlane.job import NewJob
 from fairlane.store import Store
 from tests.edges.project import Project
 from tests.servers.valkey import ValkeyServer, own_server
@@ -70,7 +72,7 @@ async def test_a_healthy_server(store: RedisStore) -> None:
     findings = await store.findings()
 
     assert {finding.level for finding in findings} == {Level.OK}
-    topics = ["server", "eviction", "memory", "persistence", "replication", "slow"]
+    topics = ["server", "eviction", "memory", "persistence", "replication", "losses", "slow"]
     assert [finding.topic for finding in findings] == topics
     assert findings[0].what.startswith(("Valkey ", "Redis "))
     assert "nothing that was acknowledged is lost" in findings[3].what
@@ -173,6 +175,18 @@ async def test_calls_that_were_slow_are_told_by_their_verbs(mine: ValkeyServer, 
     assert beside.level is Level.OK
 
 
+async def test_data_that_were_lost_are_told_for_a_day(mine: ValkeyServer, store: RedisStore) -> None:
+    await store.enqueue([NewJob(id="a", task="task")])
+    mine.ask("FLUSHALL")
+    await store.enqueue([NewJob(id="b", task="task")])
+    finding = await found(store, "losses")
+    later = health._losses([{"at": 1_000.0, "what": EMPTIED}], 1_000.0 + health.DAY_SECONDS)
+
+    assert finding.level is Level.ERROR
+    assert EMPTIED in finding.what
+    assert later.level is Level.OK
+
+
 async def test_what_a_user_may_not_see_is_left_out(mine: ValkeyServer) -> None:
     mine.ask("ACL", "SETUSER", "few", "on", ">hush", *rights("worker"))
     connections = Connections(parse(mine.url.replace("redis://", "redis://few:hush@")))
@@ -181,7 +195,7 @@ async def test_what_a_user_may_not_see_is_left_out(mine: ValkeyServer) -> None:
     [nothing] = await health.findings(connections)
     await connections.close()
 
-    assert topics == ["server", "eviction", "memory", "persistence", "replication"]
+    assert topics == ["server", "eviction", "memory", "persistence", "replication", "losses"]
     assert nothing.level is Level.WARN
     assert nothing.advice is not None
     assert "+info" in nothing.advice
@@ -192,8 +206,8 @@ async def test_the_doctor_tells_what_the_server_does(store: RedisStore) -> None:
         return store
 
     findings = await diagnose(Connection(same))
-    assert [finding.topic for finding in findings[:8]] == [
-        *("store", "clock", "server", "eviction", "memory", "persistence", "replication", "slow")
+    assert [finding.topic for finding in findings[:9]] == [
+        *("store", "clock", "server", "eviction", "memory", "persistence", "replication", "losses", "slow")
     ]
 
 

@@ -9,12 +9,14 @@ from typing import Any
 from ...finding import Finding, Level
 from . import checks
 from .connections import Connections
+from .requests import decode
 
 FILLING = 0.80
 NEARLY_FULL = 0.95
 LATE_SECONDS = 10
 """Replicas report each second. One that is this late is stopped or cut off."""
 RECENT_SECONDS = 3_600
+DAY_SECONDS = 86_400
 LOOKED_AT = 128
 """Entries of the slow log: as many as it has by default."""
 RECOUNT = "fairlane doctor --recount tells whether jobs are missing"
@@ -27,11 +29,14 @@ async def findings(connections: Connections) -> list[Finding]:
         what = "this user may not see how it is (INFO)"
         return [Finding(Level.WARN, "server", what, "let ACL SETUSER grant +info")]
     config = await checks.settings(connections)
-    slow = await checks.asked(connections, "SLOWLOG", "GET", LOOKED_AT)
+    prefix, now = connections.address.prefix, int(info.get("server_time_usec", 0)) / 1e6
     found = [_server(info), _eviction(info), _memory(info), *_persistence(info, config), _replication(info)]
+    lost = await checks.asked(connections, "LRANGE", f"{prefix}lost", 0, -1)
+    if lost is not None:
+        found.append(_losses([decode(each) for each in lost], now))
+    slow = await checks.asked(connections, "SLOWLOG", "GET", LOOKED_AT)
     if slow is not None:
-        now = int(info.get("server_time_usec", 0)) / 1e6
-        found.append(_slow(slow, connections.address.prefix, now))
+        found.append(_slow(slow, prefix, now))
     return [finding for finding in found if finding is not None]
 
 
@@ -121,6 +126,21 @@ def _replication(info: Mapping[str, str]) -> Finding | None:
     missing = max(int(info.get("master_repl_offset", 0)) - int(each.get("offset", 0)) for each in replicas)
     count = f"{len(replicas)} replica{'s' if len(replicas) > 1 else ''}"
     return Finding(Level.OK, "replication", f"a master with {count}, at most {missing:,} bytes behind")
+
+
+def _losses(lost: list[dict[str, Any]], now: float) -> Finding:
+    """What processes have noticed, newest first: see `losses.py`."""
+    recent = [each for each in lost if now - each["at"] < DAY_SECONDS]
+    if not recent:
+        return Finding(Level.OK, "losses", "nobody has noticed that data were lost within a day")
+    minutes = max(0.0, now - recent[0]["at"]) / 60
+    times = f", and {len(recent) - 1} more within a day" if len(recent) > 1 else ""
+    return Finding(
+        Level.ERROR,
+        "losses",
+        f"{minutes:,.0f} minutes ago {recent[0]['what']}{times}: what was acknowledged before may be gone",
+        "look at its persistence above, and send what is missing again",
+    )
 
 
 def _slow(entries: list[Any], prefix: str, now: float) -> Finding:
