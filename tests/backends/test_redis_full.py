@@ -34,7 +34,7 @@ def mine() -> Iterator[ValkeyServer]:
 
 @pytest.fixture
 async def kit(mine: ValkeyServer) -> AsyncIterator[Kit]:
-    mine.ask("FLUSHDB")
+    mine.ask("FLUSHDB", "SYNC")
     mine.ask("CONFIG", "SET", "maxmemory", "4mb")
     store = await RedisStore.open(mine.fresh_namespace())
     yield Kit(store, ManualClock())
