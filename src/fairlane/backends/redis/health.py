@@ -19,7 +19,7 @@ RECENT_SECONDS = 3_600
 DAY_SECONDS = 86_400
 LOOKED_AT = 128
 """Entries of the slow log: as many as it has by default."""
-RECOUNT = "fairlane doctor --recount tells whether jobs are missing"
+RECOUNT = "fairlane doctor --recount compares what is left"
 
 
 async def findings(connections: Connections) -> list[Finding]:
