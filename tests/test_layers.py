@@ -54,7 +54,7 @@ LAYERS: dict[str, Layer] = {
         exceptions={"ids": frozenset({"os", "time", "uuid_utils"})},
     ),
     "ports": Layer(
-        modules=("binding", "clock", "loops", "reading", "records", "session", "store", "upkeep", "wakeups"),
+        modules=("binding", "clock", "finding", "loops", "reading", "records", "session", "store", "upkeep", "wakeups"),
         may_import=("core",),
         pure=True,
         exceptions={"clock": frozenset({"time"}), "loops": frozenset({"asyncio", "os", "uvloop"})},

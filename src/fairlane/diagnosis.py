@@ -10,7 +10,6 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from enum import StrEnum
 
 import msgspec
 
@@ -18,9 +17,12 @@ from .binding import BindingState
 from .client import Client
 from .connection import Connection
 from .errors import FairlaneError, NotFound
+from .finding import Examined, Finding, Level
 from .job import Job, JobState
+from .observed import ObservedStore
 from .reading import LaneReading, QueueReading
 from .session import Session, SessionKind, SessionState, worker_name
+from .store import Store
 
 STILL_SECONDS = 30.0
 """A lane whose head has waited for longer, while nothing of the lane runs, is worth a look."""
@@ -31,28 +33,11 @@ LOOKED_AT = 20
 """Lanes of a queue, and groups of errors: the longest and largest come first, and a list of all would hide them."""
 
 
-class Level(StrEnum):
-    """How bad it is."""
-
-    OK = "ok"
-    WARN = "warn"
-    ERROR = "error"
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """One thing that was looked at."""
-
-    level: Level
-    topic: str
-    what: str
-    advice: str | None = None
-    """What to do next; the command to run where there is one."""
-
-
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """What the checks judge: read once, so that they speak of the same moment."""
 
     client: Client
+    store: Store
     now: float
     """The store's clock."""
     queues: tuple[QueueReading, ...]
@@ -79,11 +64,11 @@ async def diagnose(
         version = await store.migrate()
         # The verb that tells the store's clock. It declares nobody dead here; what it may do is any pass's work.
         before, now, after = wall(), (await store.rescue(limit=1, declare=False)).now, wall()
-        evidence = await _gather(connection, now)
+        evidence = await _gather(connection, store, now)
     except FairlaneError as exc:
         return [Finding(Level.ERROR, "store", f"cannot be used: {exc}", "check --url, and that the server runs")]
     findings = [_reached(time.monotonic() - began, version), _clock(now - (before + after) / 2)]
-    checks: list[Check] = [_leader, _sessions, _queues, _lanes, _bindings, _failures]
+    checks: list[Check] = [_server, _leader, _sessions, _queues, _lanes, _bindings, _failures]
     for check in checks:
         try:
             findings += await check(evidence)
@@ -95,11 +80,12 @@ async def diagnose(
     return findings
 
 
-async def _gather(connection: Connection, now: float) -> Evidence:
+async def _gather(connection: Connection, store: Store, now: float) -> Evidence:
     client = Client(connection)
     present = (SessionState.LIVE, SessionState.STOPPING)
     return Evidence(
         client=client,
+        store=store,
         now=now,
         queues=tuple(await client.queues()),
         sessions=tuple(session for session in await client.sessions() if session.state in present),
@@ -123,6 +109,14 @@ def _clock(offset: float) -> Finding:
             "let both follow a time server; jobs go by the store's clock",
         )
     return Finding(Level.OK, "clock", f"agrees with this machine's to {abs(offset):.1f} s")
+
+
+async def _server(evidence: Evidence) -> list[Finding]:
+    """What the store says of itself, if it has something to say."""
+    store = evidence.store
+    while isinstance(store, ObservedStore):
+        store = store.inner
+    return await store.findings() if isinstance(store, Examined) else []
 
 
 async def _leader(evidence: Evidence) -> list[Finding]:

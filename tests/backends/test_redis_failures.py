@@ -13,7 +13,14 @@ import redis.exceptions
 
 from fairlane.backends.redis.address import parse
 from fairlane.backends.redis.connections import Connections
-from fairlane.backends.redis.failures import Refusal, ServerError, did_nothing, translate, translate_connecting
+from fairlane.backends.redis.failures import (
+    NotAllowed,
+    Refusal,
+    ServerError,
+    did_nothing,
+    translate,
+    translate_connecting,
+)
 from fairlane.errors import FairlaneError, StoreError, StoreFull, StoreUnavailable
 from tests.servers.valkey import ValkeyServer, own_server
 
@@ -21,6 +28,7 @@ from .redis_clients import failure
 
 pytestmark = pytest.mark.anyio
 ADDRESS = parse("redis://ann:hush@db")
+INSIDE = "script: f, on @user_function:12."
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +64,9 @@ async def connections(mine: ValkeyServer) -> AsyncIterator[Connections]:
         ("NOAUTH Authentication required.", StoreError, "Check user and password"),
         ("WRONGPASS invalid username-password pair or user is disabled.", StoreError, "Check user and password"),
         ("ERR AUTH <password> called without any password configured", StoreError, "Check user and password"),
-        ("NOPERM No permissions to access a key", StoreError, "the command FCALL"),
+        ("NOPERM No permissions to access a key", NotAllowed, "the command FCALL"),
+        (f"ERR ACL failure in script: User ann {INSIDE}", StoreError, "grant the whole role"),
+        (f"ERR The user executing the script can't run this command {INSIDE}", StoreError, "grant the whole role"),
         ("MOVED 866 127.0.0.1:7001", StoreError, "MOVED 866 127.0.0.1:7001"),
         ("ASK 866 127.0.0.1:7001", StoreError, "name that one in the URL"),
         ("ERR unknown command 'FCALL'", ServerError, "Redis 7.0"),
@@ -251,7 +261,7 @@ async def test_a_user_who_may_do_little(locked: ValkeyServer) -> None:
     key = await failure(connections, "GET", "yours")
     await connections.close()
 
-    assert type(command) is type(key) is StoreError
+    assert type(command) is type(key) is NotAllowed
     assert "fcall" in str(command)
     assert "the command GET" in str(key)
     assert "ACL SETUSER" in str(key)

@@ -7,8 +7,9 @@ import pytest
 from fairlane import open_store
 from fairlane.clock import ManualClock
 from fairlane.connection import Connection
-from fairlane.diagnosis import Finding, Level, diagnose
+from fairlane.diagnosis import diagnose
 from fairlane.errors import StoreUnavailable
+from fairlane.finding import Examined, Finding, Level
 from fairlane.job import Reason
 from fairlane.settings import LaneRule, QueueOverride, SettingsChange
 from fairlane.states import fail, retry
@@ -52,7 +53,11 @@ async def test_a_healthy_system_has_no_findings_but_good_ones(practice: Practice
     worker = await practice.kit.worker()
     await practice.store.lead(worker.session.id, lease=10.0)
     await practice.kit.enqueue(lane="user:ann")
+    own = await practice.store.findings() if isinstance(practice.store, Examined) else []
     findings = await practice.look(recount=True)
+    assert [finding.topic for finding in findings[2 : 2 + len(own)]] == [finding.topic for finding in own]
+    # What the store tells of itself depends on its server, and is tested with that.
+    del findings[2 : 2 + len(own)]
     assert {finding.level for finding in findings} == {Level.OK}
     topics = ["store", "clock", "leader", "sessions", "queues", "lanes", "bindings", "failures", "recount"]
     assert [finding.topic for finding in findings] == topics

@@ -6,6 +6,7 @@ refused and 1 for everything else. Only ``--debug`` shows a traceback.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -17,6 +18,10 @@ from ..logs import escaped
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+
+# What a store has to say of its server belongs into the logs of processes that stay. Whoever asks for the state of a
+# queue did not ask for it, and the doctor tells it.
+logging.getLogger("fairlane.store").addHandler(logging.NullHandler())
 
 NEXT_STEPS: dict[type[FairlaneError], str] = {
     NotFound: "`fairlane jobs` and `fairlane queues` list what there is",

@@ -15,9 +15,7 @@ from .display import plain
 from .target import Target
 
 if TYPE_CHECKING:
-    from ..diagnosis import Finding
-
-FIRST_SOUND_SQLITE = (3, 51, 3)
+    from ..finding import Finding
 
 
 @click.command("migrate", cls=Command)
@@ -43,7 +41,8 @@ def migrate_command(app_name: str | None, url: str | None, as_json: bool) -> Non
 @json_option
 def doctor_command(recount: bool, app_name: str | None, url: str | None, as_json: bool) -> None:
     """Look for what is wrong, and say what to do about it. Exits with 1 when there is an error."""
-    from ..diagnosis import Level, diagnose
+    from ..diagnosis import diagnose
+    from ..finding import Level
 
     async def work(target: Target) -> list[Finding]:
         async with target.client():
@@ -51,8 +50,6 @@ def doctor_command(recount: bool, app_name: str | None, url: str | None, as_json
 
     target = Target(app_name, url)
     findings = run(work(target))
-    if target.url.startswith("sqlite"):
-        findings.insert(1, _sqlite_version())
     if as_json:
         display.show_json({"store": target.shown_url, "findings": [msgspec.to_builtins(f) for f in findings]})
     else:
@@ -66,22 +63,6 @@ def doctor_command(recount: bool, app_name: str | None, url: str | None, as_json
         display.show(display.table(("", "", ""), rows, head=False))
     if any(finding.level is Level.ERROR for finding in findings):
         sys.exit(1)
-
-
-def _sqlite_version() -> Finding:
-    import sqlite3
-
-    from ..diagnosis import Finding, Level
-
-    if sqlite3.sqlite_version_info >= FIRST_SOUND_SQLITE:
-        return Finding(Level.OK, "sqlite", f"version {sqlite3.sqlite_version}")
-    return Finding(
-        Level.WARN,
-        "sqlite",
-        f"version {sqlite3.sqlite_version} has the WAL-reset bug (before 3.51.3): a write beside a checkpoint can "
-        "damage a file. Fairlane takes a lock around every write, so its own processes are safe",
-        "let no other program write to the file, or use a Python with a newer SQLite",
-    )
 
 
 @click.command("completion", cls=Command)

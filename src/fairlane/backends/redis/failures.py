@@ -33,6 +33,8 @@ _BEFORE = {
 """What passes by itself or by the hand of an operator. Such a command was refused before it did anything."""
 _MOMENTARY = "Repeating the call is safe."
 _INSIDE = re.compile(r"\bon @user_(?:function|script)")
+_INSIDE_DENIED = re.compile(r"ACL failure in script|The user executing the script can't")
+"""How Valkey, and before it Redis 7.0, say what is `NOPERM` elsewhere."""
 _LONGEST = 300
 
 
@@ -62,6 +64,10 @@ class ServerError(StoreError):
 
     def __reduce__(self) -> tuple[type[ServerError], tuple[str, str, str]]:
         return (type(self), (str(self), self.code, self.said))
+
+
+class NotAllowed(StoreError):
+    """The server does not allow this user a command, or a key or channel of it."""
 
 
 def did_nothing(exc: BaseException) -> bool:
@@ -97,8 +103,12 @@ def _of_the_server(exc: Refusal, address: Address, command: str) -> FairlaneErro
         return StoreError(told) if exc.from_inside else StoreFull(f"{told} Nothing was stored.")
     if code in ("NOAUTH", "WRONGPASS") or said.startswith("ERR AUTH"):
         return StoreError(f"{address} does not let this user in ({said}). Check user and password in the URL.")
-    if code == "NOPERM":
-        return StoreError(f"{address} does not allow the command {command} ({said}). Let ACL SETUSER grant it.")
+    if code == "NOPERM" and not exc.from_inside:
+        return NotAllowed(f"{address} does not allow the command {command} ({said}). Let ACL SETUSER grant it.")
+    if exc.from_inside and (code == "NOPERM" or _INSIDE_DENIED.search(said)):
+        return StoreError(
+            f"{address} does not allow this user what its functions do ({said}). Let ACL SETUSER grant the whole role."
+        )
     if code in ("MOVED", "ASK"):
         return StoreError(
             f"{address} is a node of a cluster that does not have this namespace ({said}). All keys of a namespace are "

@@ -6,15 +6,29 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ...clock import Clock
-from ...errors import Conflict, IndexTaken, InvalidInput, NotFound, SchemaMismatch, SessionLost, Stale, TermLost
+from ...errors import (
+    Conflict,
+    IndexTaken,
+    InvalidInput,
+    NotFound,
+    SchemaMismatch,
+    SessionLost,
+    Stale,
+    StoreError,
+    TermLost,
+)
 from . import library
 from .connections import Connections
-from .failures import ServerError
+from .failures import NotAllowed, ServerError
 from .losses import Completed, Losses
 from .requests import decode, encode
 
 BOOT_SECONDS = 1e9
 """Readings of two boots lie further apart than any lease is long."""
+READING = frozenset(
+    {"get", "sessions", "leader", "scan", "queues", "lanes", "bindings", "schedules", "service", "standing"}
+)
+"""The functions that are flagged `no-writes`: whoever may only look can call them, by FCALL_RO."""
 
 
 class FullQueue(Exception):
@@ -71,7 +85,8 @@ class Functions:
 
     async def send(self, verb: str, *arguments: Any) -> Any:
         """What a function answers, as it comes."""
-        call = ("FCALL", library.function(verb), 1, self._prefix, *self._moments(), *arguments)
+        command = "FCALL_RO" if verb in READING else "FCALL"
+        call = (command, library.function(verb), 1, self._prefix, *self._moments(), *arguments)
         try:
             return await self._connections.call(*call)
         except ServerError as exc:
@@ -100,6 +115,11 @@ class Functions:
             # Somebody else was quicker.
             if "already exists" not in exc.said:
                 raise
+        except NotAllowed as exc:
+            raise StoreError(
+                f"{self._connections.address} does not have the functions of this version of Fairlane, and this user "
+                "may not load them. Run `fairlane migrate` as one who may."
+            ) from exc
 
 
 def _refuse(code: str, message: Any, detail: Any = None) -> NoReturn:
@@ -110,6 +130,11 @@ def _refuse(code: str, message: Any, detail: Any = None) -> NoReturn:
         raise IndexTaken(message, detail)
     if code == "newer":
         raise SchemaMismatch(f"{message}; upgrade Fairlane here, or use another namespace=…")
+    if code == "not_allowed":
+        raise StoreError(
+            f"this user may not do everything that the functions do, and half of a step would be worse than none: "
+            f"{message} is missing. Let ACL SETUSER grant the whole role."
+        )
     if code == "full":
         where = f"queue {detail['queue']!r}"
         if "lane" in detail:

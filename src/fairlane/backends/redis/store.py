@@ -17,6 +17,7 @@ from ...errors import (
     NotFound,
     QueueFull,
 )
+from ...finding import Finding
 from ...job import MOST_JOBS_PER_CALL, Claimed, Enqueued, Held, Job, JobKind, JobState, NewJob, Verdict
 from ...names import PAYLOAD_BYTES, check_count, check_key, check_name, check_seconds, check_size
 from ...reading import Filter, LaneReading, Page, QueueReading, Standing
@@ -26,9 +27,10 @@ from ...settings import SettingsChange
 from ...states import Transition
 from ...upkeep import Admitted, Promoted, Pruned, Recount, Rescued, Retention
 from ..codes import STATES
-from . import records, requests, settings, standings, views
+from . import checks, health, records, requests, roles, settings, standings, views
 from .address import Address, parse
 from .connections import Connections
+from .failures import NotAllowed
 from .functions import FullQueue, Functions
 from .pair import dialling
 from .requests import encode
@@ -60,6 +62,7 @@ class RedisStore:
         """Open the namespace a URL names, made when it is new."""
         store = cls(parse(url), clock)
         try:
+            await checks.check(store._connections)
             await store.migrate()
         except BaseException:
             await store.close()
@@ -249,7 +252,15 @@ class RedisStore:
         return Recount(jobs=answer["jobs"], differences=tuple(answer["differences"]))
 
     async def migrate(self) -> int:
-        return int((await self._call("open", SCHEMA))["schema"])
+        try:
+            return int((await self._call("open", SCHEMA, encode(roles.IN_FUNCTIONS)))["schema"])
+        except NotAllowed:
+            # Whoever may only look finds what others have made.
+            return await views.schema(self._functions, SCHEMA)
+
+    async def findings(self) -> list[Finding]:
+        """What `fairlane doctor` tells of the server."""
+        return await health.findings(self._connections)
 
     async def close(self) -> None:
         self._wakeups.close()

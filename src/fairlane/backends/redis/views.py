@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ...binding import Binding
+from ...errors import SchemaMismatch, StoreError
 from ...job import Job, JobState
 from ...lanes import terms
 from ...reading import Counts, Filter, LaneReading, Page, QueueReading, Standing, check_page
@@ -29,6 +30,19 @@ SETS_OF_STATES = {
     JobState.CANCELLED: f"by:state:{STATES.index(JobState.CANCELLED)}",
 }
 """Where to look for jobs in a state. Those that run are found by who runs them, and all others by their tasks."""
+
+
+async def schema(functions: Functions, known: int) -> int:
+    """The schema of the namespace, for code that knows this one and may change nothing."""
+    found = await functions.look("HGET", "counter", "schema")
+    if found is None:
+        raise StoreError("the namespace is not made yet, and this user may not. Run `fairlane migrate` as one who may.")
+    if int(found) > known:
+        raise SchemaMismatch(
+            f"the namespace has schema {int(found)}, and this code knows {known}; upgrade Fairlane here, or use "
+            "another namespace=…"
+        )
+    return int(found)
 
 
 async def leader(functions: Functions) -> Term | None:

@@ -23,6 +23,7 @@ from ...errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
+from ...finding import Finding, Level
 from ..sql import load_migrations
 
 PACKAGE = "fairlane.backends.sqlite"
@@ -30,6 +31,7 @@ BUSY_MILLISECONDS = 5_000
 CACHE_KIB = 4 * 1024
 """Small on purpose: a page comes back from the system's cache faster than out of a large cold one (measured)."""
 CHECKPOINT_PAGES = 10_000
+FIRST_SOUND_SQLITE = (3, 51, 3)
 
 
 def path_of(url: str) -> Path:
@@ -41,6 +43,19 @@ def path_of(url: str) -> Path:
     if path.endswith(":memory:") or "?" in path:
         raise InvalidInput("url", "several processes share an SQLite store, so it must be a plain file")
     return Path(path).absolute()
+
+
+def version_found() -> Finding:
+    """Whether this Python's SQLite is a sound one."""
+    if sqlite3.sqlite_version_info >= FIRST_SOUND_SQLITE:
+        return Finding(Level.OK, "sqlite", f"version {sqlite3.sqlite_version}")
+    return Finding(
+        Level.WARN,
+        "sqlite",
+        f"version {sqlite3.sqlite_version} has the WAL-reset bug (before 3.51.3): a write beside a checkpoint can "
+        "damage a file. Fairlane takes a lock around every write, so its own processes are safe",
+        "let no other program write to the file, or use a Python with a newer SQLite",
+    )
 
 
 class FileLock:

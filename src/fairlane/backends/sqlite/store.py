@@ -14,6 +14,7 @@ from typing import TypeVar
 from ...binding import Binding, Release
 from ...clock import Clock, SystemClock
 from ...errors import StoreError
+from ...finding import Finding
 from ...job import Claimed, Enqueued, Held, Job, JobState, NewJob, Verdict
 from ...names import check_count, check_key, check_name
 from ...reading import Filter, LaneReading, Page, QueueReading, Standing
@@ -208,6 +209,10 @@ class SqliteStore:
 
     async def migrate(self) -> int:
         return self._writer.version
+
+    async def findings(self) -> list[Finding]:
+        """What `fairlane doctor` tells of this kind of store alone."""
+        return [database.version_found()]
 
     async def close(self) -> None:
         if self._closed:

@@ -1,5 +1,15 @@
 -- Settings of queues and lanes, schedules, and leadership: the small records that everybody shares.
 
+-- Refuse a user who may not use all of these commands on the keys and channels of the namespace: functions run with the
+-- rights of their caller, so a step would break off in the middle.
+function settings.check_rights(commands)
+    for _, command in ipairs(commands) do
+        if not redis.acl_check_cmd(command, S.p .. 'any') then
+            step.refuse('not_allowed', command)
+        end
+    end
+end
+
 -- Make the namespace if it is new, for code that knows this schema. Returns the schema there is.
 function settings.open(schema)
     local stored = tonumber(call('HGET', S.p .. 'counter', 'schema') or nil)

@@ -2,6 +2,9 @@
 -- leases, both empty outside of tests, then what is said here; `m` is a MessagePack value. The answer is a MessagePack map,
 -- {refused = …} when nothing was done; of `claim` and `finish` a list, first the verdicts, then three parts for each claimed job.
 
+-- Flags: without `allow-oom` a verb is refused by a server whose memory is full, before it begins. So are those that store
+-- as much as their callers like. Those that work off what is there go on, and so does what processes declare when they start,
+-- which is little: else nobody could start who makes room.
 local function verb(name, flags, run)
     redis.register_function({
         function_name = NAME .. '_' .. name,
@@ -12,8 +15,9 @@ local function verb(name, flags, run)
     })
 end
 
--- the schema that the caller knows
-verb('open', {}, function(args)
+-- the schema that the caller knows, m commands that the functions use
+verb('open', { 'allow-oom' }, function(args)
+    settings.check_rights(unpacked(args[4]))
     return step.signed({ schema = settings.open(tonumber(args[3])) })
 end)
 
@@ -115,12 +119,12 @@ verb('resign', { 'allow-oom' }, function(args)
 end)
 
 -- the counter of settings that was seen, m changes
-verb('configure', {}, function(args)
+verb('configure', { 'allow-oom' }, function(args)
     return pack({ done = settings.configure(tonumber(args[3]), unpacked(args[4])) })
 end)
 
 -- m schedules {name, timetable, place of its job}, then the jobs
-verb('declare', {}, function(args)
+verb('declare', { 'allow-oom' }, function(args)
     settings.declare(unpacked(args[3]), args)
     return pack({ done = true })
 end)
