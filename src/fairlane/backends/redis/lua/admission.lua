@@ -3,6 +3,8 @@
 -- A request has: id, task, queue, class, kind, lane_key, cost, pool, sticky, direct, retries, backoff, uniq, unique_for, delay,
 -- run_at, expires, waiter, ttl, schedule, slot. Its content is opaque here; equal content has equal bytes.
 
+local PENDING_ALONE = { state = PENDING } -- all that is asked of a job that was stored
+
 local function content_of(seq)
     local stored = call('HGET', S.p .. 'job', seq)
     return stored and string.sub(stored, 9)
@@ -213,6 +215,57 @@ local function store(new, content, headers, tie)
     return e
 end
 
+-- Whether a job is due, is for everybody, holds nothing and has no lane.
+local function is_simple(new)
+    return not (new.lane_key or new.kind or new.sticky or new.direct or new.uniq or new.delay or new.run_at or new.expires
+        or new.schedule or new.waiter)
+end
+
+-- What simple jobs of a queue, class and task share, so that each of them costs little more than its record.
+local function company_of(new)
+    local queue, class = catalog.queue(new.queue).number, new.class or 1
+    local flow = step.flow(queue, class, '', '')
+    return {
+        name = new.queue,
+        class = new.class,
+        task = new.task,
+        number = queue,
+        flow = flow,
+        by_task = writes.table(keys.of_task(queue, new.task), 'z'),
+        ready = writes.table(flow.ready, 'z'),
+    }
+end
+
+-- Store a simple job of a large call: the same as `store` does, in one go.
+local function store_simple(new, company, content, headers)
+    local seq, arrival = S.seq + 1, S.arrival + 1
+    S.seq, S.arrival = seq, arrival
+    local member = writes.text(seq)
+    if not company.flow.tag then
+        flows.join(company.number, new.class or 1, '', '', arrival)
+    end
+    S.ids[new.id], S.jobs[member], S.lives[member] = member, S.stamp .. content, pack({
+        id = new.id,
+        task = new.task,
+        queue = company.number,
+        class = new.class or 1,
+        cost = new.cost,
+        pool = new.pool,
+        retries = new.retries,
+        backoff = new.backoff,
+        state = PENDING,
+        granted = true,
+        flow = true,
+        arrival = arrival,
+    })
+    company.by_task[member], company.ready[member], S.waiting[member] = member, arrival, member
+    if headers ~= '' then
+        writes.hset(S.p .. 'headers', member, headers)
+    end
+    step.count(company.number, new.class or 1, 'p')
+    return PENDING_ALONE
+end
+
 -- Read the flows that plain jobs of a large call will stand in, together.
 local function load_flows(requests)
     local jobs = {}
@@ -223,6 +276,37 @@ local function load_flows(requests)
         end
     end
     flows.load(jobs)
+end
+
+-- Store those that have no answer yet; returns them by their places.
+local function store_all(requests, answers, bodies, first)
+    local stored, simple, company = {}, #requests > 1, nil
+    for _, new in ipairs(requests) do
+        simple = simple and is_simple(new)
+    end
+    if simple then
+        -- Nothing reads these keys until all jobs are there, so the tables stay those that are sent.
+        S.ids, S.jobs = writes.table(S.p .. 'id', 'h'), writes.table(S.p .. 'job', 'h')
+        S.lives, S.waiting = writes.table(S.live, 'h'), writes.table(S.alive, 'z')
+    else
+        S.direct = #requests == 1 and not requests[1].kind
+        load_flows(requests)
+    end
+    for i, new in ipairs(requests) do
+        if not answers[i] then
+            local content, headers = bodies[first + 2 * i - 2], bodies[first + 2 * i - 1]
+            if simple then
+                if not company or company.name ~= new.queue or company.class ~= new.class or company.task ~= new.task then
+                    company = company_of(new)
+                end
+                stored[i] = store_simple(new, company, content, headers)
+            else
+                stored[i] = store(new, content, headers)
+            end
+        end
+    end
+    S.direct = false
+    return stored
 end
 
 -- Store jobs and admit those that are due, all or none. `bodies`: content and headers of each, one after the other, from
@@ -269,18 +353,11 @@ function admission.enqueue(requests, bodies, first)
             end
         end
     end
-    S.direct = #requests == 1 and not requests[1].kind
-    if not S.direct then
-        load_flows(requests)
+    local stored = store_all(requests, answers, bodies, first)
+    local usual = count == #requests
+    for _, e in pairs(stored) do
+        usual = usual and e.state == PENDING
     end
-    local stored, usual = {}, count == #requests
-    for i, new in ipairs(requests) do
-        if not answers[i] then
-            stored[i] = store(new, bodies[first + 2 * i - 2], bodies[first + 2 * i - 1])
-            usual = usual and stored[i].state == PENDING
-        end
-    end
-    S.direct = false
     if usual then
         return {}
     end

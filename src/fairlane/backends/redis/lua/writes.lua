@@ -51,6 +51,12 @@ function writes.text(number)
     return string.format('%.0f', number)
 end
 
+-- What is gathered for a key is put into this table: for who has many members to add, none of which is taken away in the
+-- same step. `kind`: 'z' for members with their scores, 'h' for fields with their values.
+function writes.table(key, kind)
+    return (S.writes[key] or gathered(key, kind)).put
+end
+
 function writes.zadd(key, score, member)
     if S.direct then
         return writes.call('ZADD', key, score, member)
