@@ -1,7 +1,7 @@
 """Dramatiq: its own command line, one process with 16 threads; bodies are functions. A finished job leaves nothing."""
 
 # What is compared need not be installed, and not everybody has types.
-# mypy: disable-error-code="import-not-found, import-untyped, untyped-decorator"
+# mypy: disable-error-code="import-not-found, import-untyped, untyped-decorator, no-untyped-call"
 
 from __future__ import annotations
 
