@@ -60,7 +60,9 @@ def free_port() -> int:
 
 def end_with_parent() -> None:
     """For a process that was just forked: a benchmark that is killed leaves neither server nor worker behind."""
-    # A server that gets this ends at once; a worker in Python has no handler for it.
+    # A server that gets this ends at once; a worker in Python has no handler for it. A shell that starts the benchmark
+    # in the background has it ignored, which would be inherited.
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGQUIT)
 
 
