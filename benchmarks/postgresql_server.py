@@ -8,12 +8,10 @@ to run as root, so root starts it as nobody.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator
@@ -24,8 +22,8 @@ from typing import Any
 
 import asyncpg
 
-TICKS = os.sysconf("SC_CLK_TCK")
-PR_SET_PDEATHSIG = 1
+from .cases import Count
+from .processes import children, end_with_parent, exact, free_port, times
 
 
 class Server:
@@ -38,7 +36,7 @@ class Server:
         self._log = directory / "postgresql.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._databases = 0
-        self.port = _free_port()
+        self.port = free_port()
         self.version = self._read([str(binaries / "postgres"), "--version"]).split()[2]
         self._home.mkdir()
         if os.geteuid() == 0:
@@ -82,6 +80,21 @@ class Server:
         await self.execute(f'DROP DATABASE IF EXISTS "{url.rsplit("/", 1)[1]}" WITH (FORCE)')
         await self.execute("CHECKPOINT")
 
+    async def settle(self, url: str) -> None:
+        """What autovacuum would do within a minute; so it does not do it at somebody's expense in between."""
+        await self.execute("VACUUM (ANALYZE)", url.rsplit("/", 1)[1])
+        await self.execute("CHECKPOINT")
+
+    @asynccontextmanager
+    async def counting(self, url: str) -> AsyncIterator[Count]:
+        """Whoever counts jobs there, by SQL."""
+        async with connected(url) as connection:
+
+            async def count(statement: str, _jobs: int) -> int:
+                return int(await connection.fetchval(statement))
+
+            yield count
+
     async def execute(self, statement: str, database: str = "postgres") -> None:
         """Run one statement outside of any transaction."""
         async with connected(self.url(database)) as connection:
@@ -91,11 +104,11 @@ class Server:
         """Processor seconds of the server so far, connections that have ended included."""
         if self._process is None:
             raise RuntimeError("the server is not running")
-        parent = _stat(self._process.pid)
+        parent = times(self._process.pid)
         if parent is None:
             raise RuntimeError("the server is gone")
         # Those that have ended are counted by their parent, in the second pair.
-        return sum(parent) + sum(_exact(int(pid)) for pid in _children(self._process.pid))
+        return sum(parent) + sum(exact(int(pid)) for pid in children(self._process.pid))
 
     def _begin(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
         root = os.geteuid() == 0
@@ -145,46 +158,3 @@ async def connected(url: str) -> AsyncIterator[Any]:
         yield connection
     finally:
         await connection.close()
-
-
-def processor(pid: int) -> float:
-    """Processor seconds of a process, its threads and its ended children so far."""
-    stat = _stat(pid)
-    if stat is None:
-        raise RuntimeError(f"process {pid} is gone")
-    return sum(stat)
-
-
-def _stat(pid: int) -> tuple[float, ...] | None:
-    """User, system, children's user and children's system seconds."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = text.rpartition(")")[2].split()
-    return tuple(int(field) / TICKS for field in fields[11:15])
-
-
-def _exact(pid: int) -> float:
-    """Processor seconds of a process with one thread, to the nanosecond where the kernel tells."""
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
-    except (FileNotFoundError, ProcessLookupError):
-        stat = _stat(pid)
-        return 0.0 if stat is None else sum(stat)
-
-
-def _children(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def end_with_parent() -> None:
-    """For a process that was just forked: a benchmark that is killed leaves neither server nor worker behind."""
-    # A server that gets this ends at once; a worker in Python has no handler for it.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGQUIT)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from fairlane.backends import open_store
 
+from .contest import Options
 from .figures import Bound, Figure
-from .postgresql import Options, started
+from .postgresql import started
 from .postgresql_server import connected
 from .workload import Run, Worker, job
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import asyncpg
 
-from benchmarks.postgresql_board import Board
-from benchmarks.postgresql_side import SLOTS, Side, module_command, worker_url
+from benchmarks.board import Board
+from benchmarks.side import SLOTS, Side, module_command, worker_url
 
 if TYPE_CHECKING:
     from absurd_sdk import AsyncAbsurd

@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from benchmarks.postgresql_board import Board
-from benchmarks.postgresql_side import SLOTS, Side, module_command, worker_url
+from benchmarks.board import Board
+from benchmarks.side import SLOTS, Side, module_command, worker_url
 
 if TYPE_CHECKING:
     from awa import AsyncClient, Job

@@ -21,8 +21,8 @@ from typing import ClassVar
 import asyncpg
 import uuid_utils
 
-from benchmarks.postgresql_board import Board
-from benchmarks.postgresql_side import Side, module_command, worker_url
+from benchmarks.board import Board
+from benchmarks.side import Side, module_command, worker_url
 from benchmarks.workload import RESULT
 
 BATCH = 100

@@ -16,8 +16,8 @@ from contextlib import asynccontextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from benchmarks.postgresql_board import Board
-from benchmarks.postgresql_side import SLOTS, Side, module_command, worker_url
+from benchmarks.board import Board
+from benchmarks.side import SLOTS, Side, module_command, worker_url
 
 if TYPE_CHECKING:
     from oban import Job, Oban

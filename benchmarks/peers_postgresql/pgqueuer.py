@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import asyncpg
 
-from benchmarks.postgresql_board import Board
-from benchmarks.postgresql_side import Side, module_command, worker_url
+from benchmarks.board import Board
+from benchmarks.side import Side, module_command, worker_url
 
 if TYPE_CHECKING:
     from pgqueuer import PgQueuer

@@ -5,21 +5,44 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Protocol
 
-from . import postgresql_side
-from .postgresql_board import Board
-from .postgresql_server import Server, connected, end_with_parent, processor
-from .postgresql_side import BATCH, URL, Side, module_command
+from . import side as sides
+from .board import Board
+from .processes import end_with_parent, processor
+from .side import BATCH, URL, Side, module_command
 
 PATIENCE = 60.0
 """Seconds without any progress after which a side has failed."""
+
+Count = Callable[[str, int], Awaitable[int]]
+"""How many jobs there are of a kind: what counts them (see `Side`), and how many were sent."""
+
+
+class Server(Protocol):
+    """What the sides are measured on."""
+
+    async def database(self, name: str) -> str:
+        """One that nobody has used yet; where it is."""
+
+    async def drop(self, url: str) -> None:
+        """Nobody needs it any more."""
+
+    async def settle(self, url: str) -> None:
+        """Let the work be done that storing a backlog has left for later."""
+
+    def counting(self, url: str) -> AbstractAsyncContextManager[Count]:
+        """Whoever counts the jobs there."""
+
+    def processor(self) -> float:
+        """Processor seconds of the server so far."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +62,7 @@ class Cases:
     """One side with one kind of worker, on one server."""
 
     server: Server
+    kind: str
     name: str
     side: Side
     setting: str
@@ -51,22 +75,20 @@ class Cases:
         """Workers that find all jobs waiting; the time it takes to start them does not count."""
         async with self._database() as url:
             await self._call("load", url, jobs, BATCH, 0)
-            await self._expect(url, self.side.stored, jobs)
-            # What autovacuum would do within a minute; so it does not do it at somebody's expense in between.
-            await self.server.execute("VACUUM (ANALYZE)", url.rsplit("/", 1)[1])
-            await self.server.execute("CHECKPOINT")
-            with _board(jobs) as board:
+            await self.expect(url, self.side.stored, jobs)
+            await self.server.settle(url)
+            with board_of(jobs) as board:
                 return await self._drained(url, board, workers)
 
     async def _drained(self, url: str, board: Board, workers: int) -> Flow:
-        with self._workers(url, board, workers) as processes:
-            await _until(lambda: board.ready(workers), processes)
+        with self.workers(url, board, workers) as processes:
+            await until(lambda: board.ready(workers), processes)
             await asyncio.sleep(0.3)
             board.go()
-            await _until(lambda: board.count > 0, processes)
+            await until(lambda: board.count > 0, processes)
             before = [sum(processor(each.pid) for each in processes), self.server.processor()]
             await _progress(lambda: board.count, board.jobs, processes)
-            await self._expect(url, self.side.recorded, board.jobs)
+            await self.expect(url, self.side.recorded, board.jobs)
             ended = time.perf_counter()
             after = [sum(processor(each.pid) for each in processes), self.server.processor()]
         board.check(self.title)
@@ -89,18 +111,18 @@ class Cases:
             before = self.server.processor()
             answer = await self._call(verb, url, *numbers)
             spent = self.server.processor() - before
-            await self._expect(url, self.side.stored, int(answer["sent"]))
+            await self.expect(url, self.side.stored, int(answer["sent"]))
         return Flow(answer["rate"], answer["processor"], spent / answer["sent"])
 
     async def latency(self, jobs: int) -> tuple[float, float]:
         """Seconds from before the call to the start of the body, on an idle worker: median and p99."""
         async with self._database() as url:
-            with _board(jobs + jobs // 9) as board, self._workers(url, board, 1) as processes:
-                await _until(lambda: board.ready(1), processes)
+            with board_of(jobs + jobs // 9) as board, self.workers(url, board, 1) as processes:
+                await until(lambda: board.ready(1), processes)
                 board.go()
                 await asyncio.sleep(3)
                 answer = await self._call("latency", url, str(board.path))
-                await self._expect(url, self.side.recorded, board.jobs)
+                await self.expect(url, self.side.recorded, board.jobs)
                 board.check(self.title)
                 return answer["median"], answer["p99"]
 
@@ -114,7 +136,8 @@ class Cases:
             await self.server.drop(url)
 
     async def _call(self, verb: str, url: str, *numbers: object) -> dict[str, float]:
-        command = module_command(postgresql_side.__name__, verb, self.name, url, self.setting, *map(str, numbers))
+        about = (verb, self.kind, self.name, url, self.setting, *map(str, numbers))
+        command = module_command(sides.__name__, *about)
         process = await asyncio.create_subprocess_exec(
             *command,
             env=_environment(),
@@ -127,20 +150,21 @@ class Cases:
         found: dict[str, float] = json.loads(answer.splitlines()[-1])
         return found
 
-    async def _expect(self, url: str, statement: str, jobs: int) -> None:
+    async def expect(self, url: str, statement: str, jobs: int) -> None:
         """Ask until the database says so; some record in the background."""
-        async with connected(url) as connection:
-            found, deadline = int(await connection.fetchval(statement)), time.monotonic() + PATIENCE
+        async with self.server.counting(url) as count:
+            found, deadline = await count(statement, jobs), time.monotonic() + PATIENCE
             while found < jobs:
                 if time.monotonic() > deadline:
-                    raise AssertionError(f"{self.title}: the database knows of {found} of {jobs} jobs ({statement})")
+                    raise AssertionError(f"{self.title}: the server knows of {found} of {jobs} jobs ({statement})")
                 await asyncio.sleep(0.01)
-                found = int(await connection.fetchval(statement))
+                found = await count(statement, jobs)
         if found > jobs:
             raise AssertionError(f"{self.title}: {found} jobs instead of {jobs} ({statement})")
 
     @contextmanager
-    def _workers(self, url: str, board: Board, workers: int) -> Iterator[list[_Worker]]:
+    def workers(self, url: str, board: Board, workers: int) -> Iterator[list[Worker]]:
+        """Worker processes, which wait for the board."""
         command = self.side.command(url, self.setting)
         with ExitStack() as stack:
             started = []
@@ -152,14 +176,15 @@ class Cases:
                     env=environment,
                     stdout=log,
                     stderr=log,
+                    start_new_session=True,
                     preexec_fn=end_with_parent,  # noqa: PLW1509 - nothing here has threads
                 )
-                started.append(_Worker(process, log))
+                started.append(Worker(process, log))
                 stack.callback(started[-1].stop)
             yield started
 
 
-class _Worker:
+class Worker:
     """A worker process, and what it says."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
@@ -185,10 +210,14 @@ class _Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        # Some start processes of their own, which must not go on beside the next measurement.
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
 
 @contextmanager
-def _board(jobs: int) -> Iterator[Board]:
+def board_of(jobs: int) -> Iterator[Board]:
+    """An empty board."""
     board = Board.make(jobs)
     try:
         yield board
@@ -201,17 +230,18 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
-async def _until(condition: Callable[[], bool], processes: list[_Worker]) -> None:
+async def until(condition: Callable[[], bool], processes: list[Worker]) -> None:
+    """Wait until it holds, as long as the workers are there."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         for each in processes:
             each.check()
         if time.monotonic() > deadline:
-            raise AssertionError(f"nothing has started:\n{processes[0].said}")
+            raise AssertionError(f"it took more than a minute:\n{processes[0].said}")
         await asyncio.sleep(0.001)
 
 
-async def _progress(count: Callable[[], int], jobs: int, processes: list[_Worker]) -> None:
+async def _progress(count: Callable[[], int], jobs: int, processes: list[Worker]) -> None:
     """Wait until as many bodies have started, as long as it goes on."""
     last, deadline = 0, time.monotonic() + PATIENCE
     while (found := count()) < jobs:

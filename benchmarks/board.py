@@ -16,7 +16,9 @@ from pathlib import Path
 BOARD = "FAIRLANE_BENCH_BOARD"
 WORKER = "FAIRLANE_BENCH_WORKER"
 WORKERS = 8
-"""How many worker processes there is room for."""
+"""How many processes that run bodies there is room for."""
+APART = 2
+"""How many workers are started at most: the processes of one worker have places this far apart."""
 HEADER = 8 * (1 + 2 * WORKERS)
 
 
@@ -34,7 +36,6 @@ class Board:
         self._runs = whole[HEADER + 8 * self.jobs :]
         self._ready = 1 + 2 * worker
         self._ran = self._ready + 1
-        self._count = 0.0
 
     @classmethod
     def make(cls, jobs: int) -> Board:
@@ -47,9 +48,9 @@ class Board:
         return cls(Path(name))
 
     @classmethod
-    def mine(cls) -> Board:
-        """The board that this worker process was started with."""
-        return cls(Path(os.environ[BOARD]), int(os.environ[WORKER]))
+    def mine(cls, part: int = 0) -> Board:
+        """The board that this worker was started with; `part` tells its processes apart if several run bodies."""
+        return cls(Path(os.environ[BOARD]), int(os.environ[WORKER]) + part * APART)
 
     def environment(self, worker: int) -> dict[str, str]:
         """What a worker process needs to find its place."""
@@ -68,11 +69,11 @@ class Board:
             time.sleep(0.001)
 
     def ran(self, number: int) -> None:
-        """A body has started."""
+        """A body has started. Threads of one process must not call it at the same time."""
         self._starts[number] = time.perf_counter()
         self._runs[number] += 1
-        self._count += 1.0
-        self._head[self._ran] = self._count
+        # In the shared memory itself: who forks a process for each job still counts on.
+        self._head[self._ran] += 1.0
 
     # What the measuring process calls.
 
@@ -92,6 +93,10 @@ class Board:
     def start(self, number: int) -> float:
         """When a job started; 0 as long as it has not."""
         return self._starts[number]
+
+    def runs(self, number: int) -> int:
+        """How often a job has started."""
+        return self._runs[number]
 
     def first(self) -> float:
         """When the first job started."""

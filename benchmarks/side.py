@@ -1,8 +1,8 @@
-"""What the benchmark asks of each queue it measures on PostgreSQL, and the process that a side runs in.
+"""What a contest asks of each queue it measures, and the process that a side runs in.
 
-A side is one module of `peers_postgresql`. Its bodies are coroutines that only write down that they have started.
-``python -m benchmarks.postgresql_side VERB SIDE …`` does one thing on behalf of a side and prints JSON; workers are
-started as the side itself says, through its own command line where it has one.
+A side is one module of `peers_postgresql` or `peers_redis`. Its bodies only write down that they have started; they are
+coroutines where the queue runs coroutines. ``python -m benchmarks.side VERB KIND SIDE …`` does one thing on behalf of a
+side and prints JSON; workers are started as the side itself says, through its own command line where it has one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ from pathlib import Path
 from random import Random
 from typing import ClassVar, Protocol
 
-from .postgresql_board import Board
+from .board import Board
 from .workload import Pace, Stopwatch
 
 URL = "FAIRLANE_BENCH_URL"
 SLOTS = 200
-SIDES = ("fairlane", "bare", "pgqueuer", "procrastinate", "awa", "chancy", "saq", "absurd", "oban")
+SIDES = {
+    "postgresql": ("fairlane", "bare", "pgqueuer", "procrastinate", "awa", "chancy", "saq", "absurd", "oban"),
+    "redis": ("fairlane", "bare", "dramatiq", "taskiq", "huey", "celery", "rq", "saq"),
+}
+"""By the kind of server that they run on."""
 BATCH = 1_000
 """Jobs in one call, where jobs are sent in bulk."""
 
@@ -53,9 +57,13 @@ class Side(ABC):
     waits: ClassVar[bool] = True
     """Whether its workers wait for jobs, so that it has a latency."""
     stored: ClassVar[str]
-    """SQL that counts the jobs there are, finished ones included."""
+    """What counts the jobs there are, finished ones included: SQL, or Lua."""
     recorded: ClassVar[str]
-    """SQL that counts the jobs whose end is recorded."""
+    """What counts the jobs whose end is recorded. Lua knows as ``ARGV[1]`` how many were sent."""
+    acknowledges: ClassVar[bool] = True
+    """Whether a job that was begun is still known to the server, so that it outlives its worker."""
+    keeps: ClassVar[bool] = True
+    """Whether each job has a record of its own, besides its place in a line."""
     share: ClassVar[float] = 1.0
     """How many of the jobs asked for it gets: less than 1 for who needs minutes for all."""
 
@@ -80,11 +88,11 @@ class Side(ABC):
             return None
 
 
-def side(name: str) -> Side:
+def side(kind: str, name: str) -> Side:
     """The side of this name; what it measures is imported only where it runs."""
-    if name not in SIDES:
-        raise SystemExit(f"{name!r} is none of {', '.join(SIDES)}")
-    found: Side = import_module(f"benchmarks.peers_postgresql.{name}").SIDE
+    if name not in SIDES[kind]:
+        raise SystemExit(f"{name!r} is none of {', '.join(SIDES[kind])}")
+    found: Side = import_module(f"benchmarks.peers_{kind}.{name}").SIDE
     return found
 
 
@@ -94,7 +102,7 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 
 def worker_url() -> str:
-    """Where this worker's database is."""
+    """Where this worker's jobs are."""
     return os.environ[URL]
 
 
@@ -145,8 +153,8 @@ async def _latency(side: Side, url: str, setting: str, board: Board) -> dict[str
     return {"median": waits[len(waits) // 2], "p99": waits[int(len(waits) * 0.99)], "sent": board.jobs}
 
 
-async def _main(verb: str, name: str, url: str, setting: str, *numbers: str) -> None:
-    own = side(name)
+async def _main(verb: str, kind: str, name: str, url: str, setting: str, *numbers: str) -> None:
+    own = side(kind, name)
     answer: dict[str, float] = {}
     if verb == "install":
         await own.install(url)
