@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shutil
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from fairlane.backends import open_store
-from fairlane.backends.redis.losses import EMPTIED, WENT_BACK
-from fairlane.errors import SessionLost
-from fairlane.job import JobState, NewJob, Priority
+from fairlane.backends.redis.losses import (
+    EMPTIED,
+    KEPT_SECONDS,
+    MOST_BYTES,
+    WENT_BACK,
+    Completed,
+    Losses,
+    Mark,
+    Mended,
+)
+from fairlane.errors import SessionLost, StoreUnavailable
+from fairlane.job import Held, JobState, NewJob, Priority
 from fairlane.session import Claim, NewSession, SessionKind
 from fairlane.slots import Ask, usual_slots
 from fairlane.states import complete
@@ -124,7 +135,7 @@ async def test_a_loss_is_told_once_by_each_process_and_begins_a_new_generation_o
         for number in range(50):
             await store.enqueue(jobs(f"new-{number}"))
         await until_renewed(other, "b")
-        assert told(records, EMPTIED) == 1
+        assert told(records, WENT_BACK) == 2
         for _ in range(3):
             await store.renew("a", [], claim=0)
             await other.renew("b", [], claim=0)
@@ -148,6 +159,95 @@ async def test_an_emptied_server_is_noticed_by_the_next_renewal(
     await store.enqueue(jobs("new"))
     assert await work(store, "again", 1) == ["new"]
     assert len(records.records) == 1
+
+
+async def test_a_later_job_of_the_same_id_is_not_taken_for_the_one_that_was_completed(
+    rewound: Rewound, store: Store
+) -> None:
+    await store.register(session("w"))
+    await store.enqueue(jobs("report"))
+    assert await work(store, "w", 1) == ["report"]
+    rewound.server.ask("FLUSHALL")
+    await asyncio.sleep(0.01)
+    await store.enqueue(jobs("report"))
+    with pytest.raises(SessionLost):
+        await store.renew("w", [], claim=0)
+    [job] = await store.get(["report"])
+    assert job is not None
+    assert job.state is JobState.PENDING
+
+
+async def test_many_callers_and_stores_make_one_loss_of_one_loss(
+    rewound: Rewound, store: Store, records: pytest.LogCaptureFixture
+) -> None:
+    others = [await open_store(rewound.server.url) for _ in range(2)]
+    try:
+        for number, each in enumerate([store, *others]):
+            await each.register(session(f"w{number}"))
+            await each.enqueue(jobs(f"job-{number}"))
+            await each.renew(f"w{number}", [], claim=0)
+        rewound.server.ask("HSET", "{fairlane}:counter", "steps", 2)
+        every = [(each, f"w{number}") for number, each in enumerate([store, *others])]
+        for _ in range(5):
+            await asyncio.gather(*(each.renew(name, [], claim=0) for each, name in every for _ in range(8)))
+        assert rewound.server.ask("LLEN", "{fairlane}:lost") == 1
+        assert told(records, WENT_BACK) == 3
+    finally:
+        for each in others:
+            await each.close()
+
+
+async def test_what_is_emptied_twice_is_not_remembered(rewound: Rewound, store: Store) -> None:
+    for _ in range(2):
+        rewound.server.ask("FLUSHALL")
+        await store.enqueue([NewJob(id="a", task="t", queue="first", payload=b"[]")])
+        await store.enqueue(jobs("b"))
+        assert [queue.name for queue in await store.queues()] == ["default", "first"]
+    rewound.server.ask("FLUSHALL")
+    await store.enqueue(jobs("c"))
+    await store.register(session("w"))
+    assert await work(store, "w", 1) == ["c"]
+
+
+@pytest.mark.parametrize("trouble", [StoreUnavailable("gone again"), asyncio.CancelledError()], ids=["fails", "ends"])
+async def test_a_loss_that_could_not_be_told_is_told_later(trouble: BaseException) -> None:
+    told_of: list[int] = []
+
+    async def mend(generation: str, what: str, completed: Sequence[Completed]) -> Mended:
+        told_of.append(len(completed))
+        if len(told_of) == 1:
+            raise trouble
+        return Mended(Mark("new", 1), len(completed), what)
+
+    losses = Losses("here", mend)
+    losses.mark = Mark("old", 100)
+    losses.remember([Completed("w", Held("job", 1), b"stamp", b"1")])
+    with contextlib.suppress(asyncio.CancelledError):
+        await losses.check({"generation": "old", "steps": 5}, losses.mark)
+    await losses.check({"generation": "old", "steps": 6}, losses.mark)
+    await losses.check({"generation": "new", "steps": 7}, losses.mark)
+    assert told_of == [1, 1]
+    assert losses.mark == Mark("new", 7)
+
+
+def test_what_is_remembered_is_bounded_in_time_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+
+    async def mend(generation: str, what: str, completed: Sequence[Completed]) -> Mended:
+        sent.append(len(completed))
+        return Mended(Mark("new", 1), 0, what)
+
+    losses = Losses("here", mend)
+    losses.mark = Mark("old", 1)
+    large = b"x" * (MOST_BYTES // 4)
+    losses.remember([Completed("w", Held(f"job-{number}", 1), b"stamp", large) for number in range(9)])
+    asyncio.run(losses.check({"generation": "other", "steps": 1}, losses.mark))
+    assert sent == [4]
+    losses.remember([Completed("w", Held("job", 1), b"stamp", None)])
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 2 * KEPT_SECONDS)
+    asyncio.run(losses.check({"generation": "third", "steps": 1}, losses.mark))
+    assert sent == [4, 0]
 
 
 async def test_answers_that_overtake_each_other_are_no_loss(store: Store, records: pytest.LogCaptureFixture) -> None:

@@ -131,10 +131,10 @@ def claim_columns(claim: Claim) -> list[Any]:
     ]
 
 
-def one_claim_values(claim: Claim, queue: int) -> tuple[Any, ...]:
+def one_claim_values(claim: Claim, queue: int, name: str) -> tuple[Any, ...]:
     """The same for `claim_one`, which starts one job of one queue at most: the asks need not say how many."""
     asks = [ask for ask in claim.asks if ask.queue is not None and ask.most > 0]
-    return claim.number, queue, [int(ask.priority) for ask in asks], [ask.below for ask in asks]
+    return claim.number, queue, name, [int(ask.priority) for ask in asks], [ask.below for ask in asks]
 
 
 def verdicts_of(held: Sequence[Held], row: Record) -> tuple[Verdict, ...]:

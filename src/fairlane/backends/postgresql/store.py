@@ -218,7 +218,7 @@ class PostgresqlStore:
         number = None if queue is None or others else await self._number(queue)
         if queue is None or number is None:
             return None
-        values = (session, *columns.one_claim_values(claim, number), *self._moments.readings())
+        values = (session, *columns.one_claim_values(claim, number, queue), *self._moments.readings())
         async with self._lock(f"claim {session}"):
             row = await self._database.fetchrow(self._function("claim_one", len(values)), *values)
         assert row is not None

@@ -20,7 +20,7 @@ from ...errors import (
 from . import library
 from .connections import Connections
 from .failures import NotAllowed, ServerError
-from .losses import Completed, Losses
+from .losses import Completed, Losses, Mark, Mended
 from .requests import decode, encode
 
 BOOT_SECONDS = 1e9
@@ -51,37 +51,37 @@ class Functions:
 
     async def call(self, verb: str, *arguments: Any) -> dict[str, Any]:
         """What a function answers, with ``parts`` if that is a list. Raises what it refuses with."""
-        known = self.losses.steps
+        before = self.losses.mark
         answer = await self.send(verb, *arguments)
         if isinstance(answer, list):
             return {"parts": answer}
         found: dict[str, Any] = decode(answer)
         if "generation" in found:
-            await self.losses.check(found, known)
+            await self.losses.check(found, before)
         if "refused" in found:
             _refuse(**found["refused"])
         return found
 
     async def call_for_parts(self, verb: str, *arguments: Any) -> tuple[dict[str, Any], list[bytes]]:
         """The same for a function that answers with a record and parts."""
-        known = self.losses.steps
+        before = self.losses.mark
         answer = await self.send(verb, *arguments)
         first, *parts = answer if isinstance(answer, list) else [answer]
         found: dict[str, Any] = decode(first)
-        await self.losses.check(found, known)
+        await self.losses.check(found, before)
         if "refused" in found:
             _refuse(**found["refused"])
         return found, parts
 
-    async def _mend(self, generation: str, what: str, completed: Sequence[Completed]) -> int:
-        results = [result for _, _, result in completed if result is not None]
+    async def _mend(self, generation: str, what: str, completed: Sequence[Completed]) -> Mended:
+        results = [each.result for each in completed if each.result is not None]
         places = iter(range(6, 6 + len(results)))
         again = [
-            (session, held.id, held.fence, 0 if result is None else next(places)) for session, held, result in completed
+            (each.session, each.held.id, each.held.fence, each.stamp.hex(), 0 if each.result is None else next(places))
+            for each in completed
         ]
         answer = decode(await self.send("lost", generation, what, encode(again), *results))
-        self.losses.begin(answer["generation"])
-        return int(answer["mended"])
+        return Mended(Mark(answer["generation"], answer["steps"]), answer["mended"], answer["what"])
 
     async def send(self, verb: str, *arguments: Any) -> Any:
         """What a function answers, as it comes."""

@@ -12,23 +12,48 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from ...job import Held
-from ...states import Move, Transition
 
 KEPT_SECONDS = 30.0
 """How long a completion is remembered: several times what a server with `appendfsync everysec` can lose."""
 MOST_KEPT = 20_000
+MOST_BYTES = 16 * 1024 * 1024
+"""Results are remembered too, as long as they are not more than this together."""
+PART = 1_000
 EMPTIED = "the server was emptied, or replaced by another one"
 WENT_BACK = "the server has gone back to an earlier state"
-_COMPLETE = Move.COMPLETE
 logger = logging.getLogger("fairlane.store")
 
-Completed = tuple[str, Held, bytes | None]
-"""Who has completed what, and with which result."""
-Mend = Callable[[str, str, Sequence[Completed]], Awaitable[int]]
+
+class Completed(NamedTuple):
+    """A completion that was accepted. `stamp` tells the job from a later one of the same id."""
+
+    session: str
+    held: Held
+    stamp: bytes
+    result: bytes | None
+
+
+class Mark(NamedTuple):
+    """What is known of the data at some moment."""
+
+    generation: str
+    steps: int
+
+
+class Mended(NamedTuple):
+    """What the server says of a loss: the generation of its data from now on, how many jobs were completed again, and
+    what the first to find it has found."""
+
+    mark: Mark
+    again: int
+    what: str
+
+
+Mend = Callable[[str, str, Sequence[Completed]], Awaitable[Mended]]
 """Tells the server of a loss: the generation that was lost, what happened, and what to complete again."""
 
 
@@ -38,50 +63,63 @@ class Losses:
     def __init__(self, shown: str, mend: Mend) -> None:
         self._shown = shown
         self._mend = mend
-        self._generation = ""
-        self.steps = 0
-        """The highest number of steps that was seen. Read before a call is sent, and given to `check` with its answer.
-        """
-        self._completed: deque[tuple[float, Completed]] = deque(maxlen=MOST_KEPT)
+        self.mark = Mark("", 0)
+        """Read before a call is sent, and given to `check` with its answer."""
+        self._reporting = False
+        self._completed: deque[tuple[float, Completed]] = deque()
+        self._bytes = 0
 
-    def remember(self, session: str, transitions: Sequence[Transition]) -> None:
+    def remember(self, completed: Sequence[Completed]) -> None:
         """These were accepted."""
         now = time.monotonic()
+        for each in completed:
+            self._completed.append((now, each))
+            self._bytes += len(each.result or b"")
+        self._forget(now)
+
+    def _forget(self, now: float) -> None:
         kept = self._completed
-        kept.extend((now, (session, t.held, t.result)) for t in transitions if t.move is _COMPLETE)
-        while kept and kept[0][0] < now - KEPT_SECONDS:
-            kept.popleft()
+        while kept and (kept[0][0] < now - KEPT_SECONDS or len(kept) > MOST_KEPT or self._bytes > MOST_BYTES):
+            self._bytes -= len(kept.popleft()[1].result or b"")
 
-    def begin(self, generation: str) -> None:
-        """The data are of this generation now, by our own doing."""
-        self._generation = generation
-
-    async def check(self, answer: dict[str, Any], known: int) -> None:
-        """Look at what an answer is signed with. `known`: the number of steps before it was asked for."""
-        old, generation, steps = self._generation, answer.get("generation"), answer.get("steps", 0)
-        if generation is None:
+    async def check(self, answer: dict[str, Any], before: Mark) -> None:
+        """Look at what an answer is signed with. `before`: what was known when it was asked for."""
+        generation = answer.get("generation")
+        if generation is None or self.mark.generation != before.generation or self._reporting:
+            # Somebody has found a loss since the question was sent, and tells of it: this answer says nothing new.
             return
+        found = Mark(generation, answer.get("steps", 0))
         # An answer that another has overtaken has a lower number than is known now, but not than was known then.
-        emptied = old not in ("", generation)
-        went_back = not emptied and steps < known
-        if not emptied and not went_back:
-            self._generation = generation
-            self.steps = max(self.steps, steps)
-            return
-        self._generation, self.steps = generation, steps
-        await self._report(old, EMPTIED if emptied else f"{WENT_BACK} (step {steps:,}, {known:,} was seen)")
+        if before.generation not in ("", generation):
+            await self._report(before, EMPTIED)
+        elif found.steps < before.steps:
+            await self._report(before, f"{WENT_BACK} (step {found.steps:,}, {before.steps:,} was seen)")
+        else:
+            self.mark = Mark(generation, max(self.mark.steps, found.steps))
 
-    async def _report(self, old: str, what: str) -> None:
-        completed = [each for _, each in self._completed]
-        self._completed.clear()
+    async def _report(self, before: Mark, what: str) -> None:
+        self._reporting = True
+        self._forget(time.monotonic())
         try:
-            mended = await self._mend(old, what, completed)
+            again = 0
+            for part in self._parts():
+                mended = await self._mend(before.generation, what, part)
+                again += mended.again
         except Exception as exc:
-            self._completed.extend((time.monotonic(), each) for each in completed)
-            # It is found again: what is known now is forgotten.
-            self._generation = old
+            # Nothing was learned, so the next answer tells it again.
             logger.warning("%s: %s, and could not be told (%s)", self._shown, what, exc)
             return
-        logger.error("%s: %s; what was acknowledged since may be lost. See docs/redis.md", self._shown, what)
-        if mended:
-            logger.error("%s: %d jobs that had been completed were completed again", self._shown, mended)
+        finally:
+            self._reporting = False
+        self.mark = mended.mark
+        self._completed.clear()
+        self._bytes = 0
+        logger.error("%s: %s; what was acknowledged since may be lost. See docs/redis.md", self._shown, mended.what)
+        if again:
+            logger.error("%s: %d jobs that had been completed were completed again", self._shown, again)
+
+    def _parts(self) -> Iterator[list[Completed]]:
+        completed = [each for _, each in self._completed]
+        yield completed[:PART]
+        for start in range(PART, len(completed), PART):
+            yield completed[start : start + PART]

@@ -161,6 +161,11 @@ def verdicts_of(held: Sequence[Held], answers: Sequence[Sequence[Any]]) -> tuple
     )
 
 
+def stamps_of(parts: Sequence[bytes]) -> list[bytes]:
+    """When the jobs of a claim came, as it is stored: two jobs that had the same id did not come at the same moment."""
+    return [part[: TIME.size] for part in parts[::3]]
+
+
 def claimed_of(parts: Sequence[bytes]) -> list[Claimed]:
     """The jobs of a claim: three parts each."""
     found = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,36 +18,65 @@ async def configure(functions: Functions, changes: Sequence[SettingsChange]) -> 
     """Store changes, all in one step."""
     while True:
         seen = int(await functions.look("HGET", "counter", "settings") or 0)
-        made = [change for each in changes if (change := await _change_of(functions, each)) is not None]
+        made = []
+        for queue in dict.fromkeys(change.queue for change in changes):
+            before = await _stored(functions, queue)
+            after = before or _Record(QueueSettings(), 0, None)
+            for change in changes:
+                if change.queue == queue:
+                    after = _changed(after, change)
+            if after != before:
+                made.append(_request(queue, before, after))
         if not made or (await functions.call("configure", seen, encode(made)))["done"]:
             return
         await asyncio.sleep(0)
 
 
-async def _change_of(functions: Functions, change: SettingsChange) -> dict[str, Any] | None:
-    number = await functions.look("HGET", "queues", change.queue)
+class _Record(NamedTuple):
+    """The settings of a queue: what was declared last, under which version, and what an operator has laid over it."""
+
+    declared: QueueSettings
+    version: int
+    override: QueueOverride | None
+
+    def settings(self) -> QueueSettings:
+        return self.declared if self.override is None else self.override.over(self.declared)
+
+
+async def _stored(functions: Functions, queue: str) -> _Record | None:
+    number = await functions.look("HGET", "queues", queue)
     raw = None if number is None else await functions.look("HGET", "queue", number)
-    record = {} if raw is None else decode(raw)
-    old = msgspec.json.decode(record.get("declared", "{}"), type=QueueSettings)
-    version, laid = record.get("version", 0), record.get("override")
-    before = None if laid is None else msgspec.json.decode(laid, type=QueueOverride)
-    declared, override = old, before if change.override is msgspec.UNSET else change.override
+    if raw is None:
+        return None
+    record = decode(raw)
+    laid = record.get("override")
+    override = None if laid is None else msgspec.json.decode(laid, type=QueueOverride)
+    return _Record(msgspec.json.decode(record["declared"], type=QueueSettings), record["version"], override)
+
+
+def _changed(old: _Record, change: SettingsChange) -> _Record:
+    declared, version, override = old
+    if change.override is not msgspec.UNSET:
+        override = change.override
     if change.declared is not None and change.version >= version:
         declared, version = change.declared, change.version
-    if raw is not None and (declared, version, override) == (old, record.get("version", 0), before):
-        return None
+    new = _Record(declared, version, override)
     try:
-        settings = declared if override is None else override.over(declared)
+        new.settings()
     except InvalidInput as exc:
         raise InvalidInput(exc.field, f"{exc.problem} (queue {change.queue!r}, with its override)") from None
-    lanes = (old if before is None else before.over(old)).lanes
+    return new
+
+
+def _request(queue: str, before: _Record | None, after: _Record) -> dict[str, Any]:
+    settings = after.settings()
     made: dict[str, Any] = {
-        "queue": change.queue,
-        "version": version,
-        "declared": msgspec.json.encode(declared).decode(),
+        "queue": queue,
+        "version": after.version,
+        "declared": msgspec.json.encode(after.declared).decode(),
         "settings": msgspec.json.encode(settings).decode(),
-        "lanes_changed": settings.lanes != lanes,
+        "lanes_changed": settings.lanes != (QueueSettings() if before is None else before.settings()).lanes,
     }
-    if override is not None:
-        made["override"] = msgspec.json.encode(override).decode()
+    if after.override is not None:
+        made["override"] = msgspec.json.encode(after.override).decode()
     return made

@@ -24,7 +24,7 @@ from ...reading import Filter, LaneReading, Page, QueueReading, Standing
 from ...schedule import Schedule, StoredSchedule
 from ...session import Claim, Finished, NewSession, Renewal, Session, Term
 from ...settings import SettingsChange
-from ...states import Transition
+from ...states import Move, Transition
 from ...upkeep import Admitted, Promoted, Pruned, Recount, Rescued, Retention
 from ..codes import STATES
 from . import checks, health, records, requests, roles, settings, standings, views
@@ -32,10 +32,12 @@ from .address import Address, parse
 from .connections import Connections
 from .failures import NotAllowed
 from .functions import FullQueue, Functions
+from .losses import Completed
 from .pair import dialling
 from .requests import encode
 from .wakeups import RedisWakeups
 
+MOST_STAMPS = 100_000
 MOST_AT_ONCE = 100
 """Jobs in a call that need not wait for another call."""
 SCHEMA = 1
@@ -50,6 +52,8 @@ class RedisStore:
         self._connections = Connections(address)
         self._functions = Functions(self._connections, address.prefix, clock)
         self._call, self._send = self._functions.call, self._functions.send
+        self._stamps: dict[str, bytes] = {}
+        """Of jobs that were claimed through this object: what tells them from others of the same id."""
         self._wakeups = RedisWakeups(dialling(address), address.prefix)
         self._locks: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
 
@@ -130,7 +134,7 @@ class RedisStore:
         # Claims of one session go one after the other: on two connections their numbers could overtake each other.
         async with self._lock(f"claim {session}"):
             answer = await self._call("claim", session, requests.claim_of(claim))
-        return requests.claimed_of(answer["parts"])
+        return self._claimed(answer["parts"])
 
     async def finish(self, session: str, transitions: Sequence[Transition], *, claim: Claim | None = None) -> Finished:
         if not transitions and claim is None:
@@ -140,9 +144,25 @@ class RedisStore:
             answer, parts = await self._functions.call_for_parts(
                 "finish", session, decisions, b"" if claim is None else requests.claim_of(claim), *results
             )
-        self._functions.losses.remember(session, transitions)
         verdicts = requests.verdicts_of([t.held for t in transitions], answer["verdicts"])
-        return Finished(verdicts, tuple(requests.claimed_of(parts)))
+        self._remember(session, transitions, verdicts)
+        return Finished(verdicts, tuple(self._claimed(parts)))
+
+    def _claimed(self, parts: Sequence[bytes]) -> list[Claimed]:
+        claimed = requests.claimed_of(parts)
+        if len(self._stamps) > MOST_STAMPS:
+            self._stamps.clear()
+        self._stamps.update((job.id, stamp) for job, stamp in zip(claimed, requests.stamps_of(parts), strict=True))
+        return claimed
+
+    def _remember(self, session: str, transitions: Sequence[Transition], verdicts: Sequence[Verdict]) -> None:
+        """Keep what was completed, for a server that forgets it."""
+        completed = []
+        for transition, verdict in zip(transitions, verdicts, strict=True):
+            stamp = self._stamps.pop(verdict.id, None)
+            if stamp is not None and transition.move is Move.COMPLETE and verdict.accepted:
+                completed.append(Completed(session, transition.held, stamp, transition.result))
+        self._functions.losses.remember(completed)
 
     async def progress(self, session: str, reports: Sequence[tuple[Held, bytes]]) -> list[Verdict]:
         for _, value in reports:

@@ -12,7 +12,7 @@ from ...job import Job, JobState
 from ...lanes import terms
 from ...reading import Counts, Filter, LaneReading, Page, QueueReading, Standing, check_page
 from ...schedule import StoredSchedule
-from ...session import Session, Term
+from ...session import Session, SessionState, Term
 from ...settings import QueueSettings
 from ..codes import STATES
 from ..rows import position_of, schedules_of, settings_of
@@ -96,7 +96,8 @@ async def _sets_of(functions: Functions, where: Filter) -> list[str]:
     if where.lane is not None and number is not None:
         return [f"by:lane:{number}|{where.lane}"]
     if where.state is JobState.RUNNING:
-        held = [session for session in await sessions(functions) if session.remaining > 0 or any(session.running)]
+        present = (SessionState.LIVE, SessionState.STOPPING)
+        held = [session for session in await sessions(functions) if session.state in present or any(session.running)]
         return ["parents", *(name for session in held for name in _held_sets(session.id))]
     if where.state in SETS_OF_STATES:
         return [SETS_OF_STATES[where.state]]

@@ -3,6 +3,7 @@
 -- A request has: id, task, queue, class, kind, lane_key, cost, pool, sticky, direct, retries, backoff, uniq, unique_for, delay,
 -- run_at, expires, waiter, ttl, schedule, slot. Its content is opaque here; equal content has equal bytes.
 
+local MOST_DUE = 20000
 local PENDING_ALONE = { state = PENDING } -- all that is asked of a job that was stored
 
 local function content_of(seq)
@@ -180,7 +181,9 @@ local function store(new, content, headers, tie)
     end
     if new.uniq then
         local until_ = new.unique_for and S.now + new.unique_for or nil
-        step.put('unique', unique_field(new.task, new.uniq), { seq = e.seq, id = e.id, until_ = until_ })
+        local field = unique_field(new.task, new.uniq)
+        step.put('unique', field, { seq = e.seq, id = e.id, until_ = until_ })
+        call('ZREM', S.p .. 'uniques_over', field) -- the value of one whose time is over is taken again
     end
     if new.schedule then
         settings.fired(new.schedule, new.slot)
@@ -416,6 +419,36 @@ function admission.release(pool, key, new, content, headers)
     end)
 end
 
+-- The next jobs of a class that are due, by due time, then id.
+local function due_of(class, limit)
+    local set = S.p .. 'due:' .. class
+    local found = call('ZRANGEBYSCORE', set, '-inf', S.now, 'WITHSCORES', 'LIMIT', 0, limit)
+    local seqs, last = {}, found[2 * limit]
+    for i = 1, #found, 2 do
+        if found[i + 1] ~= last then
+            seqs[#seqs + 1] = found[i]
+        end
+    end
+    if last then
+        -- The page ends among those of one due time, which stand in the order of their numbers. All of them are looked at, but
+        -- not without end.
+        for _, seq in ipairs(call('ZRANGEBYSCORE', set, last, last, 'LIMIT', 0, math.max(limit, MOST_DUE))) do
+            seqs[#seqs + 1] = seq
+        end
+    end
+    local jobs = entries.all(seqs)
+    table.sort(jobs, function(a, b)
+        if a.due ~= b.due then
+            return a.due < b.due
+        end
+        return a.id < b.id
+    end)
+    for i = #jobs, limit + 1, -1 do
+        jobs[i] = nil
+    end
+    return jobs
+end
+
 -- Cancel what has expired, then let due jobs arrive: by class, then due time, then id.
 function admission.promote(limit)
     local expired = call('ZRANGEBYSCORE', S.p .. 'expiry', '-inf', S.now, 'LIMIT', 0, limit)
@@ -428,14 +461,7 @@ function admission.promote(limit)
     end
     local promoted = 0
     for class = 0, 2 do
-        local due = call('ZRANGEBYSCORE', S.p .. 'due:' .. class, '-inf', S.now, 'LIMIT', 0, limit - promoted)
-        local arriving = entries.all(due)
-        table.sort(arriving, function(a, b)
-            if a.due ~= b.due then
-                return a.due < b.due
-            end
-            return a.id < b.id
-        end)
+        local arriving = due_of(class, limit - promoted)
         for _, e in ipairs(arriving) do
             outcomes.promote(e)
         end

@@ -6,8 +6,9 @@ local function refresh()
     local mark = S.generation .. ' ' .. S.settings
     local found = known[S.p]
     if not found or found.mark ~= mark then
-        found = { mark = mark, names = {}, numbers = {}, tasks = {} }
-        known[S.p] = found
+        found = { mark = mark, names = {}, numbers = {} }
+        -- What has no generation yet cannot be told from what comes after the next loss.
+        known[S.p] = S.generation ~= '' and found or nil
     end
     S.catalog, S.fresh = found, true
 end
@@ -75,25 +76,6 @@ end
 function catalog.changed()
     S.settings = step.next('settings')
     S.fresh = false
-end
-
--- Which tasks a queue has jobs of, for who looks for jobs.
-function catalog.add_task(name)
-    if not S.fresh then
-        refresh()
-    end
-    if not S.catalog.tasks[name] then
-        S.catalog.tasks[name] = true
-        call('SADD', S.p .. 'tasks', name)
-    end
-end
-
-function catalog.drop_task(name)
-    if not S.fresh then
-        refresh()
-    end
-    S.catalog.tasks[name] = nil
-    call('SREM', S.p .. 'tasks', name)
 end
 
 local OPEN = { weight = 1 }

@@ -78,7 +78,7 @@ end
 
 local function of_task(queue, task)
     local name = queue .. ':' .. task
-    catalog.add_task(name)
+    call('SADD', S.p .. 'tasks', name) -- which tasks a queue has jobs of, for who looks for jobs
     return S.p .. 'by:task:' .. name
 end
 

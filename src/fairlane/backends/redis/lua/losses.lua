@@ -4,11 +4,17 @@
 local MOST_KEPT = 20
 
 -- Complete once more what was completed before the server went back. A job with a lower fence than that of its completion
--- has forgotten the claim as well, so it must not start again.
-local function complete_again(session, id, fence, result)
+-- has forgotten the claim as well, so it must not start again. `stamp` is when it came: a later job of the same id is another.
+local function complete_again(session, id, fence, stamp, result)
     local seq = call('HGET', S.p .. 'id', id)
     local e = seq and entries.get(seq)
     if not e or (e.fence or 0) > fence or ((e.fence or 0) == fence and e.session ~= session) then
+        return 0
+    end
+    local came = string.gsub(string.sub(call('HGET', S.p .. 'job', seq), 1, 8), '.', function(byte)
+        return string.format('%02x', string.byte(byte))
+    end)
+    if came ~= stamp then
         return 0
     end
     e.fence, e.attempt = fence, math.max(e.attempt or 0, 1)
@@ -17,28 +23,32 @@ local function complete_again(session, id, fence, result)
     return 1
 end
 
-local function is_noted(generation)
+-- What was found when a generation was lost, if somebody has told it.
+local function noted(generation)
     for _, raw in ipairs(call('LRANGE', S.p .. 'lost', 0, -1)) do
-        if unpacked(raw).generation == generation then
-            return true
+        local loss = unpacked(raw)
+        if loss.generation == generation then
+            return loss.what
         end
     end
-    return false
+    return nil
 end
 
 -- Note the loss of a generation, once for all clients, and begin a new one: so everybody notices who has not called since.
--- Returns how many jobs were completed again.
+-- Returns how many jobs were completed again, and what was found first.
 function losses.mend(generation, what, completed, args)
     local mended = 0
     for _, each in ipairs(completed) do
-        mended = mended + complete_again(each[1], each[2], each[3], each[4] > 0 and args[each[4]] or nil)
+        mended = mended + complete_again(each[1], each[2], each[3], each[4], each[5] > 0 and args[each[5]] or nil)
     end
-    if generation == S.generation or not is_noted(generation) then
+    local first = noted(generation)
+    if generation == S.generation or not first then
+        first = what
         call('LPUSH', S.p .. 'lost', pack({ generation = generation, at = S.now, what = what }))
         call('LTRIM', S.p .. 'lost', 0, MOST_KEPT - 1)
     end
     if generation == S.generation or S.generation == '' then
         step.begin_generation()
     end
-    return { mended = mended }
+    return { mended = mended, what = first }
 end

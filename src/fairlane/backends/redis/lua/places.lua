@@ -248,11 +248,13 @@ end
 
 -- In an unordered lane a job that waits for its retry holds no place: it comes back when it is due.
 local function drop_kept(lane)
-    for _, e in ipairs(members('hold:' .. lane.name)) do
-        if e.due then
-            lane.granted = lane.granted - 1
-            e.lane, e.granted = nil, nil
-            entries.save(e)
+    for _, set in ipairs({ 'hold:', 'wait:' }) do
+        for _, e in ipairs(members(set .. lane.name)) do
+            if e.due then
+                lane.granted = lane.granted - (e.granted and 1 or 0)
+                e.lane, e.granted = nil, nil
+                entries.save(e)
+            end
         end
     end
 end

@@ -16,7 +16,7 @@ local function forget_job(seq, outcome, until_)
     local name = outcome.queue .. ':' .. outcome.task
     call('ZREM', S.p .. 'by:task:' .. name, seq)
     if call('EXISTS', S.p .. 'by:task:' .. name) == 0 then
-        catalog.drop_task(name)
+        call('SREM', S.p .. 'tasks', name)
     end
     call('ZREM', keys.by('state', outcome.state), seq)
     if outcome.lane_key then

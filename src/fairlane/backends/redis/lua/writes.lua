@@ -71,12 +71,14 @@ function writes.zadd_new(key, score, member)
     end
     local found = S.writes[key] or gathered(key, 'z')
     found.put[member] = score
-    if not (found.gone and found.gone[member]) then
-        if not found.new then
-            found.new = {}
-        end
-        found.new[member] = true
+    if found.gone and found.gone[member] then
+        found.gone[member] = nil -- it was there when the step began
+        return
     end
+    if not found.new then
+        found.new = {}
+    end
+    found.new[member] = true
 end
 
 function writes.zrem(key, member)

@@ -1,0 +1,90 @@
+"""What one step does to several jobs, lanes or settings at once, and what a later pass must not undo."""
+
+from __future__ import annotations
+
+from fairlane.clock import ManualClock
+from fairlane.job import JobKind, JobState, Priority, Reason
+from fairlane.reading import Filter
+from fairlane.settings import LaneRule, QueueOverride, QueueSettings, SettingsChange
+from fairlane.states import complete, retry
+from fairlane.store import Store
+from fairlane.upkeep import Retention
+
+from .kit import Kit
+
+
+def lanes(limit: int, *, ordered: bool = False) -> QueueSettings:
+    return QueueSettings(lanes=(LaneRule(pattern="L", limit=limit, ordered=ordered),))
+
+
+async def test_a_unique_value_that_was_taken_again_outlives_the_pruning_of_the_one_before(
+    kit: Kit, store: Store, clock: ManualClock
+) -> None:
+    worker = await kit.worker()
+    await kit.enqueue(id="first", unique="value", unique_for=10.0)
+    await worker.complete(*await worker.claim())
+    clock.advance(11.0)
+    await kit.enqueue(id="second", unique="value")
+    clock.advance(1.0)
+    await store.prune(Retention())
+    [answer] = await store.enqueue([kit.new(id="third", unique="value")])
+    assert (answer.id, answer.created) == ("second", False)
+
+
+async def test_a_place_that_is_lost_and_won_again_in_one_step_is_held(kit: Kit, store: Store) -> None:
+    await kit.settings("default", LaneRule(pattern="L", limit=2, ordered=False))
+    worker = await kit.worker(slots=10)
+    for id in ("A", "B"):
+        await kit.enqueue(id=id, lane="L")
+    first, second = await worker.claim(2)
+    await kit.enqueue(id="X", lane="L", priority=Priority.LOW)
+    await worker.finish(retry(first.held, 0.0, Reason.ERROR, "boom"), complete(second.held, b"1"))
+    assert (await store.recount()).differences == ()
+    await kit.enqueue(id="H", lane="L", priority=Priority.HIGH)
+    assert await worker.claim_ids(5) == ["H", "A"]
+
+
+async def test_a_limit_that_is_lowered_and_raised_in_one_call_leaves_everybody_in_line(kit: Kit, store: Store) -> None:
+    worker = await kit.worker(slots=10)
+    await store.configure([SettingsChange(queue="default", version=1, declared=lanes(3))])
+    ids = [await kit.enqueue(lane="L") for _ in range(3)]
+    changes = [SettingsChange(queue="default", version=n, declared=lanes(limit)) for n, limit in ((2, 1), (3, 4))]
+    await store.configure(changes)
+    assert sorted(await worker.claim_ids(10)) == ids
+    assert (await store.recount()).differences == ()
+
+
+async def test_changes_of_one_queue_in_one_call_build_on_each_other(kit: Kit, store: Store) -> None:
+    await store.configure(
+        [
+            SettingsChange(queue="default", version=1, declared=QueueSettings(limit=2)),
+            SettingsChange(queue="default", override=QueueOverride(paused=True)),
+        ]
+    )
+    [reading] = await store.queues()
+    assert (reading.settings.limit, reading.settings.paused) == (2, True)
+
+
+async def test_who_waits_for_a_retry_holds_no_place_of_a_lane_that_is_not_ordered_any_more(
+    kit: Kit, store: Store
+) -> None:
+    worker = await kit.worker(slots=10)
+    await store.configure([SettingsChange(queue="default", version=1, declared=lanes(2, ordered=True))])
+    for id in ("J1", "J2", "J3"):
+        await kit.enqueue(id=id, lane="L")
+    first, _ = await worker.claim(2)
+    await worker.retry(first, delay=100.0)
+    await store.configure([SettingsChange(queue="default", version=2, declared=lanes(1, ordered=True))])
+    await store.configure([SettingsChange(queue="default", version=3, declared=lanes(2))])
+    assert await worker.claim_ids(5) == ["J3"]
+
+
+async def test_a_turn_of_a_session_that_has_not_renewed_is_found_among_what_runs(
+    kit: Kit, store: Store, clock: ManualClock
+) -> None:
+    await kit.settings("default", LaneRule(pattern="L", limit=1))
+    waiter = await kit.waiter(lease=5.0)
+    await kit.enqueue(id="turn", lane="L", kind=JobKind.TURN, waiter=waiter.id)
+    clock.advance(6.0)
+    page = await store.find(Filter(state=JobState.RUNNING))
+    assert [job.id for job in page.jobs] == ["turn"]
