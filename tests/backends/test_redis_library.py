@@ -141,3 +141,27 @@ def test_the_library_uses_no_command_that_is_too_new_or_looks_at_every_key() -> 
 
 def test_a_namespace_is_named_by_the_url() -> None:
     assert parse("redis://host?namespace=jobs").prefix == "{jobs}:"
+
+
+@pytest.mark.parametrize("lost", ["flow", "line:1.1.", "backlog:1", "unique", "alive", "tally:1", "ready:1.1.|lane"])
+async def test_a_recount_makes_anew_whatever_follows_from_the_jobs(kit: Kit, store: RedisStore, lost: str) -> None:
+    worker = await kit.worker(slots=10)
+    ids = [await kit.enqueue(lane="lane", unique="value"), await kit.enqueue(lane="lane")]
+    with redis.Redis(port=valkey.server().port) as client:
+        assert client.delete(f"{store._functions._prefix}{lost}") == 1
+    assert (await store.recount()).differences != ()
+    assert (await store.recount()).differences == ()
+    assert await worker.claim_ids(10) == ids
+    [again] = await store.enqueue([kit.new(unique="value")])
+    assert not again.created
+
+
+async def test_a_recount_removes_what_stands_for_no_job(kit: Kit, store: RedisStore) -> None:
+    await kit.enqueue()
+    prefix = store._functions._prefix
+    with redis.Redis(port=valkey.server().port) as client:
+        client.zadd(f"{prefix}alive", {"999": 999})
+        client.zadd(f"{prefix}line:1.1.", {"0000000000000999nobody": 5})
+        client.zadd(f"{prefix}backlog:1", {"nobody": 5})
+    assert len((await store.recount()).differences) == 3
+    assert (await store.recount()).differences == ()

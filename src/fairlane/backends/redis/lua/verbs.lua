@@ -173,7 +173,7 @@ verb('schedules', { 'no-writes' }, function()
 end)
 
 verb('recount', { 'allow-oom' }, function()
-    return pack(pruning.recount())
+    return pack(recounting.recount())
 end)
 
 -- queue, class

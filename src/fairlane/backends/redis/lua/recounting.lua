@@ -1,0 +1,174 @@
+-- Computing everything derived anew from the job records, for who does not trust it.
+
+local function compare(differences, what, was, is)
+    if was ~= is then
+        differences[#differences + 1] = what .. ' was ' .. tostring(was) .. ', is ' .. tostring(is)
+    end
+end
+
+-- What a job that is claimable makes of its flow: its first one may be this.
+local function count_flow(heads, e)
+    if e.flow and not e.session then
+        local flow = step.flow_of(e)
+        if not heads[flow] or e.arrival < heads[flow] then
+            heads[flow] = e.arrival
+        end
+    end
+end
+
+local function count_lane(waiting, e)
+    if e.lane_key and e.state ~= SCHEDULED then
+        local of_queue = waiting[e.queue] or {}
+        waiting[e.queue] = of_queue
+        of_queue[e.lane_key] = (of_queue[e.lane_key] or 0) + (e.state == PENDING and 1 or 0)
+    end
+end
+
+-- A job that is not final holds its unique value.
+local function check_unique(differences, e)
+    if e.uniq then
+        local field = e.task .. '\0' .. e.uniq
+        local holder = step.get('unique', field)
+        if not holder or holder.seq ~= e.seq then
+            compare(differences, 'job ' .. e.id .. ': unique value held by', holder and holder.id, e.id)
+            step.put('unique', field, { seq = e.seq, id = e.id })
+        end
+    end
+end
+
+-- What tallies, lanes and flows should be, out of the live jobs; each job is put where it belongs.
+local function count_live(differences)
+    local tallies, granted, heads, waiting, jobs = {}, {}, {}, {}, 0
+    for _, seq in ipairs(call('HKEYS', S.p .. 'live')) do
+        local e = entries.get(seq)
+        jobs = jobs + 1
+        count_flow(heads, e)
+        count_lane(waiting, e)
+        check_unique(differences, e)
+        local function count(column)
+            local name = e.queue .. ' ' .. e.class .. column
+            tallies[name] = (tallies[name] or 0) + 1
+        end
+        count(COLUMNS[e.state])
+        if e.state == RUNNING and (e.kind == 'turn' or e.kind == 'broadcast') then
+            count(SLOTLESS)
+        end
+        if e.lane and e.granted then
+            local name = keys.lane(e.queue, e.lane_key)
+            granted[name] = (granted[name] or 0) + 1
+        end
+        for set, score in pairs(S.indexed[e.seq]) do
+            local stored = tonumber(call('ZSCORE', set, seq) or nil)
+            if stored ~= score then
+                compare(differences, 'job ' .. e.id .. ' in ' .. string.sub(set, #S.p + 1), stored, score)
+                call('ZADD', set, score, seq)
+            end
+        end
+    end
+    return tallies, granted, heads, waiting, jobs
+end
+
+-- Flows with what comes first in each, and their places in line: nothing starts that does not stand there.
+local function recount_flows(differences, heads)
+    for _, key in ipairs(call('HKEYS', S.p .. 'flow')) do
+        local queue, class, inbox, lane = string.match(key, '^(%d+)%.(%d)%.([^|]*)|(.*)$')
+        step.flow(tonumber(queue), tonumber(class), inbox, lane)
+    end
+    local lines = {}
+    for _, flow in pairs(S.flows) do
+        local head = heads[flow]
+        if flow.head ~= head then
+            compare(differences, 'flow ' .. flow.key .. ': head', flow.head, head)
+            flow.head, flow.dirty = head, true
+            flow.tag = head and (flow.tag or math.max(flow.domain.clock, flow.finish)) or nil
+        end
+        local line = lines[flow.domain] or {}
+        lines[flow.domain] = line
+        if flow.head then
+            line[step.line_member(flow.head, flow.lane)] = flow.tag
+        end
+        flow.stored_tag, flow.stored_head = flow.tag, flow.head
+    end
+    for domain, line in pairs(lines) do
+        local stored = call('ZRANGE', domain.line, 0, -1, 'WITHSCORES')
+        for i = 1, #stored, 2 do
+            if line[stored[i]] == tonumber(stored[i + 1]) then
+                line[stored[i]] = nil
+            elseif not line[stored[i]] then
+                compare(differences, 'line ' .. domain.key .. ': ' .. stored[i], stored[i + 1], nil)
+                call('ZREM', domain.line, stored[i])
+            end
+        end
+        for member, tag in pairs(line) do
+            compare(differences, 'line ' .. domain.key .. ': ' .. member, nil, tag)
+            call('ZADD', domain.line, tag, member)
+        end
+    end
+end
+
+local function recount_backlogs(differences, waiting)
+    for _, number in ipairs(call('HVALS', S.p .. 'queues')) do
+        local backlog, of_queue = S.p .. 'backlog:' .. number, waiting[tonumber(number)] or {}
+        local stored = call('ZRANGE', backlog, 0, -1, 'WITHSCORES')
+        for i = 1, #stored, 2 do
+            local is = of_queue[stored[i]]
+            if is ~= tonumber(stored[i + 1]) then
+                compare(differences, 'lane ' .. stored[i] .. ': waiting', stored[i + 1], is)
+                if is then
+                    call('ZADD', backlog, is, stored[i])
+                else
+                    call('ZREM', backlog, stored[i])
+                end
+            end
+            of_queue[stored[i]] = nil
+        end
+        for key, is in pairs(of_queue) do
+            compare(differences, 'lane ' .. key .. ': waiting', nil, is)
+            call('ZADD', backlog, is, key)
+        end
+    end
+end
+
+-- Sets of live jobs have no others.
+local function drop_strangers(differences)
+    for _, name in ipairs({ 'alive', 'later', 'expiry', 'holding', 'due:0', 'due:1', 'due:2' }) do
+        for _, seq in ipairs(call('ZRANGE', S.p .. name, 0, -1)) do
+            if call('HEXISTS', S.p .. 'live', seq) == 0 then
+                compare(differences, 'number ' .. seq .. ' in ' .. name, 'there', nil)
+                call('ZREM', S.p .. name, seq)
+            end
+        end
+    end
+end
+
+-- Compute everything derived anew from the job records, correct what differs, and say what did.
+function recounting.recount()
+    local differences = {}
+    local tallies, granted, heads, waiting, jobs = count_live(differences)
+    recount_flows(differences, heads)
+    recount_backlogs(differences, waiting)
+    drop_strangers(differences)
+    for _, number in ipairs(call('HVALS', S.p .. 'queues')) do
+        local name = catalog.number(tonumber(number)).name
+        for class = 0, 2 do
+            for _, column in ipairs({ 's', 'p', 'r', SLOTLESS }) do
+                local is = tallies[number .. ' ' .. class .. column] or 0
+                local was = step.tallied(number, class, column)
+                compare(differences, 'queue ' .. name .. ', class ' .. class .. ': ' .. column, was, is)
+                if was ~= is then
+                    call('HSET', keys.tally(number), class .. column, is)
+                end
+            end
+        end
+        for _, key in ipairs(call('SMEMBERS', S.p .. 'lanes:' .. number)) do
+            local lane = step.lane(tonumber(number), key)
+            compare(differences, 'lane ' .. key .. ': granted', lane.granted, granted[lane.name] or 0)
+            lane.granted = granted[lane.name] or 0
+            local given = places.hand_on(lane)
+            if given > 0 then
+                differences[#differences + 1] = 'lane ' .. key .. ': ' .. given .. ' places were free while jobs waited'
+            end
+        end
+    end
+    return { jobs = jobs, differences = differences }
+end
