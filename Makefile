@@ -25,7 +25,7 @@ run: $(STAMP) ## See it work: a live demo with real workers (ARGS="--once" plays
 	$(BIN)/fairlane demo $(ARGS)
 
 test: $(STAMP) ## Run the tests (ARGS="-k lane" is passed to pytest; ARGS=-n0 runs them in one process)
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 check: $(STAMP) ## Check format, lint and types, then run the tests
 	$(BIN)/ruff format --check .
