@@ -11,7 +11,8 @@ from importlib.resources import files
 
 MODULES = (
     "head", "keys", "writes", "step", "catalog", "entries", "flows", "places", "bindings", "broadcasts", "outcomes",
-    "admission", "presence", "report", "dispatch", "settings", "pruning", "recounting", "reading", "standings", "losses", "verbs",
+    "admission", "presence", "report", "dispatch", "settings", "pruning", "recounting", "reading", "standings",
+    "losses", "verbs",
 )  # fmt: skip
 
 
