@@ -45,8 +45,9 @@ def anyio_backend() -> str:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test that asks for a store of any kind on every kind."""
-    if "store_kind" in metafunc.fixturenames:
+    """Run each test that asks for a store of any kind on every kind, unless it says on which."""
+    chosen = any(mark.args[0] == "store_kind" for mark in metafunc.definition.iter_markers("parametrize"))
+    if "store_kind" in metafunc.fixturenames and not chosen:
         metafunc.parametrize("store_kind", KINDS, indirect=True)
 
 

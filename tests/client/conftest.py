@@ -10,6 +10,7 @@ import pytest
 
 from fairlane import Fairlane, Intervals, ManualClock, Settings
 from fairlane.backends.postgresql.store import PostgresqlStore
+from fairlane.backends.redis.store import RedisStore
 from fairlane.backends.sqlite.store import SqliteStore
 from tests.conformance.kit import Kit
 
@@ -61,4 +62,5 @@ async def kit_of(app: Fairlane, clock: ManualClock | None = None) -> Kit:
 
 def store_class(app: Fairlane) -> type[Any]:
     """What kind of store an application has: a verb that is replaced there is replaced in every thread."""
-    return SqliteStore if app.settings.url.startswith("sqlite") else PostgresqlStore
+    kinds: dict[str, type[Any]] = {"sqlite": SqliteStore, "postgresql": PostgresqlStore, "redis": RedisStore}
+    return kinds[app.settings.url.partition(":")[0]]

@@ -23,6 +23,7 @@ from fairlane.store import Store
 from fairlane.upkeep import Retention
 from tests.client.ledger import ledger_in, task_of
 from tests.conformance.kit import Kit
+from tests.servers.stores import TRANSACTIONAL
 
 from .conftest import MakeReign
 from .faults import faulty
@@ -93,6 +94,7 @@ async def test_ten_thousand_due_jobs_arrive_without_a_rest_and_high_ones_first(
 # -- the granter and the pruner --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("store_kind", TRANSACTIONAL, indirect=True)
 async def test_the_granter_admits_what_was_committed_elsewhere(
     kit: Kit, reign: Reign, clock: ManualClock, store_url: str
 ) -> None:

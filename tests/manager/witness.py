@@ -7,16 +7,23 @@ from contextlib import closing
 from pathlib import Path
 
 import psycopg
+import redis
+
+from fairlane.backends.redis.address import parse
 
 TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'fairlane' ORDER BY tablename"
 
 
 def content(url: str) -> list[str]:
-    """The files of a store, or where its rows lie and which transactions wrote them."""
+    """The files of a store, where its rows lie and which transactions wrote them, or how many steps have written."""
     if url.startswith("sqlite"):
         path = Path(url.removeprefix("sqlite:///"))
         files = [path, path.with_name(path.name + "-wal")]
         return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    if url.startswith("redis"):
+        address = parse(url)
+        with redis.Redis.from_url(url.partition("?")[0]) as client:
+            return [repr(client.hget(f"{address.prefix}counter", "steps"))]
     with closing(psycopg.connect(url, autocommit=True)) as connection:
         return [
             f"{table} {place} {writer}"

@@ -209,8 +209,10 @@ class PostgresqlStore:
             raise QueueFull(str(exc), await service.room(self._view(), exc.where)) from None
 
     async def claim(self, session: str, claim: Claim) -> list[Claimed]:
-        found = await self._claim_one(session, claim) if claim.told and claim.total > 0 else None
-        return list((await self._exchanged(session, (), claim)).claimed) if found is None else [found]
+        # Claims of one session go one after the other: on two connections their numbers could overtake each other.
+        async with self._lock(f"claim {session}"):
+            found = await self._claim_one(session, claim) if claim.told and claim.total > 0 else None
+            return list((await self._exchange_once(session, (), claim)).claimed) if found is None else [found]
 
     async def _claim_one(self, session: str, claim: Claim) -> Claimed | None:
         """The quickest way to the only job there is; None when there is none, or more to decide."""
@@ -219,8 +221,7 @@ class PostgresqlStore:
         if queue is None or number is None:
             return None
         values = (session, *columns.one_claim_values(claim, number, queue), *self._moments.readings())
-        async with self._lock(f"claim {session}"):
-            row = await self._database.fetchrow(self._function("claim_one", len(values)), *values)
+        row = await self._database.fetchrow(self._function("claim_one", len(values)), *values)
         assert row is not None
         if row["seq"] is None:
             return None
@@ -239,18 +240,13 @@ class PostgresqlStore:
         return number
 
     async def finish(self, session: str, transitions: Sequence[Transition], *, claim: Claim | None = None) -> Finished:
-        return await self._exchanged(session, transitions, claim)
-
-    async def _exchanged(self, session: str, transitions: Sequence[Transition], claim: Claim | None) -> Finished:
         if not transitions and claim is None:
             return Finished(())
-        arguments = self._exchange_arguments(session, transitions, claim)
-        if claim is None:
-            row = await self._database.fetchrow(self._exchange, *arguments)
-        else:
-            # Claims of one session go one after the other: on two connections their numbers could overtake each other.
-            async with self._lock(f"claim {session}"):
-                row = await self._database.fetchrow(self._exchange, *arguments)
+        async with self._lock(f"claim {session}") if claim is not None else nullcontext():
+            return await self._exchange_once(session, transitions, claim)
+
+    async def _exchange_once(self, session: str, transitions: Sequence[Transition], claim: Claim | None) -> Finished:
+        row = await self._database.fetchrow(self._exchange, *self._exchange_arguments(session, transitions, claim))
         assert row is not None
         return self._take_in(transitions, row)
 

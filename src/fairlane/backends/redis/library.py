@@ -12,7 +12,7 @@ from importlib.resources import files
 MODULES = (
     "head", "keys", "writes", "step", "catalog", "entries", "flows", "places", "bindings", "broadcasts", "outcomes",
     "admission", "presence", "report", "dispatch", "settings", "pruning", "recounting", "reading", "standings",
-    "losses", "verbs",
+    "losses", "passes", "verbs",
 )  # fmt: skip
 
 

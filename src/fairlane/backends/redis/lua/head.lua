@@ -6,7 +6,7 @@ local call, pack, unpacked -- set by each step: while the library is loaded they
 local S = {} -- the step under way
 local keys, writes, step, catalog, entries, flows, places = {}, {}, {}, {}, {}, {}, {}
 local bindings, broadcasts, outcomes, admission, presence = {}, {}, {}, {}, {}
-local report, dispatch, settings, pruning, reading, standings, losses, recounting = {}, {}, {}, {}, {}, {}, {}, {}
+local report, dispatch, settings, pruning, reading, standings, losses, recounting, passes = {}, {}, {}, {}, {}, {}, {}, {}, {}
 
 local SCHEDULED, PENDING, RUNNING, COMPLETED, FAILED, CANCELLED = 1, 2, 3, 4, 5, 6
 local UNBOUND, CLEANUP, PARENT = 1, 2, 4

@@ -86,13 +86,13 @@ end)
 -- term, limit
 verb('promote', { 'allow-oom' }, function(args)
     step.check_term(args[3])
-    return pack(admission.promote(tonumber(args[4])))
+    return pack(passes.promote(tonumber(args[4])))
 end)
 
 -- term, limit
 verb('admit', { 'allow-oom' }, function(args)
     step.check_term(args[3])
-    return pack(admission.admit(tonumber(args[4])))
+    return pack(passes.admit(tonumber(args[4])))
 end)
 
 -- term, limit, declare

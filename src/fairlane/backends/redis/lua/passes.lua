@@ -1,0 +1,85 @@
+-- What the leader does from time to time: letting in what is due, and repairing what stands still.
+
+local MOST_DUE = 20000
+
+-- The next jobs of a class that are due, by due time, then id.
+local function due_of(class, limit)
+    local set = S.p .. 'due:' .. class
+    local found = call('ZRANGEBYSCORE', set, '-inf', S.now, 'WITHSCORES', 'LIMIT', 0, limit)
+    local seqs, last = {}, found[2 * limit]
+    for i = 1, #found, 2 do
+        if found[i + 1] ~= last then
+            seqs[#seqs + 1] = found[i]
+        end
+    end
+    if last then
+        -- The page ends among those of one due time, which stand in the order of their numbers. All of them are looked at, but
+        -- not without end.
+        for _, seq in ipairs(call('ZRANGEBYSCORE', set, last, last, 'LIMIT', 0, math.max(limit, MOST_DUE))) do
+            seqs[#seqs + 1] = seq
+        end
+    end
+    local jobs = entries.all(seqs)
+    table.sort(jobs, function(a, b)
+        if a.due ~= b.due then
+            return a.due < b.due
+        end
+        return a.id < b.id
+    end)
+    for i = #jobs, limit + 1, -1 do
+        jobs[i] = nil
+    end
+    return jobs
+end
+
+-- Cancel what has expired, then let due jobs arrive: by class, then due time, then id.
+function passes.promote(limit)
+    local expired = call('ZRANGEBYSCORE', S.p .. 'expiry', '-inf', S.now, 'LIMIT', 0, limit)
+    for _, seq in ipairs(expired) do
+        -- Read one by one: the end of one job can let another into line (a clean-up, a job behind it).
+        local e = entries.get(seq)
+        if e and e.state ~= RUNNING then
+            outcomes.expire(e)
+        end
+    end
+    local promoted = 0
+    for class = 0, 2 do
+        local arriving = due_of(class, limit - promoted)
+        for _, e in ipairs(arriving) do
+            outcomes.promote(e)
+        end
+        promoted = promoted + #arriving
+    end
+    local closed = broadcasts.close_joining(limit)
+    local soonest
+    for _, set in ipairs({ 'expiry', 'due:0', 'due:1', 'due:2', 'joining' }) do
+        local first = call('ZRANGE', S.p .. set, 0, 0, 'WITHSCORES')
+        if first[2] then
+            soonest = math.min(soonest or math.huge, tonumber(first[2]))
+        end
+    end
+    return {
+        promoted = promoted,
+        expired = #expired,
+        more = #expired == limit or promoted == limit or closed == limit,
+        next_due = soonest and math.max(0, soonest - S.now) or nil,
+    }
+end
+
+-- Bind what waits unbound, move idle grants, and repair lanes. Nothing is ever inserted without being admitted here.
+function passes.admit(limit)
+    local bound = 0
+    for _, pool in ipairs(call('SMEMBERS', S.p .. 'pools')) do
+        bound = bound + bindings.bind_unbound(pool, limit)
+    end
+    local moved = places.move_idle_grants(limit)
+    local repaired = 0
+    for _, name in ipairs(call('SRANDMEMBER', S.p .. 'short', limit)) do
+        local queue, key = string.match(name, '^(%d+)|(.*)$')
+        local lane = step.lane(tonumber(queue), key)
+        if lane then
+            repaired = repaired + places.hand_on(lane)
+        end
+    end
+    return { admitted = 0, moved = moved, repaired = repaired, more = bound == limit }
+end
