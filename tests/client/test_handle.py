@@ -21,7 +21,7 @@ from fairlane import (
     Update,
     WouldDeadlock,
 )
-from fairlane.backends.postgresql.store import PostgresqlStore
+from fairlane.backends.sqlite.store import SqliteStore
 from fairlane.handle import Handle
 from fairlane.running import HeldPlace
 from fairlane.task import OneCall
@@ -68,7 +68,7 @@ async def test_a_result_whose_hint_was_lost_is_found_by_the_poll(
     kit = await kit_of(app)
     worker = await kit.worker()
     wakeups: Any = kit.store.wakeups
-    told = (wakeups._ears, "tell") if store_class(app) is PostgresqlStore else (wakeups, "_tell")
+    told = (wakeups, "_tell") if store_class(app) is SqliteStore else (wakeups._ears, "tell")
     monkeypatch.setattr(*told, lambda *_: None)
     await worker.complete(*await worker.claim(), result=b"42")
     assert await waiting == 42
