@@ -6,9 +6,10 @@ import asyncio
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
-from fairlane.job import Claimed, JobState, Priority
+from fairlane.job import Claimed, Job, JobState, Priority
 from fairlane.reading import Gate
 from fairlane.session import Claim
 from fairlane.slots import Ask
@@ -121,3 +122,49 @@ async def test_what_a_session_runs_is_counted_right_when_its_calls_meet(kit: Kit
     [session] = await kit.store.sessions()
     assert session.running == (0, 0, 0)
     assert (await kit.store.recount()).differences == ()
+
+
+async def test_a_claim_of_the_only_job_is_repeated_when_something_else_changes_the_load_of_its_session(
+    kit: Kit, other: Any
+) -> None:
+    worker = await kit.worker(slots=3)
+    await kit.enqueue(id="first")
+    [first] = await worker.claim()
+    await kit.enqueue(id="second")
+    claim = Claim(number=kit.number(), asks=(Ask("default", Priority.NORMAL, 3),), total=3, told=True)
+    async with other.transaction():
+        # Who ends a job of the session has its load, and the claim has looked at it before.
+        await other.execute("UPDATE fairlane.load SET running_normal = running_normal - 1")
+        claiming = asyncio.create_task(kit.store.claim(worker.id, claim))
+        await waits_for_somebody(other)
+    assert [job.id for job in await claiming] == ["second"]
+    assert await other.fetchval("SELECT running_normal FROM fairlane.load") == 1
+    await other.execute("UPDATE fairlane.load SET running_normal = running_normal + 1")
+    await worker.complete(first)
+    assert (await kit.store.recount()).differences == ()
+
+
+async def test_two_sessions_that_are_told_of_one_job_start_it_once(kit: Kit) -> None:
+    workers = [await kit.worker(slots=3) for _ in range(6)]
+    for number in range(30):
+        id = await kit.enqueue()
+        claims = [
+            kit.store.claim(worker.id, msgspec.structs.replace(worker.everything(3), told=True)) for worker in workers
+        ]
+        claimed = [job for jobs in await asyncio.gather(*claims) for job in jobs]
+        assert [job.id for job in claimed] == [id], number
+        await kit.store.finish(holder(await kit.job(id)), [complete(claimed[0].held)])
+    assert (await kit.store.recount()).differences == ()
+
+
+def holder(job: Job) -> str:
+    """The session that has a job."""
+    assert job.session is not None
+    return job.session
+
+
+async def waits_for_somebody(connection: Any) -> None:
+    """Until some session of the database waits for the lock of another."""
+    async with asyncio.timeout(10):
+        while not await connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+            await asyncio.sleep(0.01)

@@ -125,7 +125,7 @@ def test_addresses_are_values() -> None:
     assert address == parse("redis://ann:hush@db")
     assert isinstance(address, Address)
     with pytest.raises(AttributeError):
-        address.pool = 3  # type: ignore[misc]
+        address.pool = 3  # type: ignore[misc]  # the mistake
 
 
 @pytest.mark.parametrize(

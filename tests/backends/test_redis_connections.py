@@ -49,7 +49,7 @@ async def test_a_call_sends_bytes_texts_and_numbers_and_gets_what_the_server_say
 async def test_a_command_that_cannot_be_sent_costs_nothing(alone: Connections) -> None:
     before = await alone.call("CLIENT", "ID")
     with pytest.raises(TypeError):
-        await alone.call("SET", None)  # type: ignore[arg-type]
+        await alone.call("SET", None)  # type: ignore[arg-type]  # the mistake
     with pytest.raises(UnicodeEncodeError):
         await alone.call("SET", "\ud800")
 

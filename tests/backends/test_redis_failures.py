@@ -116,7 +116,7 @@ def test_what_has_done_nothing_is_told_apart() -> None:
 def test_a_server_error_has_a_code_and_can_be_sent_to_another_process() -> None:
     error = translate(Refusal("WRONGTYPE Operation against a key"), ADDRESS, "GET")
     assert isinstance(error, ServerError)
-    again = pickle.loads(pickle.dumps(error))  # noqa: S301
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - what was written a moment ago
 
     assert (error.code, error.said) == ("WRONGTYPE", "WRONGTYPE Operation against a key")
     assert (str(again), again.code, again.said) == (str(error), error.code, error.said)

@@ -7,6 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 from fairlane.backends import open_store
@@ -43,20 +44,20 @@ class Load:
             number += 1
             ids = [f"{name}-{number}-{part}" for part in range(5)]
             jobs = [NewJob(id=id, task="t", queue="default", payload=b"[]", lane=f"lane-{number % 7}") for id in ids]
-            await self._repeated(lambda jobs=jobs: self._store.enqueue(jobs))  # type: ignore[misc]  # bound as it is now
+            await self._repeated(partial(self._store.enqueue, jobs))
             self.sent += ids
             await asyncio.sleep(0.002)
 
     async def work(self, name: str) -> None:
-        await self._repeated(lambda: self._store.register(_session(name)))
+        await self._repeated(partial(self._store.register, _session(name)))
         number = 0
         while not self.over or len(self.done) < len(self.sent):
             number += 1
             claim = Claim(number=number, asks=ASKS, total=20)
-            jobs = await self._repeated(lambda claim=claim: self._store.claim(name, claim))  # type: ignore[misc]
+            jobs = await self._repeated(partial(self._store.claim, name, claim))
             self.claimed_at.append(time.monotonic())
             ends = [complete(job.held, b"1") for job in jobs]
-            finished = await self._repeated(lambda ends=ends: self._store.finish(name, ends))  # type: ignore[misc]
+            finished = await self._repeated(partial(self._store.finish, name, ends))
             self.done.update(verdict.id for verdict in finished.verdicts if verdict.accepted)
             if not jobs:
                 await asyncio.sleep(0.005)

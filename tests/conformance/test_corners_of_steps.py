@@ -88,3 +88,30 @@ async def test_a_turn_of_a_session_that_has_not_renewed_is_found_among_what_runs
     clock.advance(6.0)
     page = await store.find(Filter(state=JobState.RUNNING))
     assert [job.id for job in page.jobs] == ["turn"]
+
+
+HOSTILE = ("x|1", "1.1.|a", "|", "1|strict:a", "{tag}", "a:b", "*", "%d", "ä|ö", "' OR 1=1", "0000000000000001a", " ")
+
+
+async def test_lanes_that_are_called_like_keys_of_a_store_are_lanes_like_any_other(
+    kit: Kit, store: Store, clock: ManualClock
+) -> None:
+    await kit.settings("default", LaneRule(pattern="strict:*", limit=1))
+    worker = await kit.worker(slots=50)
+    names = [name for lane in HOSTILE for name in (lane, f"strict:{lane}")]
+    ids = {name: [await kit.enqueue(lane=name, unique=f"{name} {n}") for n in range(2)] for name in names}
+    started: list[str] = []
+    while claimed := await worker.claim(50):
+        started += [job.id for job in claimed]
+        await worker.complete(*claimed)
+    assert sorted(started) == sorted(id for pair in ids.values() for id in pair)
+    for name, pair in ids.items():
+        assert [id for id in started if id in pair] == pair, name
+        page = await store.find(Filter(queue="default", lane=name))
+        assert {job.id for job in page.jobs} == set(pair), name
+    clock.advance(100 * 86_400.0)
+    await worker.renew()
+    for _ in range(2):
+        await store.prune(Retention())
+    assert (await store.recount()).differences == ()
+    assert await store.lanes("default") == []

@@ -14,7 +14,7 @@ from fairlane.upkeep import Retention
 from .kit import Kit
 from .runs import bulk, lanes_of, run
 
-BACKLOG = 20_000
+BACKLOG = 100_000
 BLOCKED_STARTS = 6_000
 SLOTS = 10
 NEWCOMERS = tuple("BCDEFGHIJK")

@@ -218,4 +218,4 @@ async def test_plans_of_a_killed_worker_move_to_another_one(stages: dict[str, St
         rows = await world.client.bindings("org", "P")
         assert [(row.state, row.index) for row in rows] == [(BindingState.OPEN, 0), (BindingState.LOST, 1)]
 
-    await play_on_all(stages, scenario, times=2)
+    await play_on_all(stages, scenario, times=3)

@@ -222,8 +222,8 @@ async def test_a_job_of_a_killed_child_of_a_supervisor_runs_again_at_once(stage:
             times.append((again.at - killed) / 1e9)
         world.file("go").touch()
 
-    await stage.play(scenario, times=4, at_once=1, intervals=Intervals())
-    assert len(times) == 8
+    await stage.play(scenario, times=10, at_once=1, intervals=Intervals())
+    assert len(times) == 20
     figures.record(
         "again after a kill, supervised",
         kills=len(times),

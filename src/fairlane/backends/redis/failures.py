@@ -16,8 +16,8 @@ from .address import Address, driver
 # Says how to get what the next line would only call missing.
 driver()
 
-from redis.exceptions import ConnectionError as RedisConnectionError  # noqa: E402
-from redis.exceptions import RedisError, ResponseError  # noqa: E402
+from redis.exceptions import ConnectionError as RedisConnectionError  # noqa: E402 - only after that
+from redis.exceptions import RedisError, ResponseError  # noqa: E402 - only after that
 
 _BEFORE = {
     "LOADING": "is loading its data",

@@ -31,7 +31,7 @@ NAME = "fairlane"
 Argument = bytes | str | int | float
 
 
-class _Parser(DefaultParser):  # type: ignore[misc]
+class _Parser(DefaultParser):  # type: ignore[misc]  # the driver is imported when it is needed, so it has no types
     """Leaves what the server refuses as it was said."""
 
     @classmethod
