@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import redis
@@ -100,7 +101,30 @@ async def test_lanes_that_are_empty_leave_nothing_but_their_share(kit: Kit, stor
         await kit.enqueue(lane=f"open:{number}")
     await finish_all(worker)
     new = {name.partition(":")[0] for name in set(keys(store)) - before}
-    assert not new & {"lane", "lanes", "wait", "hold", "ready", "line", "backlog", "inlane", "short"}
+    assert not new & {"lane", "lanes", "wait", "hold", "ready", "line", "backlog", "active", "short"}
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [{}, {"lane": "open"}, {"lane": "strict:1"}, {"cost": 2.5}, {"unique": "x"}, {"retries": 0, "pool": "other"}],
+    ids=str,
+)
+async def test_plain_jobs_have_tickets(kit: Kit, store: RedisStore, wishes: dict[str, Any]) -> None:
+    """Nothing else shows whether the short way was gone."""
+    await kit.settings("default", LaneRule(pattern="strict:*", limit=1))
+    worker = await kit.worker()
+
+    async def kind(hash: str) -> bytes:
+        [record] = await store._functions.look("HVALS", hash)
+        return bytes(record[:1])
+
+    await kit.enqueue(**wishes)
+    assert await kind("live") == b"p"
+    [job] = await worker.claim()
+    assert await kind("live") == b"r"
+    await worker.complete(job)
+    # Whoever holds a unique value has more to end than a ticket says.
+    assert (await kind("outcome") == b"c") is ("unique" not in wishes)
 
 
 async def test_every_key_stands_under_one_hash_tag(kit: Kit, store: RedisStore) -> None:

@@ -10,16 +10,18 @@ from hashlib import sha256
 from importlib.resources import files
 
 MODULES = (
-    "head", "keys", "writes", "step", "catalog", "entries", "flows", "places", "bindings", "broadcasts", "outcomes",
-    "admission", "presence", "report", "dispatch", "settings", "pruning", "recounting", "reading", "standings",
-    "losses", "passes", "verbs",
+    "head", "keys", "writes", "step", "catalog", "tickets", "entries", "flows", "places", "bindings", "broadcasts",
+    "outcomes", "admission", "presence", "report", "dispatch", "settings", "pruning", "recounting", "reading",
+    "standings", "losses", "passes", "verbs",
 )  # fmt: skip
 
 
 @cache
 def _body() -> str:
     folder = files("fairlane.backends.redis") / "lua"
-    return "\n".join((folder / f"{module}.lua").read_text() for module in MODULES)
+    head, *modules = [(folder / f"{module}.lua").read_text() for module in MODULES]
+    # What is local to a module is so here as well; Lua takes no more than 200 locals in one block.
+    return "\n".join([head, *(f"do\n{module}end" for module in modules)])
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -18,8 +19,10 @@ from ..rows import decode_backoff, encode_backoff
 TIME = struct.Struct(">d")
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder().decode
-_COMPLETE = Move.COMPLETE
+_COMPLETE, _JOB = Move.COMPLETE, JobKind.JOB
 _ACCEPTANCES = {each.value: each for each in Acceptance}
+_PRIORITIES = tuple(Priority)
+_RUNS = ord("r")
 
 
 class Content(msgspec.Struct, array_like=True, gc=False):
@@ -66,6 +69,43 @@ def read_content(raw: bytes) -> tuple[float, Content]:
 
 def _number(value: float | None) -> float | None:
     return None if value is None else float(value)
+
+
+def _is_simple(job: NewJob) -> bool:
+    """Whether a job is due, is for everybody, holds nothing, has no lane: one request serves many."""
+    return (
+        job.lane is None
+        and job.kind is _JOB
+        and job.unique is None
+        and job.sticky is None
+        and job.worker is None
+        and not job.delay
+        and job.run_at is None
+        and job.expires is None
+        and job.cron is None
+        and job.waiter is None
+    )
+
+
+def requests_of(jobs: Sequence[NewJob]) -> list[dict[str, Any]]:
+    """What the functions must know of jobs: one request each, or one for several that differ in their ids alone."""
+    requests: list[dict[str, Any]] = []
+    last: tuple[Any, ...] | None = None
+    ids: list[str] = []
+    for job in jobs:
+        if not _is_simple(job):
+            last = None
+            requests.append(request_of(job))
+            continue
+        alike = (job.task, job.queue, job.priority, job.cost, job.pool, job.retries, job.backoff)
+        if alike != last:
+            last, ids = alike, []
+            request = request_of(job)
+            del request["id"]
+            request["ids"] = ids
+            requests.append(request)
+        ids.append(job.id)
+    return requests
 
 
 def request_of(job: NewJob) -> dict[str, Any]:
@@ -166,12 +206,20 @@ def stamps_of(parts: Sequence[bytes]) -> list[bytes]:
     return [part[: TIME.size] for part in parts[::3]]
 
 
-def claimed_of(parts: Sequence[bytes]) -> list[Claimed]:
-    """The jobs of a claim: three parts each."""
+def claimed_of(parts: Sequence[bytes], session: str) -> list[Claimed]:
+    """The jobs of a claim: three parts each, of which the last is a ticket (see `lua/tickets.lua`) or a list."""
     found = []
+    ticket = _ticket(len(session.encode()))
     for place in range(0, len(parts), 3):
-        _, content = read_content(parts[place])
-        id, fence, attempt, class_, suspect, limited, kind = decode(parts[place + 2])
+        content = _content.decode(memoryview(parts[place])[TIME.size :])
+        told = parts[place + 2]
+        if told[0] == _RUNS:
+            fence, attempt, class_, flags, length = ticket.unpack_from(told)
+            id = told[ticket.size : ticket.size + length].decode()
+            kind, suspect, limited = _JOB, False, flags % 2 == 1
+        else:
+            id, fence, attempt, class_, suspect, limited, word = decode(told)
+            kind = JobKind(word)
         found.append(
             Claimed(
                 id=id,
@@ -180,12 +228,12 @@ def claimed_of(parts: Sequence[bytes]) -> list[Claimed]:
                 task=content.task,
                 queue=content.queue,
                 lane=content.lane,
-                priority=Priority(class_),
+                priority=_PRIORITIES[class_],
                 payload=content.payload,
                 retries=content.retries,
                 backoff=decode_backoff(content.backoff),
                 timeout=content.timeout,
-                kind=JobKind(kind),
+                kind=kind,
                 sticky=content.sticky,
                 suspect=suspect,
                 limited=limited,
@@ -193,3 +241,9 @@ def claimed_of(parts: Sequence[bytes]) -> list[Claimed]:
             )
         )
     return found
+
+
+@cache
+def _ticket(length: int) -> struct.Struct:
+    """Where a ticket of a running job has fence, attempt, class, flags and the length of its id, which follows."""
+    return struct.Struct(f">xII{4 + 8 + 8 + 2 + length}xBB{4 + 8}xH")

@@ -14,7 +14,20 @@ READS = (
     "SRANDMEMBER", "TIME", "ZCARD", "ZCOUNT", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE",
     "ZREVRANGEBYSCORE", "ZSCORE",
 )  # fmt: skip
-WRITES = ("HDEL", "HINCRBY", "HSET", "LPUSH", "LTRIM", "PUBLISH", "SADD", "SET", "SREM", "ZADD", "ZREM")
+WRITES = (
+    "HDEL",
+    "HINCRBY",
+    "HSET",
+    "LPUSH",
+    "LTRIM",
+    "PUBLISH",
+    "PUBSUB|NUMSUB",
+    "SADD",
+    "SET",
+    "SREM",
+    "ZADD",
+    "ZREM",
+)
 IN_FUNCTIONS = (*READS, *WRITES)
 """Every command that the functions use."""
 AROUND = ("CLIENT|SETNAME", "FCALL_RO", "INFO", "PING", "ROLE", "SELECT", "SUBSCRIBE", "UNSUBSCRIBE")

@@ -114,7 +114,7 @@ class RedisStore:
         if any(job.kind is JobKind.CLEANUP for job in jobs):
             raise InvalidInput("kind", "a clean-up is stored by release, not by enqueue")
         bodies = [part for job in jobs for part in (requests.content_of(job), job.headers or b"")]
-        asked = encode([requests.request_of(job) for job in jobs])
+        asked = encode(requests.requests_of(jobs) if len(jobs) > 1 else [requests.request_of(jobs[0])])
         try:
             # Large calls of one event loop go one after the other, so that they arrive in the order they were made.
             # This one was made ready while another was under way.
@@ -134,7 +134,7 @@ class RedisStore:
         # Claims of one session go one after the other: on two connections their numbers could overtake each other.
         async with self._lock(f"claim {session}"):
             answer = await self._call("claim", session, requests.claim_of(claim))
-        return self._claimed(answer["parts"])
+        return self._claimed(session, answer["parts"])
 
     async def finish(self, session: str, transitions: Sequence[Transition], *, claim: Claim | None = None) -> Finished:
         if not transitions and claim is None:
@@ -146,10 +146,10 @@ class RedisStore:
             )
         verdicts = requests.verdicts_of([t.held for t in transitions], answer["verdicts"])
         self._remember(session, transitions, verdicts)
-        return Finished(verdicts, tuple(self._claimed(parts)))
+        return Finished(verdicts, tuple(self._claimed(session, parts)))
 
-    def _claimed(self, parts: Sequence[bytes]) -> list[Claimed]:
-        claimed = requests.claimed_of(parts)
+    def _claimed(self, session: str, parts: Sequence[bytes]) -> list[Claimed]:
+        claimed = requests.claimed_of(parts, session)
         if len(self._stamps) > MOST_STAMPS:
             self._stamps.clear()
         self._stamps.update((job.id, stamp) for job, stamp in zip(claimed, requests.stamps_of(parts), strict=True))

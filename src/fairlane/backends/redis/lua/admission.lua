@@ -1,9 +1,7 @@
 -- How jobs come in. A call is looked through first, whole, and refused before anything is written.
 --
 -- A request has: id, task, queue, class, kind, lane_key, cost, pool, sticky, direct, retries, backoff, uniq, unique_for, delay,
--- run_at, expires, waiter, ttl, schedule, slot. Its content is opaque here; equal content has equal bytes.
-
-local PENDING_ALONE = { state = PENDING } -- all that is asked of a job that was stored
+-- run_at, expires, waiter, ttl, schedule, slot; or, where jobs differ in nothing else, ids instead of an id. Its content is opaque here; equal content has equal bytes.
 
 local function content_of(seq)
     local stored = call('HGET', S.p .. 'job', seq)
@@ -11,7 +9,7 @@ local function content_of(seq)
 end
 
 local function state_of(seq)
-    local live = step.get('live', seq)
+    local live = entries.look(seq)
     if live then
         return live.state
     end
@@ -39,11 +37,7 @@ local function existing(new, content)
 end
 
 -- Which ids are taken, or were not long ago.
-local function known_among(requests)
-    local ids = {}
-    for i, new in ipairs(requests) do
-        ids[i] = new.id
-    end
+local function known_among(ids)
     local known = writes.hmget(S.p .. 'id', ids)
     if call('EXISTS', S.p .. 'remembered') == 1 then
         for i, raw in ipairs(writes.hmget(S.p .. 'remembered', ids)) do
@@ -203,9 +197,7 @@ local function store(new, content, headers, tie)
             outcomes.admit(e)
         end
     end
-    if e.state == PENDING and entries.is_plain(e) then
-        entries.add(e)
-    else
+    if e.state ~= PENDING or not entries.add(e) then
         entries.save(e)
     end
     if new.kind == 'broadcast' then
@@ -217,55 +209,69 @@ local function store(new, content, headers, tie)
     return e
 end
 
--- Whether a job is due, is for everybody, holds nothing and has no lane.
-local function is_simple(new)
-    return not (new.lane_key or new.kind or new.sticky or new.direct or new.uniq or new.delay or new.run_at or new.expires
-        or new.schedule or new.waiter)
-end
-
--- What simple jobs of a queue, class and task share, so that each of them costs little more than its record.
-local function company_of(new)
-    local queue, class = catalog.queue(new.queue).number, new.class or 1
-    local flow = step.flow(queue, class, '', '')
-    return {
-        name = new.queue,
-        class = new.class,
-        task = new.task,
-        number = queue,
-        flow = flow,
-        by_task = writes.table(keys.of_task(queue, new.task), 'z'),
-        ready = writes.table(flow.ready, 'z'),
-    }
-end
-
--- Store a simple job of a large call: the same as `store` does, in one go.
-local function store_simple(new, company, content, headers)
-    local seq, arrival = S.seq + 1, S.arrival + 1
+-- Store jobs that differ in nothing but their ids: each of them costs little more than its record. They are due, for everybody,
+-- hold nothing and have no lane. `place`: that of the first one's content among the bodies.
+local function store_alike(new, bodies, place)
+    local queue, class = catalog.queue(new.queue).number, new.class
+    local flow = flows.join(queue, class, '', '', S.arrival + 1)
+    local before, after = tickets.alike(new, queue)
+    local stamp, seq, arrival = S.stamp, S.seq, S.arrival
+    -- Nothing reads these keys until all jobs are there, so the tables stay those that are sent.
+    local ids, contents, lives = writes.table(S.p .. 'id', 'h'), writes.table(S.p .. 'job', 'h'), writes.table(S.live, 'h')
+    local alive, ready = writes.table(S.alive, 'z'), writes.table(flow.ready, 'z')
+    local of_task = writes.table(keys.of_task(queue, new.task), 'z')
+    for i, id in ipairs(new.ids) do
+        seq, arrival = seq + 1, arrival + 1
+        local member = writes.text(seq)
+        ids[id], contents[member] = member, stamp .. bodies[place + 2 * i - 2]
+        lives[member] = tickets.new(before, arrival, id, after)
+        alive[member], of_task[member], ready[member] = member, member, arrival
+        if bodies[place + 2 * i - 1] ~= '' then
+            writes.hset(S.p .. 'headers', member, bodies[place + 2 * i - 1])
+        end
+    end
     S.seq, S.arrival = seq, arrival
-    local member = writes.text(seq)
-    if not company.flow.tag then
-        flows.join(company.number, new.class or 1, '', '', arrival)
+    step.count(queue, class, 'p', #new.ids)
+end
+
+-- Whether all jobs of a call are such, new, and of queues that take whatever comes.
+local function are_alike(requests)
+    local seen, all = {}, {}
+    for _, new in ipairs(requests) do
+        local queue = new.ids and catalog.known(new.queue)
+        if not new.ids or (queue and queue.refuses) then
+            return false
+        end
+        for _, id in ipairs(new.ids) do
+            if seen[id] then
+                return false
+            end
+            seen[id] = true
+            all[#all + 1] = id
+        end
     end
-    S.ids[new.id], S.jobs[member], S.lives[member] = member, S.stamp .. content, pack({
-        id = new.id,
-        task = new.task,
-        queue = company.number,
-        class = new.class or 1,
-        cost = new.cost,
-        pool = new.pool,
-        retries = new.retries,
-        backoff = new.backoff,
-        state = PENDING,
-        granted = true,
-        flow = true,
-        arrival = arrival,
-    })
-    company.by_task[member], company.ready[member], S.waiting[member] = member, arrival, member
-    if headers ~= '' then
-        writes.hset(S.p .. 'headers', member, headers)
+    for _, known in ipairs(known_among(all)) do
+        if known then
+            return false
+        end
     end
-    step.count(company.number, new.class or 1, 'p')
-    return PENDING_ALONE
+    return true
+end
+
+-- One request for each job, where one stands for many.
+local function each_of(requests)
+    local all = {}
+    for _, new in ipairs(requests) do
+        for _, id in ipairs(new.ids or { new.id }) do
+            local one = {}
+            for name, value in pairs(new) do
+                one[name] = value
+            end
+            one.id, one.ids = id, nil
+            all[#all + 1] = one
+        end
+    end
+    return all
 end
 
 -- Read the flows that plain jobs of a large call will stand in, together.
@@ -282,29 +288,12 @@ end
 
 -- Store those that have no answer yet; returns them by their places.
 local function store_all(requests, answers, bodies, first)
-    local stored, simple, company = {}, #requests > 1, nil
-    for _, new in ipairs(requests) do
-        simple = simple and is_simple(new)
-    end
-    if simple then
-        -- Nothing reads these keys until all jobs are there, so the tables stay those that are sent.
-        S.ids, S.jobs = writes.table(S.p .. 'id', 'h'), writes.table(S.p .. 'job', 'h')
-        S.lives, S.waiting = writes.table(S.live, 'h'), writes.table(S.alive, 'z')
-    else
-        S.direct = #requests == 1 and not requests[1].kind
-        load_flows(requests)
-    end
+    local stored = {}
+    S.direct = #requests == 1 and not requests[1].kind
+    load_flows(requests)
     for i, new in ipairs(requests) do
         if not answers[i] then
-            local content, headers = bodies[first + 2 * i - 2], bodies[first + 2 * i - 1]
-            if simple then
-                if not company or company.name ~= new.queue or company.class ~= new.class or company.task ~= new.task then
-                    company = company_of(new)
-                end
-                stored[i] = store_simple(new, company, content, headers)
-            else
-                stored[i] = store(new, content, headers)
-            end
+            stored[i] = store(new, bodies[first + 2 * i - 2], bodies[first + 2 * i - 1])
         end
     end
     S.direct = false
@@ -314,8 +303,19 @@ end
 -- Store jobs and admit those that are due, all or none. `bodies`: content and headers of each, one after the other, from
 -- `first` on. Returns id, whether it was made, and the state for each; nothing when all are new and pending.
 function admission.enqueue(requests, bodies, first)
-    local answers, mine, uniques, more = {}, {}, {}, {}
-    local known, count = known_among(requests), 0
+    if #requests > 0 and are_alike(requests) then
+        for _, new in ipairs(requests) do
+            store_alike(new, bodies, first)
+            first = first + 2 * #new.ids
+        end
+        return {}
+    end
+    requests = each_of(requests)
+    local answers, mine, uniques, more, ids = {}, {}, {}, {}, {}
+    for i, new in ipairs(requests) do
+        ids[i] = new.id
+    end
+    local known, count = known_among(ids), 0
     for i, new in ipairs(requests) do
         local content = bodies[first + 2 * i - 2]
         local earlier = mine[new.id]

@@ -5,49 +5,68 @@
 
 local MOST_EXPIRED = 100
 
--- What a worker is told of jobs that it has claimed: three parts of each.
-local function told_of(claimed)
-    local answer, seqs = {}, {}
-    for i, e in ipairs(claimed) do
-        seqs[i] = e.member or writes.text(e.seq)
-    end
-    local bodies, headers = writes.hmget(S.p .. 'job', seqs), {}
+-- What a worker is told of jobs that it has claimed: three parts of each, the content, the headers, and the ticket, or a list
+-- where there is none. `members`: their numbers.
+local function told_of(members, told)
+    local answer, bodies, headers = {}, writes.hmget(S.p .. 'job', members), {}
     if call('EXISTS', S.p .. 'headers') == 1 then
-        headers = writes.hmget(S.p .. 'headers', seqs)
+        headers = writes.hmget(S.p .. 'headers', members)
     end
-    for i, e in ipairs(claimed) do
-        answer[3 * i - 2], answer[3 * i - 1] = bodies[i], headers[i] or ''
-        answer[3 * i] = pack({ e.id, e.fence, e.attempt, e.class, e.suspect and true or false, e.lane and true or false, e.kind or 'job' })
+    for i, each in ipairs(told) do
+        answer[3 * i - 2], answer[3 * i - 1], answer[3 * i] = bodies[i], headers[i] or '', each
     end
     return answer
 end
 
+local function told(e)
+    return pack({ e.id, e.fence, e.attempt, e.class, e.suspect and true or false, e.lane and true or false, e.kind or 'job' })
+end
+
+-- What it costs to start a job, by the weight of its lane.
+local function price(queue, lane, cost)
+    local weight = #queue.rules > 0 and catalog.terms(queue, lane).weight or 1
+    return cost == 1 and weight == 1 and 1000 or flows.charge(cost, weight)
+end
+
+local function note(c, member, told_)
+    local i = #c.members + 1
+    c.members[i], c.told[i] = member, told_
+end
+
 -- Start the first job of a flow; the caller moves the flow on.
-local function start(c, e, flow, queue)
-    local weight = #queue.rules > 0 and catalog.terms(queue, e.lane_key or '').weight or 1
-    local paid = e.cost == nil and weight == 1 and 1000 or flows.charge(e.cost or 1, weight)
-    local plain = entries.is_plain(e)
-    flow.domain.clock = math.max(flow.domain.clock, flow.tag)
+local function start(c, e, member, flow, queue)
+    local paid = price(queue, flow.lane, e.cost or 1)
     flow.finish = flow.tag + paid
     entries.move(e, RUNNING)
     e.session, e.claim = c.who.id, c.number
     e.fence = (e.fence or 0) + 1
     e.attempt = (e.attempt or 0) + 1
     e.started_at, e.paid, e.granted_at = S.now, paid, nil
-    if plain then
-        local member = e.member
-        e.member = nil
-        entries.begin(e, flow, member)
-        e.member = member
-    else
-        e.member = nil
-        entries.save(e)
-    end
+    entries.save(e)
     step.tell_job(e.id)
     if e.lane then
-        step.tell('place:' .. queue.name .. '/' .. e.lane_key)
+        step.tell_line(e.queue, e.lane_key)
     end
-    c.claimed[#c.claimed + 1] = e
+    note(c, member, told(e))
+end
+
+-- The same for a job that has a ticket.
+local function start_ticket(c, raw, member, flow, queue)
+    local limited, cost = tickets.terms(raw)
+    local paid = price(queue, flow.lane, cost)
+    flow.finish = flow.tag + paid
+    local ticket = tickets.started(raw, c.ticket, paid)
+    local domain = flow.domain
+    entries.begin(member, ticket, flow, keys.held(c.who.id, domain.class), limited)
+    step.count(domain.queue, domain.class, 'p', -1)
+    step.count(domain.queue, domain.class, 'r', 1)
+    if step.is_heard() then
+        step.tell_job(tickets.id(raw))
+        if limited then
+            step.tell_line(domain.queue, flow.lane)
+        end
+    end
+    note(c, member, ticket)
 end
 
 -- The next jobs of a flow and one more, with their arrivals. What came in this step into a flow that was empty is not sent
@@ -59,7 +78,7 @@ end
 -- The flows of a domain that come first, with the next jobs of each, as many as could start if all started equally many.
 local function heads_of(domain, most)
     local found = {}
-    for _, member in ipairs(call('ZRANGE', S.p .. 'line:' .. domain.key, 0, most - 1)) do
+    for _, member in ipairs(call('ZRANGE', domain.line, 0, most - 1)) do
         found[#found + 1] = { lane = string.sub(member, 17) }
     end
     step.load_flows(domain, found)
@@ -72,7 +91,11 @@ local function heads_of(domain, most)
             seqs[#seqs + 1] = head.jobs[i]
         end
     end
-    return found, entries.read_all(seqs)
+    local known = {}
+    for i, raw in ipairs(writes.hmget(S.live, seqs)) do
+        known[seqs[i]] = raw
+    end
+    return found, known
 end
 
 -- Go on to the next job of a flow whose first one has started.
@@ -110,12 +133,17 @@ local function take(c, queue, domain, most)
     while started < most and heads[first] and not expired do
         local head = heads[first]
         local member = head.jobs[head.at]
-        local e = known[member] or entries.read(writes.hget(S.p .. 'live', member), member)
-        if e.expires_at and e.expires_at <= S.now then
+        local raw = known[member] or writes.hget(S.live, member)
+        local e = not tickets.is_waiting(raw) and entries.read(raw, member)
+        if e and e.expires_at and e.expires_at <= S.now then
             expired = member
         else
-            e.member = member
-            start(c, e, head.flow, queue)
+            domain.clock = math.max(domain.clock, head.flow.tag)
+            if e then
+                start(c, e, member, head.flow, queue)
+            else
+                start_ticket(c, raw, member, head.flow, queue)
+            end
             started = started + 1
             move_on(head)
             heads[first] = false
@@ -202,7 +230,7 @@ end
 
 -- The jobs of the last claim that the session still holds, for who has lost the answer.
 local function repeated(who, number)
-    local claimed = {}
+    local members, told_ = {}, {}
     for class = 0, 2 do
         local of_class = {}
         for _, e in ipairs(entries.all(call('ZRANGE', S.p .. 'held:' .. who.id .. ':' .. class, 0, -1))) do
@@ -214,10 +242,10 @@ local function repeated(who, number)
             return a.arrival < b.arrival
         end)
         for _, e in ipairs(of_class) do
-            claimed[#claimed + 1] = e
+            members[#members + 1], told_[#told_ + 1] = writes.text(e.seq), told(e)
         end
     end
-    return told_of(claimed)
+    return told_of(members, told_)
 end
 
 -- Who claims, or why he may not.
@@ -237,11 +265,11 @@ function dispatch.claim(who, number, total, asks)
     if number == who.claim then
         return repeated(who, number)
     end
-    local c = { who = who, number = number, left = total, expired = 0, claimed = {}, loads = {} }
+    local c = { who = who, number = number, left = total, expired = 0, members = {}, told = {}, loads = {} }
     if who.state ~= 'live' or not who.slots or not who.index then
         return {}
     end
-    c.running = presence.running(who)
+    c.running, c.ticket = presence.running(who), tickets.claim(who, number)
     step.save_lines()
     for _, ask in ipairs(asks) do
         local name, class, most, below = ask[1], ask[2], ask[3], ask[4]
@@ -263,11 +291,11 @@ function dispatch.claim(who, number, total, asks)
             break
         end
     end
-    if #c.claimed == 0 then
+    if #c.members == 0 then
         return {}
     end
     -- Only then: an idle worker asks once a second, and nothing is lost when an empty answer is not repeated.
     who.claim = number
     step.put('session', who.id, who)
-    return told_of(c.claimed)
+    return told_of(c.members, c.told)
 end

@@ -1,4 +1,4 @@
--- Live jobs: one record each, and the sorted sets they are found by. Which sets a job is in follows from its record alone
+-- Live jobs: one record each (see tickets.lua), and the sorted sets they are found by. Which sets a job is in follows from its record alone
 -- (`indexed_by`), so `entries.save` has only to compare: no step can forget one.
 --
 -- An entry has: seq, id, task, queue (number), class, kind (nil: job), lane_key, cost (nil: 1), pool (nil: default), sticky,
@@ -43,9 +43,6 @@ local function indexed_by(e)
         local set = e.granted and 'hold:' or 'wait:'
         found[p .. set .. keys.lane(e.queue, e.lane_key)] = (e.rank or 0) * RANK + e.arrival
     end
-    if e.lane_key and e.state ~= SCHEDULED then
-        found[p .. 'inlane:' .. keys.lane(e.queue, e.lane_key)] = e.seq
-    end
     if e.granted_at then
         found[p .. 'holding'] = e.granted_at
     end
@@ -63,36 +60,22 @@ end
 
 -- A job as it was read, without what it is found by.
 function entries.read(raw, seq)
-    local e = unpacked(raw)
+    local e = tickets.read(raw)
     e.seq = tonumber(seq)
     return e
 end
 
--- Jobs by their numbers as they were given, read together.
-function entries.read_all(seqs)
-    local found, asked = {}, {}
-    for _, seq in ipairs(seqs) do
-        if S.warm[seq] then
-            found[seq] = S.warm[seq]
-        else
-            asked[#asked + 1] = seq
-        end
-    end
-    for i, raw in ipairs(writes.hmget(S.live, asked)) do
-        if raw then
-            found[asked[i]] = entries.read(raw, asked[i])
-        end
-    end
-    return found
+-- The same by its number, for who only looks; nil when it is over.
+function entries.look(seq)
+    local raw = writes.hget(S.live, type(seq) == 'string' and seq or writes.text(seq))
+    return raw and entries.read(raw, seq) or nil
 end
 
 function entries.get(seq)
-    local raw = writes.hget(S.live, type(seq) == 'string' and seq or writes.text(seq))
-    if not raw then
-        return nil
+    local e = entries.look(seq)
+    if e then
+        S.indexed[e.seq] = indexed_by(e)
     end
-    local e = entries.read(raw, seq)
-    S.indexed[e.seq] = indexed_by(e)
     return e
 end
 
@@ -112,35 +95,53 @@ function entries.by_id(id)
     return seq and entries.get(seq) or nil
 end
 
--- A lane has got so many more waiting jobs, or fewer, or a running one has left it.
-local function note_lane(e, by)
-    local name = keys.lane(e.queue, e.lane_key)
-    local noted = S.noted[name]
+-- The jobs of a lane that wait or run. Those that are kept of it are looked through: who asks changes settings, which is rare.
+function entries.in_lane(queue, key)
+    local found = {}
+    for _, e in ipairs(entries.all(call('ZRANGE', S.p .. 'by:lane:' .. keys.lane(queue, key), 0, -1))) do
+        if e.state ~= SCHEDULED then
+            found[#found + 1] = e
+        end
+    end
+    return found
+end
+
+-- A lane has got so many more jobs that wait, and that run.
+local function note_lane(queue, key, waiting, running)
+    local of_queue = S.noted[queue]
+    if not of_queue then
+        of_queue = {}
+        S.noted[queue] = of_queue
+    end
+    local noted = of_queue[key]
     if noted then
-        noted.by = noted.by + by
+        noted[1], noted[2] = noted[1] + waiting, noted[2] + running
     else
-        S.noted[name] = { queue = e.queue, key = e.lane_key, by = by }
+        of_queue[key] = { waiting, running }
     end
 end
 
--- Write how many jobs wait in each lane that has any, for whoever looks and for limits of what may wait. Lanes in which jobs
--- only run stand there too, for a change of settings. Empty ones leave nothing.
+-- Write how many jobs wait and how many run in each lane that has any, for whoever looks and for limits of what may wait. Lanes
+-- in which jobs only run stand among those that wait too. Empty ones leave nothing.
 function entries.flush_lanes()
-    local queues = {}
-    for name, noted in pairs(S.noted) do
-        local of = queues[noted.queue] or { names = {}, keys = {}, by = {} }
-        queues[noted.queue] = of
-        local i = #of.keys + 1
-        of.names[i], of.keys[i], of.by[i] = name, noted.key, noted.by
-    end
-    for queue, of in pairs(queues) do
-        local backlog = S.p .. 'backlog:' .. queue
-        for i, was in ipairs(writes.zmscore(backlog, of.keys)) do
-            local waiting = (tonumber(was or nil) or 0) + of.by[i]
-            if waiting > 0 or call('EXISTS', S.p .. 'inlane:' .. of.names[i]) == 1 then
-                writes.zadd(backlog, waiting, of.keys[i])
+    for queue, noted in pairs(S.noted) do
+        local backlog, active, lanes = S.p .. 'backlog:' .. queue, S.p .. 'active:' .. queue, {}
+        for key in pairs(noted) do
+            lanes[#lanes + 1] = key
+        end
+        local waited, ran = writes.zmscore(backlog, lanes), writes.hmget(active, lanes)
+        for i, key in ipairs(lanes) do
+            local by, was = noted[key], tonumber(ran[i] or 0)
+            local waiting, running = tonumber(waited[i] or 0) + by[1], was + by[2]
+            if waiting > 0 or running > 0 then
+                writes.zadd(backlog, waiting, key)
             else
-                writes.zrem(backlog, of.keys[i])
+                writes.zrem(backlog, key)
+            end
+            if running > 0 then
+                writes.hset(active, key, running)
+            elseif was > 0 then
+                writes.hdel(active, key)
             end
         end
     end
@@ -161,17 +162,20 @@ local function move_between(seq, was, is)
     end
 end
 
--- Whether a job counts as one that waits in its lane, by what was stored and by what is to be.
-local function waits(e)
-    return e and e.state == PENDING and 1 or 0
+-- How a job counts in its lane, by what was stored and by what is to be.
+local function note_change(old, new)
+    local function is(e, state)
+        return e and e.state == state and 1 or 0
+    end
+    local e = new or old
+    note_lane(e.queue, e.lane_key, is(new, PENDING) - is(old, PENDING), is(new, RUNNING) - is(old, RUNNING))
 end
 
-local function put(e)
-    local seq, member = e.seq, writes.text(e.seq)
+local function put(e, member)
+    local seq = e.seq
     e.seq = nil
-    writes.hset(S.live, member, pack(e))
+    writes.hset(S.live, member, tickets.of(e) or pack(e))
     e.seq = seq
-    S.warm[member] = nil
 end
 
 -- The job as it is stored, with what it is found by; nothing when it is new.
@@ -187,89 +191,87 @@ function entries.save(e)
     local is = indexed_by(e)
     move_between(e.seq, was, is)
     if e.lane_key then
-        note_lane(e, waits(e) - waits(old))
+        note_change(old, e)
     end
     S.indexed[e.seq] = is
-    put(e)
+    put(e, writes.text(e.seq))
 end
 
 function entries.delete(e)
     local old, was = stored(e.seq)
     move_between(e.seq, was, {})
     if e.lane_key then
-        note_lane(e, -waits(old))
+        note_change(old, nil)
     end
     S.indexed[e.seq] = nil
-    local member = writes.text(e.seq)
-    S.warm[member] = nil
-    writes.hdel(S.live, member)
+    writes.hdel(S.live, writes.text(e.seq))
 end
 
--- Whether all that a job is found by is its state, its flow or session, and its lane: nearly always so. Then what changes is
--- known without comparing, which costs more than all the rest of a step.
-function entries.is_plain(e)
-    return not (e.due or e.gate or e.expires_at or e.granted_at or e.waiter or e.binding or e.inbox)
+-- What follows is for tickets: where such a job stands is its state, its flow or session, and its lane. What changes is known
+-- then without comparing. `member` is its number as it is stored.
+
+-- What was found by comparing before, in the same step, does not hold any more.
+local function forget_indexed(member)
+    if next(S.indexed) then
+        S.indexed[tonumber(member)] = nil
+    end
 end
 
--- A plain job is new and pending.
+-- A new job that needs no more than a ticket is pending. Returns false, and stores nothing, if it needs more.
 function entries.add(e)
     local p, member = S.p, writes.text(e.seq)
-    local flow = e.flow and step.flow_of(e)
-    S.indexed[e.seq] = nil
+    local ticket = tickets.of(e)
+    if not ticket then
+        return false
+    end
+    writes.hset(S.live, member, ticket)
     writes.zadd(S.alive, member, member)
-    if flow then
-        writes.zadd_new(flow.ready, e.arrival, member)
+    if e.flow then
+        writes.zadd_new(step.flow_of(e).ready, e.arrival, member)
     end
     if e.lane_key then
-        local lane = keys.lane(e.queue, e.lane_key)
-        call('ZADD', p .. 'inlane:' .. lane, member, member)
-        note_lane(e, 1)
+        note_lane(e.queue, e.lane_key, 1, 0)
         if e.lane then
+            local lane = keys.lane(e.queue, e.lane_key)
             writes.zadd(p .. (e.granted and 'hold:' or 'wait:') .. lane, (e.rank or 0) * RANK + e.arrival, member)
         end
     end
-    put(e)
+    return true
 end
 
--- A plain job has got a place of its lane, and is claimable now.
-function entries.admit(e)
-    local p, member = S.p, writes.text(e.seq)
-    local lane = keys.lane(e.queue, e.lane_key)
-    S.indexed[e.seq] = nil
-    writes.zrem(p .. 'wait:' .. lane, member)
-    writes.zadd_new(p .. 'hold:' .. lane, (e.rank or 0) * RANK + e.arrival, member)
-    writes.zadd_new(step.flow_of(e).ready, e.arrival, member)
-    put(e)
-    S.warm[member] = e -- it may start in the same step
+-- A job that waited for a place of its lane has got one, and is claimable now. `flow`: where it stands from now on.
+function entries.admit(member, raw, lane, flow, arrival, rank)
+    forget_indexed(member)
+    writes.zrem(S.p .. 'wait:' .. lane.name, member)
+    writes.zadd_new(S.p .. 'hold:' .. lane.name, rank * RANK + arrival, member)
+    writes.zadd_new(flow.ready, arrival, member)
+    writes.hset(S.live, member, tickets.granted(raw))
 end
 
--- A plain job that was claimable runs now. `member`: its number as it was read.
-function entries.begin(e, flow, member)
-    local p = S.p
-    S.indexed[e.seq] = nil
+-- A job that was claimable runs now. `held`: where it stands from now on.
+function entries.begin(member, ticket, flow, held, limited)
+    forget_indexed(member)
     writes.zrem(flow.ready, member)
-    writes.zadd(keys.held(e.session, e.class), member, member)
-    if e.lane_key then
-        local lane = keys.lane(e.queue, e.lane_key)
-        note_lane(e, -1)
-        if e.lane then
-            writes.zrem(p .. 'hold:' .. lane, member)
+    writes.zadd(held, member, member)
+    writes.hset(S.live, member, ticket)
+    if flow.lane ~= '' then
+        local queue = flow.domain.queue
+        note_lane(queue, flow.lane, -1, 1)
+        if limited then
+            writes.zrem(S.p .. 'hold:' .. keys.lane(queue, flow.lane), member)
         end
     end
-    put(e)
 end
 
--- A plain job that ran is over.
-function entries.over(e, member)
-    local p = S.p
-    S.indexed[e.seq] = nil
+-- A job that ran is over.
+function entries.over(member, held, queue, lane)
+    forget_indexed(member)
     writes.zrem(S.alive, member)
-    writes.zrem(keys.held(e.session, e.class), member)
-    if e.lane_key then
-        call('ZREM', S.p .. 'inlane:' .. keys.lane(e.queue, e.lane_key), member)
-        note_lane(e, 0)
-    end
+    writes.zrem(held, member)
     writes.hdel(S.live, member)
+    if lane ~= '' then
+        note_lane(queue, lane, 0, -1)
+    end
 end
 
 -- Put a job into another live state, tallies included. A running job without a slot is counted as such.

@@ -35,7 +35,7 @@ function flows.enter(e)
     e.granted_at = e.lane and e.inbox and S.now or nil
 end
 
--- Put an arrival into its flow, and tell those who could start it.
+-- Put an arrival into its flow, and tell those who could start it. Returns the flow.
 function flows.join(queue, class, inbox, lane, arrival)
     local flow = step.flow(queue, class, inbox, lane)
     if not flow.tag then
@@ -49,6 +49,7 @@ function flows.join(queue, class, inbox, lane, arrival)
         flow.head = arrival
         flow.dirty = true
     end
+    return flow
 end
 
 -- Take a job out of the line, before it has started. Nothing was charged for it, so nothing is owed.

@@ -8,8 +8,9 @@
 --   headers          seq -> bytes              live       seq -> entry (see entries.lua)
 --   outcome          seq -> what the end was, then the result
 --   attempts         seq -> list of claims     progress   seq -> bytes
---   flow             flow -> {finish, tag, head}           domain   domain -> clock
---   lane             lane -> {places, ordered, granted}
+--   flow             flow -> finish, tag, head             domain   domain -> clock
+--   lane             lane -> places, whether it is ordered, granted
+--   active:QUEUE     lane -> how many of its jobs run
 --   session          id -> session             pool:POOL  index -> id of the last session there
 --   binding          number -> binding         bound:POOL key -> number of the open binding
 --   unique           task NUL value -> {seq, id, state, until_}
@@ -96,6 +97,12 @@ function keys.column(class, name)
     return shared('column', class, name, column)
 end
 
+-- By how many digits a number has.
+local ZEROS = {
+    '000000000000000', '00000000000000', '0000000000000', '000000000000', '00000000000', '0000000000', '000000000', '00000000',
+    '0000000', '000000', '00000', '0000', '000', '00', '0', '',
+}
+
 local function ended(queue, state)
     return S.p .. 'ended:' .. queue .. ':' .. state
 end
@@ -105,8 +112,8 @@ function keys.ended(queue, state)
 end
 
 -- With leading zeros: jobs that ended at the same moment stand in the order of their numbers.
-function keys.ended_member(seq)
-    return string.format('%016d', seq)
+function keys.ended_member(member)
+    return ZEROS[#member] .. member
 end
 
 function keys.tally(queue)

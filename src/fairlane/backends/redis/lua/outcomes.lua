@@ -53,17 +53,13 @@ function outcomes.get(seq)
     if not raw then
         return nil
     end
-    local record, rest = outcomes.parts(raw)
-    return record, record.result and rest or nil
-end
-
--- The record, and what stands behind it: the second value of `unpack_one` is -1 when that is nothing.
-function outcomes.parts(raw)
-    local offset, record = cmsgpack.unpack_one(raw)
-    if offset < 0 then
-        return record, '', raw
+    local record, result = tickets.read_ended(raw)
+    if record then
+        return record, result
     end
-    return record, string.sub(raw, offset + 1), string.sub(raw, 1, offset)
+    -- How far the map goes is -1 when nothing stands behind it.
+    local length, map = cmsgpack.unpack_one(raw)
+    return map, map.result and (length < 0 and '' or string.sub(raw, length + 1)) or nil
 end
 
 function outcomes.put(member, record, result)
@@ -106,7 +102,7 @@ function outcomes.finish(e, state, ending)
         binding = e.binding,
         inbox = e.inbox,
     }, ending.result)
-    writes.zadd(keys.ended(e.queue, state), S.now, keys.ended_member(e.seq))
+    writes.zadd(keys.ended(e.queue, state), S.now, keys.ended_member(member))
     if state ~= COMPLETED then
         writes.zadd(keys.by('state', state), member, member)
     end
@@ -147,35 +143,21 @@ function outcomes.finish(e, state, ending)
     end
 end
 
--- The same for a plain job that completes: it holds nothing but perhaps a place, which the caller hands on.
-function outcomes.complete(e, member, result)
-    entries.over(e, member)
-    outcomes.put(member, {
-        id = e.id,
-        task = e.task,
-        queue = e.queue,
-        class = e.class,
-        lane_key = e.lane_key,
-        direct = e.direct,
-        state = COMPLETED,
-        result = result and true or nil,
-        session = e.session,
-        move = 'completed',
-        arrival = e.arrival,
-        attempt = e.attempt,
-        fence = e.fence,
-        started_at = e.started_at,
-        finished_at = S.now,
-        refused = e.refused,
-        cancel = e.cancel,
-        suspect = e.suspect,
-    }, result)
-    writes.zadd(keys.ended(e.queue, COMPLETED), S.now, keys.ended_member(e.seq))
-    writes.zadd(keys.by('session', e.session), member, member)
-    step.count(e.queue, e.class, 'r', -1)
-    step.count(e.queue, e.class, 'c', 1)
-    outcomes.tell_room(e.queue)
-    step.tell_job(e.id)
+-- The same for the many that complete and had tickets, whose places the caller hands on. `done` has: member, raw, result, class,
+-- queue, id, lane.
+function outcomes.complete(session, done)
+    local outcome, of_session = S.p .. 'outcome', keys.by('session', session)
+    for _, each in ipairs(done) do
+        local member, queue, class = each.member, each.queue, each.class
+        entries.over(member, keys.held(session, class), queue, each.lane)
+        writes.hset(outcome, member, tickets.ended(each.raw, each.result))
+        writes.zadd(keys.ended(queue, COMPLETED), S.now, keys.ended_member(member))
+        writes.zadd(of_session, member, member)
+        step.count(queue, class, 'r', -1)
+        step.count(queue, class, 'c', 1)
+        outcomes.tell_room(queue)
+        step.tell_job(each.id)
+    end
 end
 
 -- Cancel a waiting job whose time to start has passed.

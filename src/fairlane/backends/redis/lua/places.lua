@@ -16,7 +16,7 @@ end
 
 -- Whoever waits behind this one has moved up.
 local function tell_line(e)
-    step.tell('place:' .. catalog.number(e.queue).name .. '/' .. e.lane_key)
+    step.tell_line(e.queue, e.lane_key)
 end
 
 -- Start a turn in its waiter: it is never claimed.
@@ -48,7 +48,7 @@ local function next_of(lane)
     local set = S.p .. 'wait:' .. lane.name
     -- Nearly always it is the first.
     local first = call('ZRANGE', set, 0, 0)[1]
-    local e = first and entries.read(writes.hget(S.p .. 'live', first), first)
+    local e = first and entries.look(first)
     if not e or not e.expires_at or e.expires_at > S.now then
         return e
     end
@@ -123,11 +123,6 @@ end
 local function grant(lane, e)
     lane.granted = lane.granted + 1
     e.granted = true
-    if e.state == PENDING and entries.is_plain(e) then
-        open(e)
-        entries.admit(e)
-        return
-    end
     if e.waiter then
         places.start_turn(e)
     elseif e.state == PENDING then
@@ -167,29 +162,38 @@ function places.vacate(e)
     places.hand_on(lane)
 end
 
--- The same for many jobs: the hot path of limited lanes. Nearly always one place goes to one plain job that waits for it; who
--- they are is read together, and every other case goes the long way.
-function places.hand_on_all(jobs)
+-- The same for lanes that jobs with tickets have left, {queue, lane_key} each: the hot path of limited lanes. Nearly always one
+-- place goes to one job with a ticket; who they are is read together, and every other case goes the long way.
+function places.hand_on_all(left)
     local lanes, firsts, members, known = {}, {}, {}, {}
-    for _, e in ipairs(jobs) do
-        local lane = step.lane(e.queue, e.lane_key)
-        lane.granted = lane.granted - (e.granted and 1 or 0)
-        tell_line(e)
+    step.load_lanes(left)
+    for _, each in ipairs(left) do
+        local lane = step.lane(each.queue, each.lane_key)
+        lane.granted = lane.granted - 1
+        tell_line(each)
         if not known[lane] then
             known[lane] = true
             lanes[#lanes + 1] = lane
         end
     end
     for i, lane in ipairs(lanes) do
-        firsts[i] = call('ZRANGE', S.p .. 'wait:' .. lane.name, 0, 0)[1] or false
-        members[#members + 1] = firsts[i] or nil
+        firsts[i] = call('ZRANGE', S.p .. 'wait:' .. lane.name, 0, 0)[1] or ''
     end
-    local waiting = entries.read_all(members)
+    local raws, waiting = writes.hmget(S.live, firsts), {}
+    for i, lane in ipairs(lanes) do
+        local raw = raws[i]
+        if raw and lane.granted == lane.places - 1 and tickets.is_waiting(raw) then
+            local class, arrival, rank = tickets.place(raw)
+            waiting[i] = { queue = lane.queue, class = class, lane_key = lane.key, arrival = arrival, rank = rank }
+        end
+    end
     flows.load(waiting)
     for i, lane in ipairs(lanes) do
-        local e = firsts[i] and waiting[firsts[i]]
-        if e and e.state == PENDING and lane.granted == lane.places - 1 and entries.is_plain(e) then
-            grant(lane, e)
+        local next_ = waiting[i]
+        if next_ then
+            lane.granted = lane.granted + 1
+            local flow = flows.join(lane.queue, next_.class, '', lane.key, next_.arrival)
+            entries.admit(firsts[i], raws[i], lane, flow, next_.arrival, next_.rank)
         else
             places.hand_on(lane)
         end
@@ -283,7 +287,7 @@ function places.abolish(lane)
             grant(lane, e)
         end
     end
-    for _, e in ipairs(members('inlane:' .. lane.name)) do
+    for _, e in ipairs(entries.in_lane(lane.queue, lane.key)) do
         if e.lane then
             e.lane, e.granted, e.granted_at = nil, true, nil
             entries.save(e)

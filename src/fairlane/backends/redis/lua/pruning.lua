@@ -12,7 +12,7 @@ local function forget_job(seq, outcome, until_)
     for _, hash in ipairs({ 'job', 'headers', 'outcome', 'attempts', 'progress' }) do
         call('HDEL', S.p .. hash, seq)
     end
-    call('ZREM', keys.ended(outcome.queue, outcome.state), keys.ended_member(seq))
+    call('ZREM', keys.ended(outcome.queue, outcome.state), keys.ended_member(writes.text(seq)))
     local name = outcome.queue .. ':' .. outcome.task
     call('ZREM', S.p .. 'by:task:' .. name, seq)
     if call('EXISTS', S.p .. 'by:task:' .. name) == 0 then
@@ -103,7 +103,7 @@ local function prune_flows(limit)
     local page = call('HSCAN', S.p .. 'flow', at, 'COUNT', math.min(limit, MOST_LOOKED_AT))
     local found, gone = page[2], 0
     for i = 1, #found, 2 do
-        local flow = unpacked(found[i + 1])
+        local flow = step.read_flow(found[i + 1])
         local queue, class, inbox = string.match(found[i], '^(%d+)%.(%d)%.([^|]*)|')
         queue, class = tonumber(queue), tonumber(class)
         local domain = not flow.tag and step.domain(queue, class, inbox)

@@ -6,21 +6,23 @@ local function job_of(seq)
     local function part(hash)
         return call('HGET', S.p .. hash, seq) or ''
     end
-    local live, outcome, result = part('live'), part('outcome'), ''
-    local record
-    if live ~= '' then
-        record = unpacked(live)
+    local live, outcome, result = entries.look(seq), '', ''
+    local record = live
+    if live then
+        live.seq = nil
+        live = pack(live)
     else
-        record, result, outcome = outcomes.parts(outcome)
+        record, result = outcomes.get(seq)
+        live, outcome = '', pack(record)
     end
     local who = record.session and call('HGET', S.p .. 'session', record.session) or ''
     local parent = ''
     if record.parent then
-        local above = step.get('live', record.parent) or outcomes.get(record.parent)
+        local above = entries.look(record.parent) or outcomes.get(record.parent)
         parent = above and above.id or ''
     end
     return {
-        tostring(seq), part('job'), part('headers'), live, outcome, part('attempts'), part('progress'), result, who,
+        tostring(seq), part('job'), part('headers'), live, outcome, part('attempts'), part('progress'), result or '', who,
         parent, record.id, catalog.number(record.queue).name,
     }
 end
@@ -116,14 +118,14 @@ function reading.lanes(name, limit)
     local found = {}
     for _, lane in ipairs(call('ZREVRANGE', S.p .. 'backlog:' .. number, 0, math.max(limit, MOST_LOOKED_AT) - 1)) do
         local waits = tonumber(call('ZSCORE', S.p .. 'backlog:' .. number, lane))
-        found[#found + 1] = { lane, waits, call('ZCARD', S.p .. 'inlane:' .. keys.lane(number, lane)) - waits }
+        found[#found + 1] = { lane, waits, tonumber(call('HGET', S.p .. 'active:' .. number, lane) or 0) }
     end
     return { lanes = found, settings = step.get('queue', number).settings or '{}', pending = pending, running = running }
 end
 
 local function tie_of(seq)
     local tie = bindings.get(seq)
-    local job = tie.cleanup and (step.get('live', tie.cleanup) or outcomes.get(tie.cleanup))
+    local job = tie.cleanup and (entries.look(tie.cleanup) or outcomes.get(tie.cleanup))
     tie.cleanup = job and job.id or nil
     return tie
 end

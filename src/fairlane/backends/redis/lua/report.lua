@@ -71,39 +71,55 @@ local function apply(e, t, who)
     return state
 end
 
+-- Complete a job that has no ticket, or that the session does not hold.
+local function complete_one(session, present, id, fence, result)
+    local e = present and entries.by_id(id)
+    if e and e.session == session and e.fence == fence then
+        outcomes.finish(e, COMPLETED, { result = result, move = 'completed' })
+        return { 'applied', COMPLETED }
+    end
+    return judge(session, id, fence, 'completed')
+end
+
 -- Complete jobs of a session. `batch` has ids, fences, and results, the places of their bytes among the arguments or 0.
 -- Returns no verdicts when all were accepted: nearly always so.
 function report.complete(session, batch, args)
-    local who = presence.get(session)
-    local present = presence.is_present(who)
-    local ids, verdicts, usual, left = batch.ids, {}, true, {}
+    local present, holder = presence.is_present(presence.get(session)), tickets.holder(session)
+    local ids, fences, results, done, left, others = batch.ids, batch.fences, batch.results, {}, {}, {}
     local seqs = writes.hmget(S.p .. 'id', ids)
     for i, seq in ipairs(seqs) do
         seqs[i] = seq or ''
     end
-    local mine = entries.read_all(seqs)
-    step.load_lanes(mine)
+    local raws, seen = writes.hmget(S.live, seqs), {}
     for i, seq in ipairs(seqs) do
-        local e = present and mine[seq]
-        mine[seq] = nil -- a second one for the same job is judged by what the first has stored
-        if e and e.session == session and e.fence == batch.fences[i] then
-            local result = batch.results[i] > 0 and args[batch.results[i]] or nil
-            if entries.is_plain(e) and not (e.kind or e.uniq or e.parent or e.sticky) then
-                outcomes.complete(e, seq, result)
-                if e.lane then
-                    left[#left + 1] = e
-                end
-            else
-                outcomes.finish(entries.get(seq), COMPLETED, { result = result, move = 'completed' })
+        -- A second one for the same job is judged by what the first has stored.
+        local raw, class, queue, id, lane, limited = present and not seen[seq] and raws[i]
+        if raw then
+            seen[seq] = true
+            class, queue, id, lane, limited = tickets.held(raw, holder, fences[i])
+        end
+        if class then
+            done[#done + 1] = { member = seq, raw = raw, result = args[results[i]], class = class, queue = queue, id = id, lane = lane }
+            if limited then
+                left[#left + 1] = { queue = queue, lane_key = lane }
             end
-            verdicts[i] = { 'applied', COMPLETED }
         else
-            verdicts[i] = judge(session, ids[i], batch.fences[i], 'completed')
-            usual = false
+            others[#others + 1] = i
         end
     end
+    outcomes.complete(session, done)
     places.hand_on_all(left)
-    return usual and {} or verdicts
+    if #others == 0 then
+        return {}
+    end
+    local verdicts = {}
+    for i = 1, #ids do
+        verdicts[i] = { 'applied', COMPLETED }
+    end
+    for _, i in ipairs(others) do
+        verdicts[i] = complete_one(session, present, ids[i], fences[i], args[results[i]])
+    end
+    return verdicts
 end
 
 -- Apply what a session decided about its jobs. A transition has: id, fence, move, delay, reason, error, group, and result, the

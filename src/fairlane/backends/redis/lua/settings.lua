@@ -4,7 +4,14 @@
 -- rights of their caller, so a step would break off in the middle.
 function settings.check_rights(commands)
     for _, command in ipairs(commands) do
-        if not redis.acl_check_cmd(command, S.p .. 'any') then
+        local name, part = string.match(command, '^(%u+)|?(%u*)$')
+        local allowed
+        if part == '' then
+            allowed = redis.acl_check_cmd(name, S.p .. 'any')
+        else
+            allowed = redis.acl_check_cmd(name, part, S.p .. 'any')
+        end
+        if not allowed then
             step.refuse('not_allowed', command)
         end
     end
@@ -44,7 +51,7 @@ end
 function settings.limit_lanes(queue)
     for _, key in ipairs(call('ZRANGE', S.p .. 'backlog:' .. queue.number, 0, -1)) do
         if catalog.terms(queue, key).limit then
-            local jobs = entries.all(call('ZRANGE', S.p .. 'inlane:' .. keys.lane(queue.number, key), 0, -1))
+            local jobs = entries.in_lane(queue.number, key)
             table.sort(jobs, function(a, b)
                 if a.state ~= b.state then
                     return a.state == RUNNING

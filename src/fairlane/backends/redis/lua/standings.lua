@@ -127,7 +127,7 @@ end
 local function retry_until(e)
     local soonest
     for _, seq in ipairs(call('ZRANGE', S.p .. 'hold:' .. keys.lane(e.queue, e.lane_key), 0, MOST_LOOKED_AT)) do
-        local holder = step.get('live', seq)
+        local holder = entries.look(seq)
         if holder.due and (not soonest or holder.due < soonest) then
             soonest = holder.due
         end
@@ -149,7 +149,7 @@ local function line_of(e, own, limits)
         return NONE
     end
     local line, mine = S.p .. 'line:' .. domain, e.lane_key or ''
-    local flow = step.get('flow', keys.flow(domain, mine)) or { finish = 0 }
+    local flow = step.read_flow(writes.hget(S.p .. 'flow', keys.flow(domain, mine)))
     local active = math.min(limits.many, call('ZCARD', line))
     local limited = e.inbox and 0 or math.min(limits.many, call('SCARD', S.p .. 'lanes:' .. e.queue))
     local most = math.min(2 * own + 10, math.floor(limits.counted / math.min(limits.lanes, math.max(1, active + limited))))
@@ -159,7 +159,7 @@ local function line_of(e, own, limits)
         local key = string.sub(first[i], 17)
         if key ~= mine and #ready < limits.lanes then
             local set = S.p .. 'ready:' .. keys.flow(domain, key)
-            local head = step.get('live', call('ZRANGE', set, 0, 0)[1])
+            local head = entries.look(call('ZRANGE', set, 0, 0)[1])
             local lane = key ~= '' and step.lane(e.queue, key)
             local waits = math.min(most, call('ZCARD', set)) + (lane and lane_waits(e.queue, lane, e.class, most) or 0)
             ready[#ready + 1] = { key, tonumber(first[i + 1]), head.cost or 1, lane and lane.places or NONE, waits }
@@ -167,7 +167,8 @@ local function line_of(e, own, limits)
     end
     if limited > 0 then
         for _, key in ipairs(call('SRANDMEMBER', S.p .. 'lanes:' .. e.queue, limits.many)) do
-            local other = step.get('flow', keys.flow(domain, key))
+            local stored = writes.hget(S.p .. 'flow', keys.flow(domain, key))
+            local other = stored and step.read_flow(stored)
             if key ~= mine and #blocked < limits.lanes and not (other and other.tag) then
                 local lane = step.lane(e.queue, key)
                 local waits = lane_waits(e.queue, lane, e.class, most)

@@ -27,8 +27,9 @@ end
 -- Begin a step. ARGV: the time and the time for leases, both empty outside of tests.
 function step.begin(names, args)
     call, pack, unpacked = writes.call, cmsgpack.pack, cmsgpack.unpack
+    bytes, parts, sub, byte = struct.pack, struct.unpack, string.sub, string.byte
     S.p = names[1]
-    S.writes, S.noted, S.names, S.roomy, S.warm = {}, {}, {}, {}, {}
+    S.writes, S.noted, S.names, S.roomy = {}, {}, {}, {}
     S.live, S.alive = S.p .. 'live', S.p .. 'alive'
     if args[1] == '' then
         local time = redis.call('TIME')
@@ -37,11 +38,11 @@ function step.begin(names, args)
     else
         S.now, S.mono = tonumber(args[1]), tonumber(args[2])
     end
-    S.stamp = struct.pack('>d', S.now) -- before the content of jobs that come now
+    S.stamp = bytes('>d', S.now) -- before the content of jobs that come now
     S.topics, S.changes, S.told = {}, {}, {}
     S.tally, S.domains, S.flows, S.lanes = {}, {}, {}, {}
     S.indexed = {}
-    S.fresh, S.flow, S.dirty, S.direct = false, nil, false, false
+    S.fresh, S.flow, S.dirty, S.direct, S.heard = false, nil, false, false, nil
     read_counters()
 end
 
@@ -91,8 +92,25 @@ local function publish(channel, topics)
     end
 end
 
+-- Whether anybody hears of jobs: mostly nobody waits for one, and to tell of each costs about as much as to start it.
+function step.is_heard()
+    if S.heard == nil then
+        S.heard = redis.call('PUBSUB', 'NUMSUB', S.p .. 'jobs')[2] > 0
+    end
+    return S.heard
+end
+
 function step.tell_job(id)
-    step.tell('job:' .. id)
+    if step.is_heard() then
+        step.tell('job:' .. id)
+    end
+end
+
+-- Whoever waits in this lane has moved up.
+function step.tell_line(queue, lane)
+    if step.is_heard() then
+        step.tell('place:' .. catalog.number(queue).name .. '/' .. lane)
+    end
 end
 
 function step.next(counter, by)
@@ -195,8 +213,17 @@ function step.set_clock(domain, clock)
     writes.hset(S.p .. 'domain', domain.key, clock)
 end
 
+-- What is stored of a flow: when it will have been served, its place in line, and the arrival of its first job.
+function step.read_flow(raw)
+    if not raw then
+        return { finish = 0, dirty = true }
+    end
+    local finish, tag, head = parts('>ddd', raw)
+    return { finish = finish, tag = tag >= 0 and tag or nil, head = head >= 0 and head or nil }
+end
+
 local function flow_read(domain, lane, key, raw)
-    local found = raw and unpacked(raw) or { finish = 0, dirty = true }
+    local found = step.read_flow(raw)
     found.key, found.domain, found.lane, found.ready = key, domain, lane, S.p .. 'ready:' .. key
     found.stored_tag, found.stored_head = found.tag, found.head
     S.flows[key] = found
@@ -269,16 +296,17 @@ local function save_flows()
     for _, flow in pairs(S.flows) do
         if flow.dirty then
             put_in_line(flow)
-            writes.hset(S.p .. 'flow', flow.key, pack({ finish = flow.finish, tag = flow.tag, head = flow.head }))
+            writes.hset(S.p .. 'flow', flow.key, bytes('>ddd', flow.finish, flow.tag or -1, flow.head or -1))
             flow.dirty = false
         end
     end
 end
 
 local function lane_read(name, queue, key, raw)
-    local found = unpacked(raw)
-    found.name, found.queue, found.key, found.stored = name, queue, key, found.granted
-    return found
+    local most, ordered, granted = parts('>dBd', raw)
+    return {
+        name = name, queue = queue, key = key, places = most, ordered = ordered == 1, granted = granted, stored = granted,
+    }
 end
 
 -- Limited lanes.
@@ -297,8 +325,8 @@ end
 function step.load_lanes(jobs)
     local names, queues, lane_keys = {}, {}, {}
     for _, e in pairs(jobs) do
-        local name = e.lane and keys.lane(e.queue, e.lane_key)
-        if name and S.lanes[name] == nil then
+        local name = keys.lane(e.queue, e.lane_key)
+        if S.lanes[name] == nil then
             S.lanes[name] = false
             local i = #names + 1
             names[i], queues[i], lane_keys[i] = name, e.queue, e.lane_key
@@ -323,7 +351,7 @@ function step.lane_for(queue, key, terms)
 end
 
 function step.save_lane(lane)
-    step.put('lane', lane.name, { places = lane.places, ordered = lane.ordered, granted = lane.granted })
+    writes.hset(S.p .. 'lane', lane.name, bytes('>dBd', lane.places, lane.ordered and 1 or 0, lane.granted))
     lane.stored = lane.granted
 end
 
