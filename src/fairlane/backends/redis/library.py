@@ -11,7 +11,7 @@ from importlib.resources import files
 
 MODULES = (
     "head", "keys", "writes", "step", "catalog", "tickets", "entries", "flows", "places", "bindings", "broadcasts",
-    "outcomes", "admission", "presence", "report", "dispatch", "settings", "pruning", "recounting", "reading",
+    "outcomes", "admission", "single", "presence", "report", "dispatch", "settings", "pruning", "recounting", "reading",
     "standings", "losses", "passes", "verbs",
 )  # fmt: skip
 

@@ -1,9 +1,9 @@
 """One connection to a server, on which one command at a time is sent and answered.
 
-It is a connection of redis-py, which knows how to connect, encrypt and log in. Commands go past its client and its ways
-of sending and reading: those try again, look for time limits and count, and a call takes three to four times as much
-processor time by them (measured). Whoever does not get the answer to a command must close the line, so that nobody else
-gets it.
+It is a connection of redis-py, which knows how to connect, encrypt and log in. After that commands go past its client
+and its ways of sending and reading: those try again, look for time limits and count, and a call takes three to four
+times as much processor time by them (measured). Whoever does not get the answer to a command must close the line, so
+that nobody else gets it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from redis.backoff import NoBackoff
 from ...errors import InvalidInput
 from .. import sockets
 from .address import Address, Place, driver
+from .conversations import Conversation
 from .failures import Refusal
 
 redis = driver()
@@ -48,19 +49,17 @@ def packed(arguments: tuple[Argument, ...]) -> bytes:
 class Line:
     """An open connection."""
 
-    __slots__ = ("_answers", "_connection", "_parser", "_stream", "_transport")
+    __slots__ = ("_connection", "_conversation", "_transport")
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._parser = connection._parser
-        self._answers = connection._parser._reader
-        self._stream = connection._reader
         self._transport: asyncio.Transport = connection._writer.transport
+        self._conversation = Conversation(self._transport)
 
     async def ask(self, command: bytes) -> Any:
         """Send a command, and give the answer to it; a refusal is given as well."""
         self._transport.write(command)
-        return await self._parser.read_response(disable_decoding=True)
+        return await self._conversation.next()
 
     async def demand(self, *arguments: Argument) -> Any:
         """The same, but a refusal is raised."""
@@ -75,14 +74,14 @@ class Line:
 
     async def hear(self) -> Any:
         """What the server says next, asked or not; a refusal is raised."""
-        said = await self._parser.read_response(disable_decoding=True)
+        said = await self._conversation.next()
         if isinstance(said, Refusal):
             raise said
         return said
 
     def is_clean(self) -> bool:
         """Whether it is open, as far as we know, and nothing has come on it that nobody asked for."""
-        return not (self._transport.is_closing() or self._stream._buffer or self._answers.has_data())
+        return not (self._transport.is_closing() or self._conversation.has_more())
 
     @property
     def socket(self) -> socket.socket | None:

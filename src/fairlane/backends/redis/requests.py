@@ -71,7 +71,7 @@ def _number(value: float | None) -> float | None:
     return None if value is None else float(value)
 
 
-def _is_simple(job: NewJob) -> bool:
+def is_simple(job: NewJob) -> bool:
     """Whether a job is due, is for everybody, holds nothing, has no lane: one request serves many."""
     return (
         job.lane is None
@@ -93,7 +93,7 @@ def requests_of(jobs: Sequence[NewJob]) -> list[dict[str, Any]]:
     last: tuple[Any, ...] | None = None
     ids: list[str] = []
     for job in jobs:
-        if not _is_simple(job):
+        if not is_simple(job):
             last = None
             requests.append(request_of(job))
             continue
@@ -108,6 +108,18 @@ def requests_of(jobs: Sequence[NewJob]) -> list[dict[str, Any]]:
     return requests
 
 
+def rest_of(job: NewJob) -> dict[str, Any]:
+    """What the functions need seldom."""
+    rest: dict[str, Any] = {}
+    if job.pool != "default":
+        rest["pool"] = job.pool
+    if job.retries != 3:
+        rest["retries"] = job.retries
+    if job.backoff != DEFAULT_BACKOFF:
+        rest["backoff"] = msgspec.to_builtins(job.backoff)
+    return rest
+
+
 def request_of(job: NewJob) -> dict[str, Any]:
     """What the functions must know of a job; what is usual is left out."""
     request: dict[str, Any] = {"id": job.id, "task": job.task, "queue": job.queue, "class": int(job.priority)}
@@ -115,12 +127,7 @@ def request_of(job: NewJob) -> dict[str, Any]:
         request["kind"] = job.kind.value
     if job.cost != 1.0:
         request["cost"] = job.cost
-    if job.pool != "default":
-        request["pool"] = job.pool
-    if job.retries != 3:
-        request["retries"] = job.retries
-    if job.backoff != DEFAULT_BACKOFF:
-        request["backoff"] = msgspec.to_builtins(job.backoff)
+    request |= rest_of(job)
     if job.delay:
         request["delay"] = job.delay
     if job.ttl:
@@ -133,6 +140,14 @@ def request_of(job: NewJob) -> dict[str, Any]:
     }  # fmt: skip
     request.update((name, value) for name, value in others.items() if value is not None)
     return request
+
+
+def single_of(job: NewJob) -> tuple[Any, ...] | None:
+    """A job that is sent alone, if there is nothing unusual about it. The end of its ticket is made here."""
+    if job.cost != 1.0 or not is_simple(job):
+        return None
+    end = b"\0\0" + encode({"task": job.task, **rest_of(job)})
+    return job.id, job.queue, int(job.priority), job.task, end, content_of(job), job.headers or b""
 
 
 def session_of(session: NewSession) -> dict[str, Any]:

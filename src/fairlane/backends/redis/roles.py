@@ -15,19 +15,9 @@ READS = (
     "ZREVRANGEBYSCORE", "ZSCORE",
 )  # fmt: skip
 WRITES = (
-    "HDEL",
-    "HINCRBY",
-    "HSET",
-    "LPUSH",
-    "LTRIM",
-    "PUBLISH",
-    "PUBSUB|NUMSUB",
-    "SADD",
-    "SET",
-    "SREM",
-    "ZADD",
+    "HDEL", "HINCRBY", "HSET", "LPUSH", "LTRIM", "PUBLISH", "PUBSUB|NUMSUB", "SADD", "SET", "SREM", "ZADD", "ZPOPMIN",
     "ZREM",
-)
+)  # fmt: skip
 IN_FUNCTIONS = (*READS, *WRITES)
 """Every command that the functions use."""
 AROUND = ("CLIENT|SETNAME", "FCALL_RO", "INFO", "PING", "ROLE", "SELECT", "SUBSCRIBE", "UNSUBSCRIBE")

@@ -113,18 +113,25 @@ class RedisStore:
             return []
         if any(job.kind is JobKind.CLEANUP for job in jobs):
             raise InvalidInput("kind", "a clean-up is stored by release, not by enqueue")
-        bodies = [part for job in jobs for part in (requests.content_of(job), job.headers or b"")]
-        asked = encode(requests.requests_of(jobs) if len(jobs) > 1 else [requests.request_of(jobs[0])])
+        alone = requests.single_of(jobs[0]) if len(jobs) == 1 else None
         try:
-            # Large calls of one event loop go one after the other, so that they arrive in the order they were made.
-            # This one was made ready while another was under way.
-            async with self._lock("enqueue") if len(jobs) > MOST_AT_ONCE else nullcontext():
-                answer = await self._call("enqueue", asked, *bodies)
+            if alone is not None:
+                answer = await self._call("enqueue_one", *alone)
+            else:
+                answer = await self._enqueue_many(jobs)
         except FullQueue as exc:
             raise QueueFull(str(exc), await self._room(exc.where)) from None
         if not answer["answers"]:
             return [Enqueued(job.id, True, JobState.PENDING) for job in jobs]
         return [Enqueued(id, created, STATES[state]) for id, created, state in answer["answers"]]
+
+    async def _enqueue_many(self, jobs: Sequence[NewJob]) -> dict[str, Any]:
+        bodies = [part for job in jobs for part in (requests.content_of(job), job.headers or b"")]
+        asked = encode(requests.requests_of(jobs))
+        # Large calls of one event loop go one after the other, so that they arrive in the order they were made.
+        # This one was made ready while another was under way.
+        async with self._lock("enqueue") if len(jobs) > MOST_AT_ONCE else nullcontext():
+            return await self._call("enqueue", asked, *bodies)
 
     async def _room(self, where: dict[str, Any]) -> float | None:
         answer = await self._send("service", where["queue"], where["class"])

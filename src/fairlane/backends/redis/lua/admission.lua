@@ -19,13 +19,13 @@ end
 
 -- The answer for an id that is taken, which must be by the same content.
 local function existing(new, content)
-    local seq = call('HGET', S.p .. 'id', new.id)
+    local seq = entries.number(new.id)
     local same, state
     if seq then
         same, state = content_of(seq) == content, state_of(seq)
     else
-        local remembered = step.get('remembered', new.id)
-        if not remembered or remembered.until_ <= S.now then
+        local remembered = unpacked(sub(writes.hget(S.p .. 'id', new.id), 2))
+        if remembered.until_ <= S.now then
             return nil
         end
         same, state = remembered.mark == redis.sha1hex(content), remembered.state
@@ -34,17 +34,6 @@ local function existing(new, content)
         step.refuse('conflict', "job '" .. new.id .. "' exists already with other content; choose another id")
     end
     return { new.id, false, state }
-end
-
--- Which ids are taken, or were not long ago.
-local function known_among(ids)
-    local known = writes.hmget(S.p .. 'id', ids)
-    if call('EXISTS', S.p .. 'remembered') == 1 then
-        for i, raw in ipairs(writes.hmget(S.p .. 'remembered', ids)) do
-            known[i] = known[i] or raw
-        end
-    end
-    return known
 end
 
 local function unique_field(task, value)
@@ -213,24 +202,21 @@ end
 -- hold nothing and have no lane. `place`: that of the first one's content among the bodies.
 local function store_alike(new, bodies, place)
     local queue, class = catalog.queue(new.queue).number, new.class
-    local flow = flows.join(queue, class, '', '', S.arrival + 1)
+    local flow = flows.join(queue, class, '', '', S.arrival + 1, writes.text(S.seq + 1))
     local before, after = tickets.alike(new, queue)
-    local stamp, seq, arrival = S.stamp, S.seq, S.arrival
-    -- Nothing reads these keys until all jobs are there, so the tables stay those that are sent.
-    local ids, contents, lives = writes.table(S.p .. 'id', 'h'), writes.table(S.p .. 'job', 'h'), writes.table(S.live, 'h')
-    local alive, ready = writes.table(S.alive, 'z'), writes.table(flow.ready, 'z')
-    local of_task = writes.table(keys.of_task(queue, new.task), 'z')
+    local ids, contents, of_task = S.p .. 'id', S.p .. 'job', keys.of_task(queue, new.task)
     for i, id in ipairs(new.ids) do
-        seq, arrival = seq + 1, arrival + 1
-        local member = writes.text(seq)
-        ids[id], contents[member] = member, stamp .. bodies[place + 2 * i - 2]
-        lives[member] = tickets.new(before, arrival, id, after)
-        alive[member], of_task[member], ready[member] = member, member, arrival
+        local member, arrival = writes.text(step.new_seq()), step.next_arrival()
+        writes.hset(ids, id, member)
+        writes.hset(contents, member, S.stamp .. bodies[place + 2 * i - 2])
+        writes.hset(S.live, member, tickets.new(before, arrival, id, after))
+        writes.zadd(S.alive, member, member)
+        writes.zadd(of_task, member, member)
+        writes.zadd(flow.ready, arrival, member)
         if bodies[place + 2 * i - 1] ~= '' then
             writes.hset(S.p .. 'headers', member, bodies[place + 2 * i - 1])
         end
     end
-    S.seq, S.arrival = seq, arrival
     step.count(queue, class, 'p', #new.ids)
 end
 
@@ -250,7 +236,7 @@ local function are_alike(requests)
             all[#all + 1] = id
         end
     end
-    for _, known in ipairs(known_among(all)) do
+    for _, known in ipairs(writes.hmget(S.p .. 'id', all)) do
         if known then
             return false
         end
@@ -304,10 +290,12 @@ end
 -- `first` on. Returns id, whether it was made, and the state for each; nothing when all are new and pending.
 function admission.enqueue(requests, bodies, first)
     if #requests > 0 and are_alike(requests) then
+        S.direct = #requests == 1 and #requests[1].ids == 1
         for _, new in ipairs(requests) do
             store_alike(new, bodies, first)
             first = first + 2 * #new.ids
         end
+        S.direct = false
         return {}
     end
     requests = each_of(requests)
@@ -315,7 +303,7 @@ function admission.enqueue(requests, bodies, first)
     for i, new in ipairs(requests) do
         ids[i] = new.id
     end
-    local known, count = known_among(ids), 0
+    local known, count = writes.hmget(S.p .. 'id', ids), 0
     for i, new in ipairs(requests) do
         local content = bodies[first + 2 * i - 2]
         local earlier = mine[new.id]
@@ -404,7 +392,7 @@ function admission.release(pool, key, new, content, headers)
     if not new then
         return bindings.release(pool, key)
     end
-    if call('HEXISTS', S.p .. 'id', new.id) == 1 or call('HEXISTS', S.p .. 'remembered', new.id) == 1 then
+    if call('HEXISTS', S.p .. 'id', new.id) == 1 then
         existing(new, content)
         -- Repeated: the answer is where the release stands now.
         local tie = bindings.of(pool, key)

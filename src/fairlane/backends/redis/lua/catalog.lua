@@ -1,12 +1,21 @@
 -- Queues and their settings, remembered between steps. They change rarely; a counter tells when.
 
-local known = {} -- by prefix: {mark, names, numbers}
+local known = {} -- by prefix: {mark, names, numbers, tasks, keys}
+
+-- Keys that do not depend on the job.
+local function key_names()
+    local found = {}
+    for _, name in ipairs({ 'flow', 'topics', 'id', 'job', 'live', 'alive', 'headers' }) do
+        found[name] = S.p .. name
+    end
+    return found
+end
 
 local function refresh()
     local mark = S.generation .. ' ' .. S.settings
     local found = known[S.p]
     if not found or found.mark ~= mark then
-        found = { mark = mark, names = {}, numbers = {} }
+        found = { mark = mark, names = {}, numbers = {}, tasks = {}, keys = key_names() }
         -- What has no generation yet cannot be told from what comes after the next loss.
         known[S.p] = S.generation ~= '' and found or nil
     end
@@ -22,6 +31,7 @@ local function remember(number, record)
         rules = settings.lanes or {},
         terms = {},
         terms_count = 0,
+        single = {}, -- see single.lua
         paused = settings.paused,
         max_pending = settings.max_pending,
         closed = settings.closed and #settings.closed > 0 and settings.closed or nil,
@@ -34,6 +44,14 @@ local function remember(number, record)
     S.catalog.names[record.name] = queue
     S.catalog.numbers[number] = queue
     return queue
+end
+
+-- The queue of a name if it was looked up before.
+function catalog.remembered(name)
+    if not S.fresh then
+        refresh()
+    end
+    return S.catalog.names[name]
 end
 
 -- The queue of a name, nil when it is new: who only looks must not write.
@@ -71,6 +89,17 @@ function catalog.number(number)
         refresh()
     end
     return S.catalog.numbers[number] or remember(number, step.get('queue', number))
+end
+
+-- Which tasks a queue has jobs of, for who looks for jobs.
+function catalog.note_task(name)
+    if not S.fresh then
+        refresh()
+    end
+    if not S.catalog.tasks[name] then
+        S.catalog.tasks[name] = true
+        call('SADD', S.p .. 'tasks', name)
+    end
 end
 
 function catalog.changed()

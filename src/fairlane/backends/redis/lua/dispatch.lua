@@ -57,7 +57,7 @@ local function start_ticket(c, raw, member, flow, queue)
     flow.finish = flow.tag + paid
     local ticket = tickets.started(raw, c.ticket, paid)
     local domain = flow.domain
-    entries.begin(member, ticket, flow, keys.held(c.who.id, domain.class), limited)
+    entries.begin(member, ticket, flow, keys.held(c.who.id, domain.class))
     step.count(domain.queue, domain.class, 'p', -1)
     step.count(domain.queue, domain.class, 'r', 1)
     if step.is_heard() then
@@ -70,8 +70,12 @@ local function start_ticket(c, raw, member, flow, queue)
 end
 
 -- The next jobs of a flow and one more, with their arrivals. What came in this step into a flow that was empty is not sent
--- before it is looked at: it may start right now.
+-- before it is looked at: it may start right now. In a limited lane that has given one place, that job is the only one.
 local function next_of(flow, count)
+    local lane = flow.limited and flow.domain.inbox == '' and step.lane(flow.domain.queue, flow.lane)
+    if lane and lane.granted == 1 then
+        return { flow.first, flow.head }
+    end
     return writes.gathered(flow.ready) or call('ZRANGE', flow.ready, 0, count, 'WITHSCORES')
 end
 
@@ -79,13 +83,22 @@ end
 local function heads_of(domain, most)
     local found = {}
     for _, member in ipairs(call('ZRANGE', domain.line, 0, most - 1)) do
-        found[#found + 1] = { lane = string.sub(member, 17) }
+        found[#found + 1] = { lane = sub(member, 17) }
     end
     step.load_flows(domain, found)
+    local queue, limited = catalog.number(domain.queue), {}
+    for _, head in ipairs(found) do
+        if #queue.rules > 0 and catalog.terms(queue, head.lane).limit then
+            head.limited = true
+            limited[#limited + 1] = { queue = queue.number, lane_key = head.lane }
+        end
+    end
+    step.load_lanes(limited)
     local page, seqs = math.ceil(most / math.max(1, #found)), {}
     for _, head in ipairs(found) do
         head.page = page
         head.flow = step.flow(domain.queue, domain.class, domain.inbox, head.lane)
+        head.flow.limited = head.limited
         head.jobs, head.at = next_of(head.flow, page), 1
         for i = 1, math.min(2 * page, #head.jobs), 2 do
             seqs[#seqs + 1] = head.jobs[i]
@@ -106,7 +119,7 @@ local function move_on(head)
         head.jobs, head.at = next_of(flow, head.page), 1
     end
     local arrival = head.jobs[head.at + 1]
-    flow.head = arrival and tonumber(arrival) or nil
+    flow.first, flow.head = head.jobs[head.at], arrival and tonumber(arrival) or nil
     flow.tag = flow.head and flow.finish or nil
     flow.dirty = true
 end

@@ -8,6 +8,7 @@
 -- attempt, crashes, suspect, cancel, refused, paid, started_at. What is nil or false is nought.
 
 local RANK = 2 ^ 50
+entries.REMEMBERED = '~'
 
 function entries.flow(e)
     return keys.flow(keys.domain(e.queue, e.class, e.inbox or ''), e.lane_key or '')
@@ -39,7 +40,8 @@ local function indexed_by(e)
     if e.expires_at and e.state ~= RUNNING then
         found[p .. 'expiry'] = e.expires_at
     end
-    if e.lane and not e.session then
+    if e.lane and not e.session and (e.inbox or not e.flow) then
+        -- Those that anybody may claim are found by their flow.
         local set = e.granted and 'hold:' or 'wait:'
         found[p .. set .. keys.lane(e.queue, e.lane_key)] = (e.rank or 0) * RANK + e.arrival
     end
@@ -90,8 +92,14 @@ function entries.all(seqs)
     return found
 end
 
-function entries.by_id(id)
+-- The number of the job that has an id, as it is stored; nil when there is none. An id that is only remembered begins otherwise.
+function entries.number(id)
     local seq = writes.hget(S.p .. 'id', id)
+    return seq and sub(seq, 1, 1) ~= entries.REMEMBERED and seq or nil
+end
+
+function entries.by_id(id)
+    local seq = entries.number(id)
     return seq and entries.get(seq) or nil
 end
 
@@ -219,8 +227,7 @@ end
 
 -- A new job that needs no more than a ticket is pending. Returns false, and stores nothing, if it needs more.
 function entries.add(e)
-    local p, member = S.p, writes.text(e.seq)
-    local ticket = tickets.of(e)
+    local member, ticket = writes.text(e.seq), tickets.of(e)
     if not ticket then
         return false
     end
@@ -231,35 +238,29 @@ function entries.add(e)
     end
     if e.lane_key then
         note_lane(e.queue, e.lane_key, 1, 0)
-        if e.lane then
-            local lane = keys.lane(e.queue, e.lane_key)
-            writes.zadd(p .. (e.granted and 'hold:' or 'wait:') .. lane, (e.rank or 0) * RANK + e.arrival, member)
+        if e.lane and not e.granted then
+            writes.zadd(S.p .. 'wait:' .. keys.lane(e.queue, e.lane_key), (e.rank or 0) * RANK + e.arrival, member)
         end
     end
     return true
 end
 
--- A job that waited for a place of its lane has got one, and is claimable now. `flow`: where it stands from now on.
-function entries.admit(member, raw, lane, flow, arrival, rank)
+-- A job that waited for a place of its lane has got one, and is claimable now. `flow`: where it stands from now on; the caller
+-- has taken it out of the line of its lane.
+function entries.admit(member, raw, flow, arrival)
     forget_indexed(member)
-    writes.zrem(S.p .. 'wait:' .. lane.name, member)
-    writes.zadd_new(S.p .. 'hold:' .. lane.name, rank * RANK + arrival, member)
     writes.zadd_new(flow.ready, arrival, member)
     writes.hset(S.live, member, tickets.granted(raw))
 end
 
 -- A job that was claimable runs now. `held`: where it stands from now on.
-function entries.begin(member, ticket, flow, held, limited)
+function entries.begin(member, ticket, flow, held)
     forget_indexed(member)
     writes.zrem(flow.ready, member)
     writes.zadd(held, member, member)
     writes.hset(S.live, member, ticket)
     if flow.lane ~= '' then
-        local queue = flow.domain.queue
-        note_lane(queue, flow.lane, -1, 1)
-        if limited then
-            writes.zrem(S.p .. 'hold:' .. keys.lane(queue, flow.lane), member)
-        end
+        note_lane(flow.domain.queue, flow.lane, -1, 1)
     end
 end
 

@@ -29,24 +29,24 @@ end
 
 -- Make a job claimable; the caller saves it. It is pending, granted and ungated.
 function flows.enter(e)
-    flows.join(e.queue, e.class, e.inbox or '', e.lane_key or '', e.arrival)
+    flows.join(e.queue, e.class, e.inbox or '', e.lane_key or '', e.arrival, writes.text(e.seq))
     e.flow = true
     -- Only a job that somebody else cannot take can hold its lane's place idle; see `places.move_idle_grants`.
     e.granted_at = e.lane and e.inbox and S.now or nil
 end
 
--- Put an arrival into its flow, and tell those who could start it. Returns the flow.
-function flows.join(queue, class, inbox, lane, arrival)
+-- Put an arrival, the job `member`, into its flow, and tell those who could start it. Returns the flow.
+function flows.join(queue, class, inbox, lane, arrival, member)
     local flow = step.flow(queue, class, inbox, lane)
     if not flow.tag then
         flow.tag = math.max(flow.domain.clock, flow.finish)
-        flow.head = arrival
+        flow.head, flow.first = arrival, member
         flow.dirty = true
         writes.begin(flow.ready)
         -- Behind others, nobody need be told: who could start it was told of the first one, or is busy.
         step.tell(inbox ~= '' and 'worker:' .. inbox or 'queue:' .. catalog.number(queue).name)
     elseif arrival < flow.head then
-        flow.head = arrival
+        flow.head, flow.first = arrival, member
         flow.dirty = true
     end
     return flow
@@ -67,8 +67,8 @@ end
 
 -- Look up the next job of a flow after its head has gone; its tag stays, because nobody has paid.
 function flows.find_head(flow)
-    local first = call('ZRANGE', S.p .. 'ready:' .. flow.key, 0, 0, 'WITHSCORES')
-    flow.head = first[2] and tonumber(first[2]) or nil
+    local first = call('ZRANGE', flow.ready, 0, 0, 'WITHSCORES')
+    flow.first, flow.head = first[1], first[2] and tonumber(first[2]) or nil
     if not flow.head then
         flow.tag = nil
     end

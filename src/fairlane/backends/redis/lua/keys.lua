@@ -4,17 +4,17 @@
 --   counter          seq, arrival, session, binding, queue, settings, generation, steps, schema
 --   lost (a list)    what clients have found missing, newest first
 --   queues           name -> number            queue      number -> {name, version, declared, override}
---   id               id -> seq                 job        seq -> time of arrival at the store (8 bytes), then the content
+--   id               id -> seq, or what is remembered of it when the job is forgotten: '~' and {mark, state, until_}
+--   job        seq -> time of arrival at the store (8 bytes), then the content
 --   headers          seq -> bytes              live       seq -> entry (see entries.lua)
 --   outcome          seq -> what the end was, then the result
 --   attempts         seq -> list of claims     progress   seq -> bytes
---   flow             flow -> finish, tag, head             domain   domain -> clock
+--   flow             flow -> finish, tag, head, first; domain -> clock
 --   lane             lane -> places, whether it is ordered, granted
 --   active:QUEUE     lane -> how many of its jobs run
 --   session          id -> session             pool:POOL  index -> id of the last session there
 --   binding          number -> binding         bound:POOL key -> number of the open binding
 --   unique           task NUL value -> {seq, id, state, until_}
---   remembered       id -> {mark, state, until_}
 --   schedule         name -> schedule          leader (a string) -> {term, session, lease, expires}
 --   tally:QUEUE      class and column -> number
 -- Names: a domain is "queue.class.inbox", a flow "domain|lane", a limited lane "queue|lane".
@@ -65,6 +65,11 @@ function keys.flow(domain, lane)
     return domain .. '|' .. lane
 end
 
+-- The claimable jobs of a lane and class that anybody may claim.
+function keys.ready(queue, class, lane)
+    return S.p .. 'ready:' .. keys.flow(keys.domain(queue, class, ''), lane)
+end
+
 function keys.lane(queue, lane)
     return queue .. '|' .. lane
 end
@@ -79,7 +84,7 @@ end
 
 local function of_task(queue, task)
     local name = queue .. ':' .. task
-    call('SADD', S.p .. 'tasks', name) -- which tasks a queue has jobs of, for who looks for jobs
+    catalog.note_task(name)
     return S.p .. 'by:task:' .. name
 end
 
@@ -112,7 +117,7 @@ function keys.ended(queue, state)
 end
 
 -- With leading zeros: jobs that ended at the same moment stand in the order of their numbers.
-function keys.ended_member(member)
+function keys.padded(member)
     return ZEROS[#member] .. member
 end
 

@@ -6,7 +6,7 @@ local MOST_KEPT = 20
 -- Complete once more what was completed before the server went back. A job with a lower fence than that of its completion
 -- has forgotten the claim as well, so it must not start again. `stamp` is when it came: a later job of the same id is another.
 local function complete_again(session, id, fence, stamp, result)
-    local seq = call('HGET', S.p .. 'id', id)
+    local seq = entries.number(id)
     local e = seq and entries.get(seq)
     if not e or (e.fence or 0) > fence or ((e.fence or 0) == fence and e.session ~= session) then
         return 0

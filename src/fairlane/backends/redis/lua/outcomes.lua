@@ -102,7 +102,7 @@ function outcomes.finish(e, state, ending)
         binding = e.binding,
         inbox = e.inbox,
     }, ending.result)
-    writes.zadd(keys.ended(e.queue, state), S.now, keys.ended_member(member))
+    writes.zadd(keys.ended(e.queue, state), S.now, keys.padded(member))
     if state ~= COMPLETED then
         writes.zadd(keys.by('state', state), member, member)
     end
@@ -151,7 +151,7 @@ function outcomes.complete(session, done)
         local member, queue, class = each.member, each.queue, each.class
         entries.over(member, keys.held(session, class), queue, each.lane)
         writes.hset(outcome, member, tickets.ended(each.raw, each.result))
-        writes.zadd(keys.ended(queue, COMPLETED), S.now, keys.ended_member(member))
+        writes.zadd(keys.ended(queue, COMPLETED), S.now, keys.padded(member))
         writes.zadd(of_session, member, member)
         step.count(queue, class, 'r', -1)
         step.count(queue, class, 'c', 1)

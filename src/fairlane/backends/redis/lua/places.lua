@@ -2,6 +2,7 @@
 -- hands the place on in the same step (see `fairlane.lanes` for who comes next).
 
 local IDLE_GRANT_SECONDS = 2
+local RANK = 2 ^ 50 -- see entries.lua
 local PAGE = 50
 
 local function open(e)
@@ -37,10 +38,18 @@ local function ungrant(e)
     entries.save(e)
 end
 
--- The last of those that hold a place and have not started.
+-- The last of those that hold a place and have not started: of those that anybody may claim, and of the others.
 local function weakest_of(lane)
-    local last = call('ZREVRANGE', S.p .. 'hold:' .. lane.name, 0, 0)
-    return last[1] and entries.get(last[1]) or nil
+    local last = call('ZREVRANGE', S.p .. 'hold:' .. lane.name, 0, 0, 'WITHSCORES')
+    local weakest, score = last[1], tonumber(last[2] or -1)
+    for class = 0, 2 do
+        local of_class = call('ZREVRANGE', keys.ready(lane.queue, class, lane.key), 0, 0, 'WITHSCORES')
+        local its = of_class[1] and tonumber(of_class[2]) + (lane.ordered and 0 or class * RANK)
+        if its and its > score then
+            weakest, score = of_class[1], its
+        end
+    end
+    return weakest and entries.get(weakest) or nil
 end
 
 -- The next in line for a place. What has expired gets none; the sweeper cancels it.
@@ -165,7 +174,7 @@ end
 -- The same for lanes that jobs with tickets have left, {queue, lane_key} each: the hot path of limited lanes. Nearly always one
 -- place goes to one job with a ticket; who they are is read together, and every other case goes the long way.
 function places.hand_on_all(left)
-    local lanes, firsts, members, known = {}, {}, {}, {}
+    local lanes, firsts, scores, known = {}, {}, {}, {}
     step.load_lanes(left)
     for _, each in ipairs(left) do
         local lane = step.lane(each.queue, each.lane_key)
@@ -177,14 +186,17 @@ function places.hand_on_all(left)
         end
     end
     for i, lane in ipairs(lanes) do
-        firsts[i] = call('ZRANGE', S.p .. 'wait:' .. lane.name, 0, 0)[1] or ''
+        local first = lane.granted == lane.places - 1 and call('ZPOPMIN', S.p .. 'wait:' .. lane.name) or {}
+        firsts[i], scores[i] = first[1] or '', first[2]
     end
     local raws, waiting = writes.hmget(S.live, firsts), {}
     for i, lane in ipairs(lanes) do
         local raw = raws[i]
-        if raw and lane.granted == lane.places - 1 and tickets.is_waiting(raw) then
-            local class, arrival, rank = tickets.place(raw)
-            waiting[i] = { queue = lane.queue, class = class, lane_key = lane.key, arrival = arrival, rank = rank }
+        if raw and tickets.is_waiting(raw) then
+            local class, arrival = tickets.place(raw)
+            waiting[i] = { queue = lane.queue, class = class, lane_key = lane.key, arrival = arrival }
+        elseif scores[i] then
+            writes.zadd(S.p .. 'wait:' .. lane.name, scores[i], firsts[i])
         end
     end
     flows.load(waiting)
@@ -192,8 +204,8 @@ function places.hand_on_all(left)
         local next_ = waiting[i]
         if next_ then
             lane.granted = lane.granted + 1
-            local flow = flows.join(lane.queue, next_.class, '', lane.key, next_.arrival)
-            entries.admit(firsts[i], raws[i], lane, flow, next_.arrival, next_.rank)
+            local flow = flows.join(lane.queue, next_.class, '', lane.key, next_.arrival, firsts[i])
+            entries.admit(firsts[i], raws[i], flow, next_.arrival)
         else
             places.hand_on(lane)
         end
@@ -242,8 +254,12 @@ end
 
 -- Only of those that wait; a running job gets its rank when it comes back.
 local function rerank(lane)
-    for _, set in ipairs({ 'wait:', 'hold:' }) do
-        for _, e in ipairs(members(set .. lane.name)) do
+    local sets = { S.p .. 'wait:' .. lane.name, S.p .. 'hold:' .. lane.name }
+    for class = 0, 2 do
+        sets[#sets + 1] = keys.ready(lane.queue, class, lane.key)
+    end
+    for _, set in ipairs(sets) do
+        for _, e in ipairs(entries.all(call('ZRANGE', set, 0, -1))) do
             e.rank = not lane.ordered and e.class > 0 and e.class or nil
             entries.save(e)
         end

@@ -3,20 +3,22 @@
 
 local function forget_job(seq, outcome, until_)
     if until_ > S.now then
-        local content = string.sub(call('HGET', S.p .. 'job', seq), 9)
-        local mark = redis.sha1hex(content)
-        step.put('remembered', outcome.id, { mark = mark, state = outcome.state, until_ = until_ })
-        call('ZADD', S.p .. 'remembered_until', until_, outcome.id)
+        local mark = redis.sha1hex(string.sub(call('HGET', S.p .. 'job', seq), 9))
+        local remembered = pack({ mark = mark, state = outcome.state, until_ = until_ })
+        call('HSET', S.p .. 'id', outcome.id, entries.REMEMBERED .. remembered)
+        call('ZADD', S.p .. 'remembered', until_, outcome.id)
+    else
+        call('HDEL', S.p .. 'id', outcome.id)
     end
-    call('HDEL', S.p .. 'id', outcome.id)
     for _, hash in ipairs({ 'job', 'headers', 'outcome', 'attempts', 'progress' }) do
         call('HDEL', S.p .. hash, seq)
     end
-    call('ZREM', keys.ended(outcome.queue, outcome.state), keys.ended_member(writes.text(seq)))
+    call('ZREM', keys.ended(outcome.queue, outcome.state), keys.padded(writes.text(seq)))
     local name = outcome.queue .. ':' .. outcome.task
     call('ZREM', S.p .. 'by:task:' .. name, seq)
     if call('EXISTS', S.p .. 'by:task:' .. name) == 0 then
         call('SREM', S.p .. 'tasks', name)
+        catalog.changed() -- it remembers which there are
     end
     call('ZREM', keys.by('state', outcome.state), seq)
     if outcome.lane_key then
@@ -83,11 +85,23 @@ local function prune_bindings(before, limit)
     return #seqs
 end
 
-local function prune_fields(hash, set, limit)
-    local fields = call('ZRANGEBYSCORE', S.p .. set, '-inf', S.now, 'LIMIT', 0, limit)
+-- Ids that need not be remembered any longer, unless they are those of new jobs by now.
+local function prune_ids(limit)
+    local ids = call('ZRANGEBYSCORE', S.p .. 'remembered', '-inf', S.now, 'LIMIT', 0, limit)
+    for _, id in ipairs(ids) do
+        if not entries.number(id) then
+            call('HDEL', S.p .. 'id', id)
+        end
+        call('ZREM', S.p .. 'remembered', id)
+    end
+    return #ids
+end
+
+local function prune_uniques(limit)
+    local fields = call('ZRANGEBYSCORE', S.p .. 'uniques_over', '-inf', S.now, 'LIMIT', 0, limit)
     for _, field in ipairs(fields) do
-        call('HDEL', S.p .. hash, field)
-        call('ZREM', S.p .. set, field)
+        call('HDEL', S.p .. 'unique', field)
+        call('ZREM', S.p .. 'uniques_over', field)
     end
     return #fields
 end
@@ -103,10 +117,10 @@ local function prune_flows(limit)
     local page = call('HSCAN', S.p .. 'flow', at, 'COUNT', math.min(limit, MOST_LOOKED_AT))
     local found, gone = page[2], 0
     for i = 1, #found, 2 do
-        local flow = step.read_flow(found[i + 1])
         local queue, class, inbox = string.match(found[i], '^(%d+)%.(%d)%.([^|]*)|')
         queue, class = tonumber(queue), tonumber(class)
-        local domain = not flow.tag and step.domain(queue, class, inbox)
+        local flow = queue and step.read_flow(found[i + 1])
+        local domain = flow and not flow.tag and step.domain(queue, class, inbox)
         if domain and flow.finish > domain.clock and is_idle(queue, class) then
             step.set_clock(domain, flow.finish)
         end
@@ -131,7 +145,7 @@ function pruning.prune(keep, limit)
     end
     local before = S.now - keep.history_seconds
     local other = prune_sessions(before, limit) + prune_bindings(before, limit)
-        + prune_fields('remembered', 'remembered_until', limit) + prune_fields('unique', 'uniques_over', limit)
+        + prune_ids(limit) + prune_uniques(limit)
         + prune_flows(limit)
     return { jobs = jobs, other = other, more = jobs >= limit }
 end

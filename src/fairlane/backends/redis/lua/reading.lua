@@ -30,7 +30,7 @@ end
 function reading.get(ids)
     local found = {}
     for _, id in ipairs(ids) do
-        local seq = call('HGET', S.p .. 'id', id)
+        local seq = entries.number(id)
         if seq then
             found[#found + 1] = job_of(seq)
         end

@@ -10,8 +10,8 @@ end
 local function count_flow(heads, e)
     if e.flow and not e.session then
         local flow = step.flow_of(e)
-        if not heads[flow] or e.arrival < heads[flow] then
-            heads[flow] = e.arrival
+        if not heads[flow] or e.arrival < heads[flow].arrival then
+            heads[flow] = e
         end
     end
 end
@@ -72,14 +72,17 @@ end
 local function recount_flows(differences, heads)
     for _, key in ipairs(call('HKEYS', S.p .. 'flow')) do
         local queue, class, inbox, lane = string.match(key, '^(%d+)%.(%d)%.([^|]*)|(.*)$')
-        step.flow(tonumber(queue), tonumber(class), inbox, lane)
+        if queue then
+            step.flow(tonumber(queue), tonumber(class), inbox, lane)
+        end
     end
     local lines = {}
     for _, flow in pairs(S.flows) do
-        local head = heads[flow]
+        local first = heads[flow]
+        local head = first and first.arrival
         if flow.head ~= head then
             compare(differences, 'flow ' .. flow.key .. ': head', flow.head, head)
-            flow.head, flow.dirty = head, true
+            flow.head, flow.first, flow.dirty = head, first and writes.text(first.seq), true
             flow.tag = head and (flow.tag or math.max(flow.domain.clock, flow.finish)) or nil
         end
         local line = lines[flow.domain] or {}
@@ -87,7 +90,7 @@ local function recount_flows(differences, heads)
         if flow.head then
             line[step.line_member(flow.head, flow.lane)] = flow.tag
         end
-        flow.stored_tag, flow.stored_head = flow.tag, flow.head
+        flow.stored_tag, flow.stored_member = flow.tag, flow.head and step.line_member(flow.head, flow.lane)
     end
     for domain, line in pairs(lines) do
         local stored = call('ZRANGE', domain.line, 0, -1, 'WITHSCORES')

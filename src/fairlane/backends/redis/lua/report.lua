@@ -9,7 +9,7 @@ end
 
 -- A write by somebody who does not hold the job: a repetition, or stale. Answers acceptance and state.
 local function judge(session, id, fence, move)
-    local seq = call('HGET', S.p .. 'id', id)
+    local seq = entries.number(id)
     if not seq then
         return { 'stale' }
     end
@@ -182,7 +182,7 @@ end
 function report.cancel(ids)
     local seqs, states = {}, {}
     for i, id in ipairs(ids) do
-        seqs[i] = call('HGET', S.p .. 'id', id)
+        seqs[i] = entries.number(id)
         if not seqs[i] then
             step.refuse('not_found', "there is no job '" .. id .. "'")
         end

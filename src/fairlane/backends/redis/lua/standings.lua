@@ -91,6 +91,9 @@ local function count_class(e, ordered, class, bound)
         for _, set in ipairs({ 'wait:', 'hold:' }) do
             total = total + call('ZCOUNT', S.p .. set .. lane, number(base), '(' .. number(base + bound))
         end
+        for each = ordered and 0 or class, ordered and 2 or class do
+            total = total + call('ZCOUNT', keys.ready(e.queue, each, e.lane_key), '-inf', '(' .. number(bound))
+        end
         return total
     end
     local total = call('ZCOUNT', S.p .. 'gated:' .. keys.lane(e.queue, e.lane_key or '') .. '|' .. class, '-inf', '(' .. number(bound))
@@ -144,7 +147,7 @@ end
 -- The lanes that share a domain with a job which has `own` jobs of its lane and class before it.
 local function line_of(e, own, limits)
     local domain = keys.domain(e.queue, e.class, e.inbox or '')
-    local clock = call('HGET', S.p .. 'domain', domain)
+    local clock = call('HGET', S.p .. 'flow', domain)
     if not clock then
         return NONE
     end

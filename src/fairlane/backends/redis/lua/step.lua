@@ -17,20 +17,19 @@ function step.begin_generation()
     S.generation = time[1] .. '.' .. time[2]
 end
 
-local function save_counters()
+function step.save_counters()
     if S.generation == '' then
         step.begin_generation()
     end
     redis.call('HSET', S.p .. 'counter', 'generation', S.generation, 'steps', S.steps + 1, 'seq', S.seq, 'arrival', S.arrival)
 end
 
--- Begin a step. ARGV: the time and the time for leases, both empty outside of tests.
-function step.begin(names, args)
+-- What a step is about, and when it is: enough for one that gathers nothing. ARGV: the time and the time for leases, both
+-- empty outside of tests.
+function step.begin_alone(names, args)
     call, pack, unpacked = writes.call, cmsgpack.pack, cmsgpack.unpack
     bytes, parts, sub, byte = struct.pack, struct.unpack, string.sub, string.byte
-    S.p = names[1]
-    S.writes, S.noted, S.names, S.roomy = {}, {}, {}, {}
-    S.live, S.alive = S.p .. 'live', S.p .. 'alive'
+    S.p, S.fresh = names[1], false
     if args[1] == '' then
         local time = redis.call('TIME')
         S.now = time[1] + time[2] / 1000000
@@ -39,11 +38,17 @@ function step.begin(names, args)
         S.now, S.mono = tonumber(args[1]), tonumber(args[2])
     end
     S.stamp = bytes('>d', S.now) -- before the content of jobs that come now
+    read_counters()
+end
+
+local function begin(names, args)
+    S.writes, S.noted, S.names, S.roomy = {}, {}, {}, {}
     S.topics, S.changes, S.told = {}, {}, {}
     S.tally, S.domains, S.flows, S.lanes = {}, {}, {}, {}
     S.indexed = {}
-    S.fresh, S.flow, S.dirty, S.direct, S.heard = false, nil, false, false, nil
-    read_counters()
+    S.flow, S.domain, S.dirty, S.direct, S.heard = nil, nil, false, false, nil
+    step.begin_alone(names, args)
+    S.live, S.alive = S.p .. 'live', S.p .. 'alive'
 end
 
 -- Refuse a call, which has written nothing yet: an error of ours for the client to raise.
@@ -53,7 +58,7 @@ end
 
 -- Run a verb, and answer with what it returns, or with why it was refused.
 function step.run(verb, names, args)
-    step.begin(names, args)
+    begin(names, args)
     local done, answer = pcall(verb, args)
     if done then
         step.flush()
@@ -189,43 +194,55 @@ function step.tallied(queue, class, column)
     return tonumber(call('HGET', keys.tally(queue), class .. column) or 0)
 end
 
+local function domain_read(queue, class, inbox, key, clock)
+    local found = { key = key, queue = queue, class = class, inbox = inbox, clock = tonumber(clock or 0), line = S.p .. 'line:' .. key }
+    if not clock then
+        writes.hset(S.p .. 'flow', key, 0)
+        call('SADD', S.p .. 'domains:' .. queue, key)
+        if inbox ~= '' then
+            call('SADD', S.p .. 'inbox:' .. inbox, class .. '.' .. queue)
+        end
+    end
+    S.domains[key] = found
+    return found
+end
+
 -- Domains and their clocks.
 function step.domain(queue, class, inbox)
-    local key = keys.domain(queue, class, inbox)
-    local found = S.domains[key]
-    if not found then
-        local clock = writes.hget(S.p .. 'domain', key)
-        found = { key = key, queue = queue, class = class, inbox = inbox, clock = tonumber(clock or 0), line = S.p .. 'line:' .. key }
-        if not clock then
-            writes.hset(S.p .. 'domain', key, 0)
-            call('SADD', S.p .. 'domains:' .. queue, key)
-            if inbox ~= '' then
-                call('SADD', S.p .. 'inbox:' .. inbox, class .. '.' .. queue)
-            end
-        end
-        S.domains[key] = found
+    local last = S.domain
+    if last and last.class == class and last.queue == queue and last.inbox == inbox then
+        return last
     end
-    return found
+    local key = keys.domain(queue, class, inbox)
+    S.domain = S.domains[key] or domain_read(queue, class, inbox, key, writes.hget(S.p .. 'flow', key))
+    return S.domain
 end
 
 function step.set_clock(domain, clock)
     domain.clock = clock
-    writes.hset(S.p .. 'domain', domain.key, clock)
+    writes.hset(S.p .. 'flow', domain.key, clock)
 end
 
--- What is stored of a flow: when it will have been served, its place in line, and the arrival of its first job.
+-- What is stored of a flow: when it will have been served, its place in line, the arrival of its first job, and that job.
 function step.read_flow(raw)
     if not raw then
         return { finish = 0, dirty = true }
     end
-    local finish, tag, head = parts('>ddd', raw)
-    return { finish = finish, tag = tag >= 0 and tag or nil, head = head >= 0 and head or nil }
+    local finish, tag, head, first = parts('>dddHc0', raw)
+    if tag < 0 then
+        return { finish = finish }
+    end
+    return { finish = finish, tag = tag, head = head, first = first }
+end
+
+function step.flow_bytes(finish, tag, head, first)
+    return bytes('>dddHc0', finish, tag or -1, head or -1, #(first or ''), first or '')
 end
 
 local function flow_read(domain, lane, key, raw)
     local found = step.read_flow(raw)
     found.key, found.domain, found.lane, found.ready = key, domain, lane, S.p .. 'ready:' .. key
-    found.stored_tag, found.stored_head = found.tag, found.head
+    found.stored_tag, found.stored_member = found.tag, found.tag and step.line_member(found.head, lane)
     S.flows[key] = found
     return found
 end
@@ -239,9 +256,19 @@ function step.flow(queue, class, inbox, lane)
             return last
         end
     end
-    local domain = step.domain(queue, class, inbox)
-    local key = keys.flow(domain.key, lane)
-    S.flow = S.flows[key] or flow_read(domain, lane, key, writes.hget(S.p .. 'flow', key))
+    local domain_key = keys.domain(queue, class, inbox)
+    local key = keys.flow(domain_key, lane)
+    if not S.flows[key] then
+        local domain, stored = S.domains[domain_key], nil
+        if domain then
+            stored = writes.hget(S.p .. 'flow', key)
+        else
+            local both = writes.hmget(S.p .. 'flow', { domain_key, key })
+            domain, stored = domain_read(queue, class, inbox, domain_key, both[1]), both[2]
+        end
+        flow_read(domain, lane, key, stored)
+    end
+    S.flow = S.flows[key]
     return S.flow
 end
 
@@ -265,21 +292,22 @@ function step.flow_of(e)
 end
 
 function step.line_member(head, lane)
-    return string.format('%016d', head) .. lane
+    return keys.padded(writes.text(head)) .. lane
 end
 
 local function put_in_line(f)
-    if f.stored_tag == f.tag and f.stored_head == f.head then
+    local member = f.tag and step.line_member(f.head, f.lane) or nil
+    if f.stored_tag == f.tag and f.stored_member == member then
         return
     end
     local line = f.domain.line
-    if f.stored_tag then
-        writes.zrem(line, step.line_member(f.stored_head, f.lane))
+    if f.stored_member and f.stored_member ~= member then
+        writes.zrem(line, f.stored_member)
     end
-    if f.tag then
-        writes.zadd(line, f.tag, step.line_member(f.head, f.lane))
+    if member then
+        writes.zadd(line, f.tag, member)
     end
-    f.stored_tag, f.stored_head = f.tag, f.head
+    f.stored_tag, f.stored_member = f.tag, member
 end
 
 -- Put the flows that this step has changed where they stand in line, for whoever looks at one: it is read from where it is
@@ -296,7 +324,7 @@ local function save_flows()
     for _, flow in pairs(S.flows) do
         if flow.dirty then
             put_in_line(flow)
-            writes.hset(S.p .. 'flow', flow.key, bytes('>ddd', flow.finish, flow.tag or -1, flow.head or -1))
+            writes.hset(S.p .. 'flow', flow.key, step.flow_bytes(flow.finish, flow.tag, flow.head, flow.first))
             flow.dirty = false
         end
     end
@@ -381,11 +409,11 @@ function step.flush()
             end
         end
     end
-    S.lanes, S.flows, S.domains, S.flow = {}, {}, {}, nil
+    S.lanes, S.flows, S.domains, S.flow, S.domain = {}, {}, {}, nil, nil
     entries.flush_lanes()
     writes.flush()
     if S.dirty then
-        save_counters()
+        step.save_counters()
     end
     publish('topics', S.topics)
     publish('jobs', S.changes)

@@ -75,6 +75,11 @@ function tickets.new(before, arrival, id, after)
     return before .. bytes('>dHc0', arrival, #id, id) .. after
 end
 
+-- What the end of a ticket without a lane says of a request.
+function tickets.request(after)
+    return unpacked(sub(after, 3))
+end
+
 local function read_body(raw, from)
     local class, flags, queue, arrival, id, lane, at = parts(BODY, raw, from)
     local e, limited = unpacked(sub(raw, at)), flags % 2 == 1
@@ -110,10 +115,10 @@ function tickets.is_waiting(raw)
     return byte(raw, 1) == 112
 end
 
--- The class of a waiting job, when it came to its lane, and where it stands there by that.
+-- The class of a waiting job, and when it came to its lane.
 function tickets.place(raw)
-    local class, flags, _, arrival = parts('>BBI4d', raw, AT_BODY)
-    return class, arrival, flags % 4 >= RANKED and class or 0
+    local class, _, _, arrival = parts('>BBI4d', raw, AT_BODY)
+    return class, arrival
 end
 
 -- Whether the lane of a waiting job is limited, and what it costs to start it.
