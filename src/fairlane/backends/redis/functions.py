@@ -62,6 +62,21 @@ class Functions:
             _refuse(**found["refused"])
         return found
 
+    async def call_for_signature(self, verb: str, *arguments: Any) -> dict[str, Any] | None:
+        """The same for a function that mostly has nothing to say."""
+        before = self.losses.mark
+        answer = await self.send(verb, *arguments)
+        if isinstance(answer, list):
+            generation, steps = answer[0].decode(), int(answer[1])
+            if not self.losses.is_usual(generation, steps, before):
+                await self.losses.check({"generation": generation, "steps": steps}, before)
+            return None
+        found: dict[str, Any] = decode(answer)
+        await self.losses.check(found, before)
+        if "refused" in found:
+            _refuse(**found["refused"])
+        return found
+
     async def call_for_parts(self, verb: str, *arguments: Any) -> tuple[dict[str, Any], list[bytes]]:
         """The same for a function that answers with a record and parts."""
         before = self.losses.mark

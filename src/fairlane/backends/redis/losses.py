@@ -82,6 +82,14 @@ class Losses:
         while kept and (kept[0][0] < now - KEPT_SECONDS or len(kept) > MOST_KEPT or self._bytes > MOST_BYTES):
             self._bytes -= len(kept.popleft()[1].result or b"")
 
+    def is_usual(self, generation: str, steps: int, before: Mark) -> bool:
+        """Whether an answer that is signed so shows no loss; `check` is for the others."""
+        if generation != before.generation or steps < before.steps or self.mark.generation != generation:
+            return False
+        if steps > self.mark.steps:
+            self.mark = Mark(generation, steps)
+        return True
+
     async def check(self, answer: dict[str, Any], before: Mark) -> None:
         """Look at what an answer is signed with. `before`: what was known when it was asked for."""
         generation = answer.get("generation")

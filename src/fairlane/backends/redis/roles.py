@@ -15,8 +15,8 @@ READS = (
     "ZREVRANGEBYSCORE", "ZSCORE",
 )  # fmt: skip
 WRITES = (
-    "HDEL", "HINCRBY", "HSET", "LPUSH", "LTRIM", "PUBLISH", "PUBSUB|NUMSUB", "SADD", "SET", "SREM", "ZADD", "ZPOPMIN",
-    "ZREM",
+    "HDEL", "HINCRBY", "HSET", "HSETNX", "LPUSH", "LTRIM", "PUBLISH", "PUBSUB|NUMSUB", "SADD", "SET", "SREM", "ZADD",
+    "ZPOPMIN", "ZREM",
 )  # fmt: skip
 IN_FUNCTIONS = (*READS, *WRITES)
 """Every command that the functions use."""

@@ -114,14 +114,15 @@ class RedisStore:
         if any(job.kind is JobKind.CLEANUP for job in jobs):
             raise InvalidInput("kind", "a clean-up is stored by release, not by enqueue")
         alone = requests.single_of(jobs[0]) if len(jobs) == 1 else None
+        answer: dict[str, Any] | None
         try:
             if alone is not None:
-                answer = await self._call("enqueue_one", *alone)
+                answer = await self._functions.call_for_signature("enqueue_one", *alone)
             else:
                 answer = await self._enqueue_many(jobs)
         except FullQueue as exc:
             raise QueueFull(str(exc), await self._room(exc.where)) from None
-        if not answer["answers"]:
+        if answer is None or not answer["answers"]:
             return [Enqueued(job.id, True, JobState.PENDING) for job in jobs]
         return [Enqueued(id, created, STATES[state]) for id, created, state in answer["answers"]]
 

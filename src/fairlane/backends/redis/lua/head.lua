@@ -2,7 +2,7 @@
 -- `library.py`. A function library is compiled and set up once per server, where a script would set up all its functions
 -- with each call (measured: 150 of them cost 9 µs a call, 300 in a table 46).
 
-local call, pack, unpacked, bytes, parts, sub, byte -- set by each step: while the library is loaded they are not there yet
+local call, pack, unpacked, bytes, parts, sub, byte -- set by the first step: while the library is loaded they are not there yet
 local S = {} -- the step under way
 local keys, writes, step, catalog, tickets, entries, flows, places = {}, {}, {}, {}, {}, {}, {}, {}
 local bindings, broadcasts, outcomes, admission, single, presence = {}, {}, {}, {}, {}, {}

@@ -48,12 +48,14 @@ function single.enqueue(id, name, class, task, after, content, headers)
         at.tasks[task] = of_task
     end
     local stored = redis.call('HMGET', names.flow, at.domain, at.flow)
-    if not stored[1] or not stored[2] or redis.call('HEXISTS', names.id, id) == 1 then
+    if not stored[1] or not stored[2] then
         return false
     end
     local seq, arrival = step.new_seq(), step.next_arrival()
     local member, finish, tag = writes.text(seq), parts('>dd', stored[2])
-    redis.call('HSET', names.id, id, member)
+    if redis.call('HSETNX', names.id, id, member) == 0 then
+        return false
+    end
     redis.call('HSET', names.job, member, S.stamp .. content)
     redis.call('HSET', names.live, member, tickets.new(at.before, arrival, id, after))
     redis.call('ZADD', names.alive, member, member)

@@ -15,20 +15,23 @@ end
 function step.begin_generation()
     local time = redis.call('TIME')
     S.generation = time[1] .. '.' .. time[2]
+    redis.call('HSET', S.p .. 'counter', 'generation', S.generation)
 end
 
 function step.save_counters()
     if S.generation == '' then
         step.begin_generation()
     end
-    redis.call('HSET', S.p .. 'counter', 'generation', S.generation, 'steps', S.steps + 1, 'seq', S.seq, 'arrival', S.arrival)
+    redis.call('HSET', S.p .. 'counter', 'steps', S.steps + 1, 'seq', S.seq, 'arrival', S.arrival)
 end
 
 -- What a step is about, and when it is: enough for one that gathers nothing. ARGV: the time and the time for leases, both
 -- empty outside of tests.
 function step.begin_alone(names, args)
-    call, pack, unpacked = writes.call, cmsgpack.pack, cmsgpack.unpack
-    bytes, parts, sub, byte = struct.pack, struct.unpack, string.sub, string.byte
+    if not call then
+        call, pack, unpacked = writes.call, cmsgpack.pack, cmsgpack.unpack
+        bytes, parts, sub, byte = struct.pack, struct.unpack, string.sub, string.byte
+    end
     S.p, S.fresh = names[1], false
     if args[1] == '' then
         local time = redis.call('TIME')
