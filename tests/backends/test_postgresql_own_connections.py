@@ -27,7 +27,7 @@ from fairlane.upkeep import Retention
 from fairlane.wakeups import queue_topic
 from tests.client.conftest import kit_of
 from tests.servers.postgresql import server
-from tests.servers.stores import second_version
+from tests.servers.stores import second_postgresql
 from tests.worker.yard import QUICK
 
 from .own_connections import (
@@ -42,7 +42,7 @@ from .own_connections import (
     orders,
 )
 
-VERSIONS = ("any",) if second_version() is None else ("any", "system")
+VERSIONS = ("any",) if second_postgresql() is None else ("any", "system")
 ASYNC = [name for name in DRIVERS if "async" in name]
 pytestmark = pytest.mark.anyio
 

@@ -20,11 +20,11 @@ from fairlane.schedule import Schedule, Timetable
 from fairlane.settings import LaneRule
 from fairlane.store import Store
 from tests.conformance.kit import Kit
-from tests.servers.stores import KINDS, EmptyStores, empty_stores, second_version
+from tests.servers.stores import KINDS, EmptyStores, empty_stores, second_postgresql
 
 from .twins import Twins
 
-SERVERS = [kind for kind in (KINDS[1], second_version()) if kind is not None]
+SERVERS = [kind for kind in (KINDS[1], second_postgresql()) if kind is not None]
 STEPS = 160
 LOOK_EVERY = 12
 

@@ -221,7 +221,7 @@ async def test_a_loss_that_could_not_be_told_is_told_later(trouble: BaseExceptio
 
     losses = Losses("here", mend)
     losses.mark = Mark("old", 100)
-    losses.remember([Completed("w", Held("job", 1), b"stamp", b"1")])
+    losses.remember("w", [(complete(Held("job", 1), b"1"), b"stamp")])
     with contextlib.suppress(asyncio.CancelledError):
         await losses.check({"generation": "old", "steps": 5}, losses.mark)
     await losses.check({"generation": "old", "steps": 6}, losses.mark)
@@ -240,10 +240,11 @@ def test_what_is_remembered_is_bounded_in_time_and_bytes(monkeypatch: pytest.Mon
     losses = Losses("here", mend)
     losses.mark = Mark("old", 1)
     large = b"x" * (MOST_BYTES // 4)
-    losses.remember([Completed("w", Held(f"job-{number}", 1), b"stamp", large) for number in range(9)])
+    for number in range(9):
+        losses.remember("w", [(complete(Held(f"job-{number}", 1), large), b"stamp")])
     asyncio.run(losses.check({"generation": "other", "steps": 1}, losses.mark))
     assert sent == [4]
-    losses.remember([Completed("w", Held("job", 1), b"stamp", None)])
+    losses.remember("w", [(complete(Held("job", 1), None), b"stamp")])
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 2 * KEPT_SECONDS)
     asyncio.run(losses.check({"generation": "third", "steps": 1}, losses.mark))

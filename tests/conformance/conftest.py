@@ -9,6 +9,7 @@ those of `LONG`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +19,14 @@ import pytest
 from fairlane.backends import open_store
 from fairlane.clock import ManualClock
 from fairlane.store import Store
-from tests.servers.stores import KINDS, EmptyStores, empty_stores, runs_on_second_version, second_version
+from tests.servers.stores import (
+    EVERY_VERSION,
+    KINDS,
+    EmptyStores,
+    empty_stores,
+    runs_on_second_version,
+    second_versions,
+)
 
 from .kit import Kit
 
@@ -36,10 +44,9 @@ def kinds_for(test: str, module: ModuleType) -> tuple[str, ...]:
     name = module.__name__.rpartition(".")[2]
     if name in ABOUT_THE_SUITE:
         return KINDS[:1]
-    second = second_version()
-    if second is None or name in LONG or not runs_on_second_version(test, module):
+    if (name in LONG and EVERY_VERSION not in os.environ) or not runs_on_second_version(test, module):
         return KINDS
-    return (*KINDS, second)
+    return (*KINDS, *second_versions())
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

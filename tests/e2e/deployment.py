@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +19,7 @@ import redis
 from psycopg.rows import dict_row
 
 from tests.servers import postgresql, valkey
+from tests.servers.stores import EVERY_VERSION
 
 MOVING = ("expires", "claim")
 """Columns that a heartbeat, a renewed term or a claim that finds nothing writes."""
@@ -116,8 +119,8 @@ class RedisDeployment:
     It is taken down by freezing it, for the reason given above.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._server = valkey.own_server(durable=True)
+    def __init__(self, directory: Path, program: Path | None = None) -> None:
+        self._server = valkey.own_server(program, durable=True)
         self.url = self._server.url
 
     def down(self) -> contextlib.AbstractContextManager[None]:
@@ -178,3 +181,5 @@ DEPLOYMENTS: dict[str, MakeDeployment] = {
     "postgresql": PostgresqlDeployment,
     "redis": RedisDeployment,
 }
+if EVERY_VERSION in os.environ and valkey.second_version() is not None:
+    DEPLOYMENTS[f"redis{valkey.second_version()}"] = partial(RedisDeployment, program=valkey.system())

@@ -1,8 +1,8 @@
 """Empty stores of every kind, as URLs, and which tests run on which kind.
 
-``sqlite`` is a file, ``postgresql`` a database and ``redis`` a namespace on the shared server. ``postgresql15``, or
-whatever version the system has beside the wheel's, is there to prove that an older server does too, and a part of the
-tests proves that.
+``sqlite`` is a file, ``postgresql`` a database and ``redis`` a namespace on the shared server. ``postgresql15`` and
+``redis7.0``, or whatever versions the system has beside those of the wheels, are there to prove that an older server
+does too, and a part of the tests proves that.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def empty_stores(kind: str, directory: Path) -> Iterator[EmptyStores]:
     if kind == "sqlite":
         yield SqliteStores(directory)
         return
-    if kind == "redis":
-        yield RedisStores(valkey.server())
+    if kind.startswith("redis"):
+        yield RedisStores(valkey.server() if kind == "redis" else valkey.second_server())
         return
     stores = PostgresqlStores(postgresql.server("any" if kind == "postgresql" else "system"))
     try:
@@ -113,8 +113,14 @@ def empty_stores(kind: str, directory: Path) -> Iterator[EmptyStores]:
         stores.close()
 
 
-def second_version() -> str | None:
-    """The kind of store on the system's server, if that is another version than the wheel's."""
+def second_versions() -> list[str]:
+    """The kinds of stores on the system's servers, where those are other versions than the wheels'."""
+    redis = valkey.second_version()
+    return [kind for kind in (second_postgresql(), None if redis is None else f"redis{redis}") if kind is not None]
+
+
+def second_postgresql() -> str | None:
+    """The same for PostgreSQL alone."""
     first, second = installation.wheel(), installation.system()
     if first is None or second is None or first.major == second.major:
         return None

@@ -15,7 +15,7 @@ from tests.conformance.test_every_verb import SUITE, sources_of, verbs_of, verbs
 
 from . import installation
 from .installation import Installation
-from .stores import EVERY_VERSION, runs_on_second_version, second_version
+from .stores import EVERY_VERSION, runs_on_second_version, second_postgresql
 
 SECOND = "postgresql15"
 
@@ -32,7 +32,7 @@ def without_the_others(name: str, source: str) -> str:
 
 def test_the_second_version_sees_every_verb(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(EVERY_VERSION, raising=False)
-    monkeypatch.setattr(conftest, "second_version", lambda: SECOND)
+    monkeypatch.setattr(conftest, "second_versions", lambda: [SECOND])
     files = [path for path in SUITE.glob("test_*.py") if path.name != "test_every_verb.py"]
     tests, helpers = sources_of(SUITE)
     chosen = [without_the_others(f"tests.conformance.{path.stem}", path.read_text()) for path in files]
@@ -72,6 +72,6 @@ def test_a_second_version_is_one_that_differs(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(installation, "wheel", lambda: Installation(Path("/wheel"), "18.6"))
     for system, kind in [("15.18", "postgresql15"), ("18.1", None)]:
         monkeypatch.setattr(installation, "system", lambda v=system: Installation(Path("/system"), v))
-        assert second_version() == kind
+        assert second_postgresql() == kind
     monkeypatch.setattr(installation, "system", lambda: None)
-    assert second_version() is None
+    assert second_postgresql() is None

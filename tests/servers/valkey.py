@@ -16,6 +16,7 @@ import platform
 import secrets
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -237,6 +238,23 @@ def server() -> ValkeyServer:
     started = ValkeyServer()
     atexit.register(started.close)
     return started
+
+
+@cache
+def second_server() -> ValkeyServer:
+    """The same of the system's version."""
+    started = ValkeyServer(system())
+    atexit.register(started.close)
+    return started
+
+
+def second_version() -> str | None:
+    """The version of the system's Redis, such as ``7.0``, where it has one beside the wheel's server."""
+    second = system()
+    if second is None or second == _program():
+        return None
+    told = subprocess.run([str(second), "--version"], check=True, capture_output=True, text=True).stdout
+    return ".".join(told.partition("v=")[2].split(".")[:2])
 
 
 def own_server(

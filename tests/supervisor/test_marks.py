@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fairlane.errors import InvalidInput
 from fairlane.job import Held
+from fairlane.supervisor import marks
 from fairlane.supervisor.marks import Marks, MarksReading
 from fairlane.supervisor.process import in_words
 from fairlane.supervisor.tether import MARKS_FD, TETHER_FD, Tether, supervised
@@ -139,6 +142,33 @@ def check(reading: MarksReading) -> None:
         assert held.id == chr(97 + held.fence % 26) * held.fence
     if reading.session is not None:
         assert reading.session == chr(65 + len(reading.session) % 26) * len(reading.session)
+
+
+def test_a_reader_that_stood_still_does_not_mix_two_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it reads one note, the writer puts another in its place, as often as makes any small number come again."""
+    writer = Marks.make()
+    reader = Marks(os.dup(writer.fd))
+    slot = writer.begin(Held("old", 1))
+    fences = struct.Struct("@q")
+
+    class StandsStill:
+        size = fences.size
+        pack_into = staticmethod(fences.pack_into)
+        turns = 255
+
+        @classmethod
+        def unpack_from(cls, memory: Any, at: int) -> tuple[Any, ...]:
+            read = fences.unpack_from(memory, at)
+            if cls.turns:
+                cls.turns, turns = 0, cls.turns
+                for _ in range(turns):
+                    writer.end(slot)
+                    assert writer.begin(Held("new", 2)) == slot
+            return read
+
+    monkeypatch.setattr(marks, "_fence", StandsStill)
+    assert reader.read().begun == (Held("new", 2),)
+    assert not StandsStill.turns
 
 
 # -- what a process is given -----------------------------------------------------------------------------------------

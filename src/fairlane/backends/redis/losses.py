@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ...job import Held
+from ...states import Transition
 
 KEPT_SECONDS = 30.0
 """How long a completion is remembered: several times what a server with `appendfsync everysec` can lose."""
@@ -35,6 +36,15 @@ class Completed(NamedTuple):
     held: Held
     stamp: bytes
     result: bytes | None
+
+
+class _Batch(NamedTuple):
+    """Completions of one call. Taken apart only when they are needed."""
+
+    at: float
+    session: str
+    completed: Sequence[tuple[Transition, bytes]]
+    size: int
 
 
 class Mark(NamedTuple):
@@ -66,21 +76,25 @@ class Losses:
         self.mark = Mark("", 0)
         """Read before a call is sent, and given to `check` with its answer."""
         self._reporting = False
-        self._completed: deque[tuple[float, Completed]] = deque()
+        self._completed: deque[_Batch] = deque()
+        self._count = 0
         self._bytes = 0
 
-    def remember(self, completed: Sequence[Completed]) -> None:
-        """These were accepted."""
+    def remember(self, session: str, completed: Sequence[tuple[Transition, bytes]]) -> None:
+        """These completions were accepted, of jobs with these stamps."""
         now = time.monotonic()
-        for each in completed:
-            self._completed.append((now, each))
-            self._bytes += len(each.result or b"")
+        size = sum([len(transition.result or b"") for transition, _ in completed])
+        self._completed.append(_Batch(now, session, completed, size))
+        self._count += len(completed)
+        self._bytes += size
         self._forget(now)
 
     def _forget(self, now: float) -> None:
         kept = self._completed
-        while kept and (kept[0][0] < now - KEPT_SECONDS or len(kept) > MOST_KEPT or self._bytes > MOST_BYTES):
-            self._bytes -= len(kept.popleft()[1].result or b"")
+        while kept and (kept[0].at < now - KEPT_SECONDS or self._count > MOST_KEPT or self._bytes > MOST_BYTES):
+            oldest = kept.popleft()
+            self._count -= len(oldest.completed)
+            self._bytes -= oldest.size
 
     def is_usual(self, generation: str, steps: int, before: Mark) -> bool:
         """Whether an answer that is signed so shows no loss; `check` is for the others."""
@@ -121,13 +135,17 @@ class Losses:
             self._reporting = False
         self.mark = mended.mark
         self._completed.clear()
-        self._bytes = 0
+        self._count = self._bytes = 0
         logger.error("%s: %s; what was acknowledged since may be lost. See docs/redis.md", self._shown, mended.what)
         if again:
             logger.error("%s: %d jobs that had been completed were completed again", self._shown, again)
 
     def _parts(self) -> Iterator[list[Completed]]:
-        completed = [each for _, each in self._completed]
+        completed = [
+            Completed(batch.session, transition.held, stamp, transition.result)
+            for batch in self._completed
+            for transition, stamp in batch.completed
+        ]
         yield completed[:PART]
         for start in range(PART, len(completed), PART):
             yield completed[start : start + PART]

@@ -177,17 +177,17 @@ def transitions_of(transitions: Sequence[Transition], first: int) -> tuple[bytes
     """Decisions about jobs, and their results, which stand among the arguments from `first` on."""
     results: list[bytes] = []
     if all(t.move is _COMPLETE for t in transitions):
-        places = []
+        ids, fences, places = [], [], []
         for t in transitions:
-            if t.result is not None:
-                results.append(t.result)
-            places.append(first + len(results) - 1 if t.result is not None else 0)
-        batch = {
-            "ids": [t.held.id for t in transitions],
-            "fences": [t.held.fence for t in transitions],
-            "results": places,
-        }
-        return encode(batch), results
+            held, result = t.held, t.result
+            ids.append(held.id)
+            fences.append(held.fence)
+            if result is None:
+                places.append(0)
+            else:
+                places.append(first + len(results))
+                results.append(result)
+        return encode({"ids": ids, "fences": fences, "results": places}), results
     records = []
     for t in transitions:
         record: dict[str, Any] = {"id": t.held.id, "fence": t.held.fence, "move": t.move.value}

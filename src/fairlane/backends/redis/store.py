@@ -32,7 +32,6 @@ from .address import Address, parse
 from .connections import Connections
 from .failures import NotAllowed
 from .functions import FullQueue, Functions
-from .losses import Completed
 from .pair import dialling
 from .requests import encode
 from .wakeups import RedisWakeups
@@ -160,17 +159,19 @@ class RedisStore:
         claimed = requests.claimed_of(parts, session)
         if len(self._stamps) > MOST_STAMPS:
             self._stamps.clear()
-        self._stamps.update((job.id, stamp) for job, stamp in zip(claimed, requests.stamps_of(parts), strict=True))
+        self._stamps.update(zip([job.id for job in claimed], requests.stamps_of(parts), strict=True))
         return claimed
 
     def _remember(self, session: str, transitions: Sequence[Transition], verdicts: Sequence[Verdict]) -> None:
         """Keep what was completed, for a server that forgets it."""
-        completed = []
-        for transition, verdict in zip(transitions, verdicts, strict=True):
-            stamp = self._stamps.pop(verdict.id, None)
-            if stamp is not None and transition.move is Move.COMPLETE and verdict.accepted:
-                completed.append(Completed(session, transition.held, stamp, transition.result))
-        self._functions.losses.remember(completed)
+        stamps = [self._stamps.pop(transition.held.id, None) for transition in transitions]
+        completed = [
+            (transition, stamp)
+            for transition, verdict, stamp in zip(transitions, verdicts, stamps, strict=True)
+            if stamp is not None and transition.move is Move.COMPLETE and verdict.accepted
+        ]
+        if completed:
+            self._functions.losses.remember(session, completed)
 
     async def progress(self, session: str, reports: Sequence[tuple[Held, bytes]]) -> list[Verdict]:
         for _, value in reports:

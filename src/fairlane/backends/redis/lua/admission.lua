@@ -91,7 +91,7 @@ local function check(new, queue, more)
         end
     end
     if terms.max_pending then
-        local waiting = more.lane + tonumber(call('ZSCORE', S.p .. 'backlog:' .. queue.number, key) or 0)
+        local waiting = more.lane + entries.in_backlog(call('ZSCORE', S.p .. 'backlog:' .. queue.number, key))
         if waiting >= terms.max_pending then
             local detail = { queue = queue.name, class = new.class, most = terms.max_pending, lane = key, limit = terms.limit }
             step.refuse('full', waiting, detail)

@@ -8,6 +8,7 @@
 -- attempt, crashes, suspect, cancel, refused, paid, started_at. What is nil or false is nought.
 
 local RANK = 2 ^ 50
+local MOST_RUNNING = 2 ^ 20 -- of a lane
 entries.REMEMBERED = '~'
 
 function entries.flow(e)
@@ -114,6 +115,17 @@ function entries.in_lane(queue, key)
     return found
 end
 
+-- The score of a lane in the backlog: how many of its jobs wait, and, among lanes that have equally many, how many run.
+function entries.backlog(waiting, running)
+    return waiting * MOST_RUNNING + running
+end
+
+function entries.in_backlog(score)
+    local both = tonumber(score or 0)
+    local waiting = math.floor(both / MOST_RUNNING)
+    return waiting, both - waiting * MOST_RUNNING
+end
+
 -- A lane has got so many more jobs that wait, and that run.
 local function note_lane(queue, key, waiting, running)
     local of_queue = S.noted[queue]
@@ -129,27 +141,21 @@ local function note_lane(queue, key, waiting, running)
     end
 end
 
--- Write how many jobs wait and how many run in each lane that has any, for whoever looks and for limits of what may wait. Lanes
--- in which jobs only run stand among those that wait too. Empty ones leave nothing.
+-- Write how many jobs wait and how many run in each lane that has any, for whoever looks and for limits of what may wait. Empty
+-- lanes leave nothing.
 function entries.flush_lanes()
     for queue, noted in pairs(S.noted) do
-        local backlog, active, lanes = S.p .. 'backlog:' .. queue, S.p .. 'active:' .. queue, {}
+        local backlog, lanes = S.p .. 'backlog:' .. queue, {}
         for key in pairs(noted) do
             lanes[#lanes + 1] = key
         end
-        local waited, ran = writes.zmscore(backlog, lanes), writes.hmget(active, lanes)
-        for i, key in ipairs(lanes) do
-            local by, was = noted[key], tonumber(ran[i] or 0)
-            local waiting, running = tonumber(waited[i] or 0) + by[1], was + by[2]
-            if waiting > 0 or running > 0 then
-                writes.zadd(backlog, waiting, key)
+        for i, was in ipairs(writes.zmscore(backlog, lanes)) do
+            local by = noted[lanes[i]]
+            local is = tonumber(was or 0) + entries.backlog(by[1], by[2])
+            if is > 0 then
+                writes.zadd(backlog, is, lanes[i])
             else
-                writes.zrem(backlog, key)
-            end
-            if running > 0 then
-                writes.hset(active, key, running)
-            elseif was > 0 then
-                writes.hdel(active, key)
+                writes.zrem(backlog, lanes[i])
             end
         end
     end
@@ -264,12 +270,8 @@ function entries.begin(member, ticket, flow, held)
     end
 end
 
--- A job that ran is over.
-function entries.over(member, held, queue, lane)
-    forget_indexed(member)
-    writes.zrem(S.alive, member)
-    writes.zrem(held, member)
-    writes.hdel(S.live, member)
+-- A job of this lane that ran is over.
+function entries.over(queue, lane)
     if lane ~= '' then
         note_lane(queue, lane, 0, -1)
     end

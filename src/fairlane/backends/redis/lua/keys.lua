@@ -11,7 +11,6 @@
 --   attempts         seq -> list of claims     progress   seq -> bytes
 --   flow             flow -> finish, tag, head, first; domain -> clock
 --   lane             lane -> places, whether it is ordered, granted
---   active:QUEUE     lane -> how many of its jobs run
 --   session          id -> session             pool:POOL  index -> id of the last session there
 --   binding          number -> binding         bound:POOL key -> number of the open binding
 --   unique           task NUL value -> {seq, id, state, until_}
@@ -20,7 +19,7 @@
 -- Names: a domain is "queue.class.inbox", a flow "domain|lane", a limited lane "queue|lane".
 -- Sorted sets: those of live jobs are listed in entries.lua; the others stand here.
 --   line:DOMAIN      flows with a claimable job: tag, then head and lane
---   backlog:QUEUE    lanes with jobs, by how many of them wait
+--   backlog:QUEUE    lanes with jobs, by how many of them wait and run (see entries.lua)
 --   by:KIND:VALUE    jobs by number, for reading
 --   ended:QUEUE:STATE  finished jobs by time, for retention
 

@@ -143,19 +143,29 @@ function outcomes.finish(e, state, ending)
     end
 end
 
--- The same for the many that complete and had tickets, whose places the caller hands on. `done` has: member, raw, result, class,
--- queue, id, lane.
+-- The same for the many that complete and had tickets, whose places the caller hands on; nothing else has been done in this
+-- step. `done` has: member, raw, result, class, queue, id, lane.
 function outcomes.complete(session, done)
-    local outcome, of_session = S.p .. 'outcome', keys.by('session', session)
+    if #done == 0 then
+        return
+    end
+    local alive, live = writes.gone(S.alive, 'z'), writes.gone(S.live, 'h')
+    local outcome, of_session = writes.table(S.p .. 'outcome', 'h'), writes.table(keys.by('session', session), 'z')
+    local now, queue, class, held, ended = S.now, nil, nil, nil, nil
     for _, each in ipairs(done) do
-        local member, queue, class = each.member, each.queue, each.class
-        entries.over(member, keys.held(session, class), queue, each.lane)
-        writes.hset(outcome, member, tickets.ended(each.raw, each.result))
-        writes.zadd(keys.ended(queue, COMPLETED), S.now, keys.padded(member))
-        writes.zadd(of_session, member, member)
+        local member = each.member
+        if each.queue ~= queue or each.class ~= class then
+            queue, class = each.queue, each.class
+            held = writes.gone(keys.held(session, class), 'z')
+            ended = writes.table(keys.ended(queue, COMPLETED), 'z')
+            outcomes.tell_room(queue)
+        end
+        alive[member], live[member], held[member] = true, true, true
+        outcome[member], of_session[member] = tickets.ended(each.raw, each.result), member
+        ended[keys.padded(member)] = now
+        entries.over(queue, each.lane)
         step.count(queue, class, 'r', -1)
         step.count(queue, class, 'c', 1)
-        outcomes.tell_room(queue)
         step.tell_job(each.id)
     end
 end

@@ -116,9 +116,9 @@ function reading.lanes(name, limit)
         running = running + step.tallied(number, class, 'r')
     end
     local found = {}
-    for _, lane in ipairs(call('ZREVRANGE', S.p .. 'backlog:' .. number, 0, math.max(limit, MOST_LOOKED_AT) - 1)) do
-        local waits = tonumber(call('ZSCORE', S.p .. 'backlog:' .. number, lane))
-        found[#found + 1] = { lane, waits, tonumber(call('HGET', S.p .. 'active:' .. number, lane) or 0) }
+    local stored = call('ZREVRANGE', S.p .. 'backlog:' .. number, 0, math.max(limit, MOST_LOOKED_AT) - 1, 'WITHSCORES')
+    for i = 1, #stored, 2 do
+        found[#found + 1] = { stored[i], entries.in_backlog(stored[i + 1]) }
     end
     return { lanes = found, settings = step.get('queue', number).settings or '{}', pending = pending, running = running }
 end

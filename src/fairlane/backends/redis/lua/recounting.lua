@@ -20,7 +20,8 @@ local function count_lane(waiting, e)
     if e.lane_key and e.state ~= SCHEDULED then
         local of_queue = waiting[e.queue] or {}
         waiting[e.queue] = of_queue
-        of_queue[e.lane_key] = (of_queue[e.lane_key] or 0) + (e.state == PENDING and 1 or 0)
+        local waits = e.state == PENDING
+        of_queue[e.lane_key] = (of_queue[e.lane_key] or 0) + entries.backlog(waits and 1 or 0, waits and 0 or 1)
     end
 end
 

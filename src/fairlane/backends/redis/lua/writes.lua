@@ -57,6 +57,13 @@ function writes.table(key, kind)
     return (S.writes[key] or gathered(key, kind)).put
 end
 
+-- The same for what is taken away: for who takes away many members, none of which was added in the same step.
+function writes.gone(key, kind)
+    local found = S.writes[key] or gathered(key, kind)
+    found.gone = found.gone or {}
+    return found.gone
+end
+
 function writes.zadd(key, score, member)
     if S.direct then
         return writes.call('ZADD', key, score, member)
