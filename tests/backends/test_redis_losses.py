@@ -239,8 +239,8 @@ def test_what_is_remembered_is_bounded_in_time_and_bytes(monkeypatch: pytest.Mon
 
     losses = Losses("here", mend)
     losses.mark = Mark("old", 1)
-    large = b"x" * 1_000_000
-    for number in range(40):
+    large = b"x" * 262_144
+    for number in range(100):
         losses.remember("w", [(complete(Held(f"job-{number}", 1), large), b"stamp")])
     asyncio.run(losses.check({"generation": "other", "steps": 1}, losses.mark))
     assert sent == [MOST_BYTES // len(large)]
