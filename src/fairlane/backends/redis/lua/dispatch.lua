@@ -51,13 +51,13 @@ local function start(c, e, member, flow, queue)
 end
 
 -- The same for a job that has a ticket.
-local function start_ticket(c, raw, member, flow, queue)
+local function start_ticket(c, raw, member, flow, queue, alone)
     local limited, cost = tickets.terms(raw)
     local paid = price(queue, flow.lane, cost)
     flow.finish = flow.tag + paid
     local ticket = tickets.started(raw, c.ticket, paid)
     local domain = flow.domain
-    entries.begin(member, ticket, flow, keys.held(c.who.id, domain.class))
+    entries.begin(member, ticket, flow, keys.held(c.who.id, domain.class), alone)
     step.count(domain.queue, domain.class, 'p', -1)
     step.count(domain.queue, domain.class, 'r', 1)
     if step.is_heard() then
@@ -83,7 +83,7 @@ end
 local function heads_of(domain, most)
     local found = {}
     for _, member in ipairs(call('ZRANGE', domain.line, 0, most - 1)) do
-        found[#found + 1] = { lane = sub(member, 17) }
+        found[#found + 1] = { lane = sub(member, 17), member = member }
     end
     step.load_flows(domain, found)
     local queue, limited = catalog.number(domain.queue), {}
@@ -98,7 +98,7 @@ local function heads_of(domain, most)
     for _, head in ipairs(found) do
         head.page = page
         head.flow = step.flow(domain.queue, domain.class, domain.inbox, head.lane)
-        head.flow.limited = head.limited
+        head.flow.limited, head.flow.stored_member = head.limited, head.member
         head.jobs, head.at = next_of(head.flow, page), 1
         for i = 1, math.min(2 * page, #head.jobs), 2 do
             seqs[#seqs + 1] = head.jobs[i]
@@ -155,7 +155,7 @@ local function take(c, queue, domain, most)
             if e then
                 start(c, e, member, head.flow, queue)
             else
-                start_ticket(c, raw, member, head.flow, queue)
+                start_ticket(c, raw, member, head.flow, queue, head.page == 1)
             end
             started = started + 1
             move_on(head)

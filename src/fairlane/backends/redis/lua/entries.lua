@@ -259,10 +259,11 @@ function entries.admit(member, raw, flow, arrival)
     writes.hset(S.live, member, tickets.granted(raw))
 end
 
--- A job that was claimable runs now. `held`: where it stands from now on.
-function entries.begin(member, ticket, flow, held)
+-- A job that was claimable runs now. `held`: where it stands from now on. `alone`: no other of its flow is looked at.
+function entries.begin(member, ticket, flow, held, alone)
     forget_indexed(member)
-    writes.zrem(flow.ready, member)
+    local take_out = alone and writes.zrem_alone or writes.zrem
+    take_out(flow.ready, member)
     writes.zadd(held, member, member)
     writes.hset(S.live, member, ticket)
     if flow.lane ~= '' then

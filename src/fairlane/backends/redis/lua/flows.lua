@@ -44,7 +44,7 @@ function flows.join(queue, class, inbox, lane, arrival, member)
         flow.dirty = true
         writes.begin(flow.ready)
         -- Behind others, nobody need be told: who could start it was told of the first one, or is busy.
-        step.tell(inbox ~= '' and 'worker:' .. inbox or 'queue:' .. catalog.number(queue).name)
+        step.tell(flow.domain.topic)
     elseif arrival < flow.head then
         flow.head, flow.first = arrival, member
         flow.dirty = true

@@ -119,12 +119,15 @@ local function prune_flows(limit)
     for i = 1, #found, 2 do
         local queue, class, inbox = string.match(found[i], '^(%d+)%.(%d)%.([^|]*)|')
         queue, class = tonumber(queue), tonumber(class)
-        local flow = queue and step.read_flow(found[i + 1])
-        local domain = flow and not flow.tag and step.domain(queue, class, inbox)
-        if domain and flow.finish > domain.clock and is_idle(queue, class) then
-            step.set_clock(domain, flow.finish)
+        local finish, tag
+        if queue then
+            finish, tag = step.read_flow(found[i + 1])
         end
-        if domain and flow.finish <= domain.clock then
+        local domain = queue and not tag and step.domain(queue, class, inbox)
+        if domain and finish > domain.clock and is_idle(queue, class) then
+            step.set_clock(domain, finish)
+        end
+        if domain and finish <= domain.clock then
             writes.hdel(S.p .. 'flow', found[i])
             gone = gone + 1
         end

@@ -91,7 +91,7 @@ local function recount_flows(differences, heads)
         if flow.head then
             line[step.line_member(flow.head, flow.lane)] = flow.tag
         end
-        flow.stored_tag, flow.stored_member = flow.tag, flow.head and step.line_member(flow.head, flow.lane)
+        flow.stored_tag, flow.stored_head, flow.stored_member = flow.tag, flow.head, false
     end
     for domain, line in pairs(lines) do
         local stored = call('ZRANGE', domain.line, 0, -1, 'WITHSCORES')

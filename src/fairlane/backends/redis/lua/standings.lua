@@ -144,6 +144,14 @@ local function lane_waits(queue, lane, class, most)
     return math.min(most, count)
 end
 
+-- Finish and tag of a lane's flow, for who only looks; nothing when it has none.
+local function flow_at(domain, lane)
+    local stored = writes.hget(S.p .. 'flow', keys.flow(domain, lane))
+    if stored then
+        return step.read_flow(stored)
+    end
+end
+
 -- The lanes that share a domain with a job which has `own` jobs of its lane and class before it.
 local function line_of(e, own, limits)
     local domain = keys.domain(e.queue, e.class, e.inbox or '')
@@ -152,7 +160,7 @@ local function line_of(e, own, limits)
         return NONE
     end
     local line, mine = S.p .. 'line:' .. domain, e.lane_key or ''
-    local flow = step.read_flow(writes.hget(S.p .. 'flow', keys.flow(domain, mine)))
+    local own_finish, own_tag = flow_at(domain, mine)
     local active = math.min(limits.many, call('ZCARD', line))
     local limited = e.inbox and 0 or math.min(limits.many, call('SCARD', S.p .. 'lanes:' .. e.queue))
     local most = math.min(2 * own + 10, math.floor(limits.counted / math.min(limits.lanes, math.max(1, active + limited))))
@@ -170,19 +178,18 @@ local function line_of(e, own, limits)
     end
     if limited > 0 then
         for _, key in ipairs(call('SRANDMEMBER', S.p .. 'lanes:' .. e.queue, limits.many)) do
-            local stored = writes.hget(S.p .. 'flow', keys.flow(domain, key))
-            local other = stored and step.read_flow(stored)
-            if key ~= mine and #blocked < limits.lanes and not (other and other.tag) then
+            local finish, tag = flow_at(domain, key)
+            if key ~= mine and #blocked < limits.lanes and not tag then
                 local lane = step.lane(e.queue, key)
                 local waits = lane_waits(e.queue, lane, e.class, most)
-                blocked[#blocked + 1] = { key, other and other.finish or NONE, lane.places, waits }
+                blocked[#blocked + 1] = { key, finish or NONE, lane.places, waits }
             end
         end
     end
     return {
         clock = tonumber(clock),
-        finish = flow.finish,
-        tag = or_none(flow.tag),
+        finish = own_finish or 0,
+        tag = or_none(own_tag),
         active = active,
         limited = limited,
         counted = most,

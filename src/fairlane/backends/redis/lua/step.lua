@@ -198,7 +198,15 @@ function step.tallied(queue, class, column)
 end
 
 local function domain_read(queue, class, inbox, key, clock)
-    local found = { key = key, queue = queue, class = class, inbox = inbox, clock = tonumber(clock or 0), line = S.p .. 'line:' .. key }
+    local found = {
+        key = key,
+        queue = queue,
+        class = class,
+        inbox = inbox,
+        clock = tonumber(clock or 0),
+        line = S.p .. 'line:' .. key,
+        topic = inbox ~= '' and 'worker:' .. inbox or 'queue:' .. catalog.number(queue).name, -- for who could start its jobs
+    }
     if not clock then
         writes.hset(S.p .. 'flow', key, 0)
         call('SADD', S.p .. 'domains:' .. queue, key)
@@ -228,14 +236,11 @@ end
 
 -- What is stored of a flow: when it will have been served, its place in line, the arrival of its first job, and that job.
 function step.read_flow(raw)
-    if not raw then
-        return { finish = 0, dirty = true }
-    end
     local finish, tag, head, first = parts('>dddHc0', raw)
     if tag < 0 then
-        return { finish = finish }
+        return finish
     end
-    return { finish = finish, tag = tag, head = head, first = first }
+    return finish, tag, head, first
 end
 
 function step.flow_bytes(finish, tag, head, first)
@@ -243,9 +248,15 @@ function step.flow_bytes(finish, tag, head, first)
 end
 
 local function flow_read(domain, lane, key, raw)
-    local found = step.read_flow(raw)
-    found.key, found.domain, found.lane, found.ready = key, domain, lane, S.p .. 'ready:' .. key
-    found.stored_tag, found.stored_member = found.tag, found.tag and step.line_member(found.head, lane)
+    local finish, tag, head, first = 0, nil, nil, nil
+    if raw then
+        finish, tag, head, first = step.read_flow(raw)
+    end
+    -- All fields at once: a table that grows is made anew several times.
+    local found = {
+        key = key, domain = domain, lane = lane, ready = S.p .. 'ready:' .. key, finish = finish, tag = tag, head = head,
+        first = first, stored_tag = tag, stored_head = head, stored_member = false, limited = false, dirty = not raw,
+    }
     S.flows[key] = found
     return found
 end
@@ -299,18 +310,18 @@ function step.line_member(head, lane)
 end
 
 local function put_in_line(f)
-    local member = f.tag and step.line_member(f.head, f.lane) or nil
-    if f.stored_tag == f.tag and f.stored_member == member then
+    if f.stored_tag == f.tag and f.stored_head == f.head then
         return
     end
-    local line = f.domain.line
-    if f.stored_member and f.stored_member ~= member then
-        writes.zrem(line, f.stored_member)
+    local line, member = f.domain.line, f.stored_head == f.head and f.stored_member
+    if f.stored_tag and f.stored_head ~= f.head then
+        writes.zrem(line, f.stored_member or step.line_member(f.stored_head, f.lane))
     end
-    if member then
+    if f.tag then
+        member = member or step.line_member(f.head, f.lane)
         writes.zadd(line, f.tag, member)
     end
-    f.stored_tag, f.stored_member = f.tag, member
+    f.stored_tag, f.stored_head, f.stored_member = f.tag, f.head, member
 end
 
 -- Put the flows that this step has changed where they stand in line, for whoever looks at one: it is read from where it is

@@ -92,6 +92,15 @@ function writes.zrem(key, member)
     drop(S.writes[key] or gathered(key, 'z'), member)
 end
 
+-- The same at once, for a set of which nothing else changes in this step: to gather it would cost more.
+function writes.zrem_alone(key, member)
+    if S.writes[key] then
+        return writes.zrem(key, member)
+    end
+    S.dirty = true
+    redis.call('ZREM', key, member)
+end
+
 function writes.hset(key, field, value)
     if S.direct then
         return writes.call('HSET', key, field, value)
