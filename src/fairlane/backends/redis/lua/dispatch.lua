@@ -70,10 +70,9 @@ local function start_ticket(c, raw, member, flow, queue, alone)
 end
 
 -- The next jobs of a flow and one more, with their arrivals. What came in this step into a flow that was empty is not sent
--- before it is looked at: it may start right now. In a limited lane that has given one place, that job is the only one.
+-- before it is looked at: it may start right now. Where one at a time may start, the first one is the only one.
 local function next_of(flow, count)
-    local lane = flow.limited and flow.domain.inbox == '' and step.lane(flow.domain.queue, flow.lane)
-    if lane and lane.granted == 1 then
+    if flow.single then
         return { flow.first, flow.head }
     end
     return writes.gathered(flow.ready) or call('ZRANGE', flow.ready, 0, count, 'WITHSCORES')
@@ -86,19 +85,12 @@ local function heads_of(domain, most)
         found[#found + 1] = { lane = sub(member, 17), member = member }
     end
     step.load_flows(domain, found)
-    local queue, limited = catalog.number(domain.queue), {}
-    for _, head in ipairs(found) do
-        if #queue.rules > 0 and catalog.terms(queue, head.lane).limit then
-            head.limited = true
-            limited[#limited + 1] = { queue = queue.number, lane_key = head.lane }
-        end
-    end
-    step.load_lanes(limited)
+    local queue = catalog.number(domain.queue)
     local page, seqs = math.ceil(most / math.max(1, #found)), {}
     for _, head in ipairs(found) do
         head.page = page
         head.flow = step.flow(domain.queue, domain.class, domain.inbox, head.lane)
-        head.flow.limited, head.flow.stored_member = head.limited, head.member
+        head.flow.single, head.flow.stored_member = catalog.terms(queue, head.lane).limit == 1, head.member
         head.jobs, head.at = next_of(head.flow, page), 1
         for i = 1, math.min(2 * page, #head.jobs), 2 do
             seqs[#seqs + 1] = head.jobs[i]

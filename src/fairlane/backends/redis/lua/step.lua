@@ -255,7 +255,7 @@ local function flow_read(domain, lane, key, raw)
     -- All fields at once: a table that grows is made anew several times.
     local found = {
         key = key, domain = domain, lane = lane, ready = S.p .. 'ready:' .. key, finish = finish, tag = tag, head = head,
-        first = first, stored_tag = tag, stored_head = head, stored_member = false, limited = false, dirty = not raw,
+        first = first, stored_tag = tag, stored_head = head, stored_member = false, single = false, dirty = not raw,
     }
     S.flows[key] = found
     return found
