@@ -50,16 +50,25 @@ local function start(c, e, member, flow, queue)
     note(c, member, told(e))
 end
 
--- The same for a job that has a ticket.
-local function start_ticket(c, raw, member, flow, queue, alone)
+-- The same for a job that has a ticket. What it leaves and where it goes is written by `settle`, with that of the others.
+local function start_ticket(c, raw, member, head, queue)
+    local flow = head.flow
     local limited, cost = tickets.terms(raw)
     local paid = price(queue, flow.lane, cost)
     flow.finish = flow.tag + paid
-    local ticket = tickets.started(raw, c.ticket, paid)
-    local domain = flow.domain
-    entries.begin(member, ticket, flow, keys.held(c.who.id, domain.class), alone)
-    step.count(domain.queue, domain.class, 'p', -1)
-    step.count(domain.queue, domain.class, 'r', 1)
+    local ticket, started, domain = tickets.started(raw, c.ticket, paid), c.started, flow.domain
+    local count = started.count + 1
+    started.count = count
+    started.lives[2 * count - 1], started.lives[2 * count] = member, ticket
+    started.held[2 * count - 1], started.held[2 * count] = member, member
+    if not head.taken[1] then
+        started.heads[#started.heads + 1] = head
+    end
+    head.taken[#head.taken + 1] = member
+    entries.forget_indexed(member)
+    if flow.lane ~= '' then
+        entries.begun(domain.queue, flow.lane)
+    end
     if step.is_heard() then
         step.tell_job(tickets.id(raw))
         if limited then
@@ -67,6 +76,28 @@ local function start_ticket(c, raw, member, flow, queue, alone)
         end
     end
     note(c, member, ticket)
+end
+
+-- Take the jobs that have started out of their flow.
+local function leave(head)
+    if head.taken[1] then
+        writes.zrem_all(head.flow.ready, head.taken)
+        head.taken = {}
+    end
+end
+
+-- Write where the jobs with tickets are now that have started.
+local function settle(c, domain)
+    local started = c.started
+    for _, head in ipairs(started.heads) do
+        leave(head)
+    end
+    if started.count > 0 then
+        writes.hset_all(S.live, started.lives)
+        writes.zadd_all(keys.held(c.who.id, domain.class), started.held)
+        step.count(domain.queue, domain.class, 'p', -started.count)
+        step.count(domain.queue, domain.class, 'r', started.count)
+    end
 end
 
 -- The next jobs of a flow and one more, with their arrivals. What came in this step into a flow that was empty is not sent
@@ -88,7 +119,7 @@ local function heads_of(domain, most)
     local queue = catalog.number(domain.queue)
     local page, seqs = math.ceil(most / math.max(1, #found)), {}
     for _, head in ipairs(found) do
-        head.page = page
+        head.page, head.taken = page, {}
         head.flow = step.flow(domain.queue, domain.class, domain.inbox, head.lane)
         head.flow.single, head.flow.stored_member = catalog.terms(queue, head.lane).limit == 1, head.member
         head.jobs, head.at = next_of(head.flow, page), 1
@@ -108,6 +139,7 @@ local function move_on(head)
     local flow = head.flow
     head.at = head.at + 2
     if head.at > #head.jobs and #head.jobs > 2 * head.page then
+        leave(head)
         head.jobs, head.at = next_of(flow, head.page), 1
     end
     local arrival = head.jobs[head.at + 1]
@@ -132,6 +164,7 @@ end
 -- Start up to `most` jobs of one domain, in fair order; returns how many, and whether to look again because one had expired.
 local function take(c, queue, domain, most)
     local heads, known = heads_of(domain, most)
+    c.started = { count = 0, lives = {}, held = {}, heads = {} }
     local first, started = 1, 0
     local clock = domain.clock
     local expired
@@ -147,7 +180,7 @@ local function take(c, queue, domain, most)
             if e then
                 start(c, e, member, head.flow, queue)
             else
-                start_ticket(c, raw, member, head.flow, queue, head.page == 1)
+                start_ticket(c, raw, member, head, queue)
             end
             started = started + 1
             move_on(head)
@@ -158,6 +191,7 @@ local function take(c, queue, domain, most)
             end
         end
     end
+    settle(c, domain)
     if domain.clock > clock then
         step.set_clock(domain, domain.clock)
     end

@@ -225,7 +225,7 @@ end
 -- then without comparing. `member` is its number as it is stored.
 
 -- What was found by comparing before, in the same step, does not hold any more.
-local function forget_indexed(member)
+function entries.forget_indexed(member)
     if next(S.indexed) then
         S.indexed[tonumber(member)] = nil
     end
@@ -254,28 +254,19 @@ end
 -- A job that waited for a place of its lane has got one, and is claimable now. `flow`: where it stands from now on; the caller
 -- has taken it out of the line of its lane.
 function entries.admit(member, raw, flow, arrival)
-    forget_indexed(member)
+    entries.forget_indexed(member)
     writes.zadd_new(flow.ready, arrival, member)
     writes.hset(S.live, member, tickets.granted(raw))
 end
 
--- A job that was claimable runs now. `held`: where it stands from now on. `alone`: no other of its flow is looked at.
-function entries.begin(member, ticket, flow, held, alone)
-    forget_indexed(member)
-    local take_out = alone and writes.zrem_alone or writes.zrem
-    take_out(flow.ready, member)
-    writes.zadd(held, member, member)
-    writes.hset(S.live, member, ticket)
-    if flow.lane ~= '' then
-        note_lane(flow.domain.queue, flow.lane, -1, 1)
-    end
+-- A job of this lane that waited runs now.
+function entries.begun(queue, lane)
+    note_lane(queue, lane, -1, 1)
 end
 
 -- A job of this lane that ran is over.
-function entries.over(queue, lane)
-    if lane ~= '' then
-        note_lane(queue, lane, 0, -1)
-    end
+function entries.left(queue, lane)
+    note_lane(queue, lane, 0, -1)
 end
 
 -- Put a job into another live state, tallies included. A running job without a slot is counted as such.

@@ -143,30 +143,42 @@ function outcomes.finish(e, state, ending)
     end
 end
 
--- The same for the many that complete and had tickets, whose places the caller hands on; nothing else has been done in this
--- step. `done` has: member, raw, result, class, queue, id, lane.
+-- What the completed jobs of one queue and class leave behind.
+local function file(session, queue, class, members, records, ended, of_session)
+    writes.zrem_all(S.alive, members)
+    writes.zrem_all(keys.held(session, class), members)
+    writes.hdel_all(S.live, members)
+    writes.hset_all(S.p .. 'outcome', records)
+    writes.zadd_all(keys.ended(queue, COMPLETED), ended)
+    writes.zadd_all(keys.by('session', session), of_session)
+    step.count(queue, class, 'r', -#members)
+    step.count(queue, class, 'c', #members)
+    outcomes.tell_room(queue)
+end
+
+-- The same for the many that complete and had tickets, whose places the caller hands on. `done` has: member, raw, result, class,
+-- queue, id, lane.
 function outcomes.complete(session, done)
-    if #done == 0 then
-        return
-    end
-    local alive, live = writes.gone(S.alive, 'z'), writes.gone(S.live, 'h')
-    local outcome, of_session = writes.table(S.p .. 'outcome', 'h'), writes.table(keys.by('session', session), 'z')
-    local now, queue, class, held, ended = S.now, nil, nil, nil, nil
-    for _, each in ipairs(done) do
-        local member = each.member
-        if each.queue ~= queue or each.class ~= class then
-            queue, class = each.queue, each.class
-            held = writes.gone(keys.held(session, class), 'z')
-            ended = writes.table(keys.ended(queue, COMPLETED), 'z')
-            outcomes.tell_room(queue)
+    local from = 1
+    while done[from] do
+        local queue, class = done[from].queue, done[from].class
+        local members, records, ended, of_session, count = {}, {}, {}, {}, 0
+        local each = done[from]
+        while each and each.queue == queue and each.class == class do
+            local member = each.member
+            count = count + 1
+            members[count] = member
+            records[2 * count - 1], records[2 * count] = member, tickets.ended(each.raw, each.result)
+            ended[2 * count - 1], ended[2 * count] = S.now, keys.padded(member)
+            of_session[2 * count - 1], of_session[2 * count] = member, member
+            if each.lane ~= '' then
+                entries.left(queue, each.lane)
+            end
+            step.tell_job(each.id)
+            each = done[from + count]
         end
-        alive[member], live[member], held[member] = true, true, true
-        outcome[member], of_session[member] = tickets.ended(each.raw, each.result), member
-        ended[keys.padded(member)] = now
-        entries.over(queue, each.lane)
-        step.count(queue, class, 'r', -1)
-        step.count(queue, class, 'c', 1)
-        step.tell_job(each.id)
+        file(session, queue, class, members, records, ended, of_session)
+        from = from + count
     end
 end
 

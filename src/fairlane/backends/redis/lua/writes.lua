@@ -51,17 +51,54 @@ function writes.text(number)
     return string.format('%.0f', number)
 end
 
--- What is gathered for a key is put into this table: for who has many members to add, none of which is taken away in the
--- same step. `kind`: 'z' for members with their scores, 'h' for fields with their values.
-function writes.table(key, kind)
-    return (S.writes[key] or gathered(key, kind)).put
+-- What follows is for who has many members at hand already, each once: a list is quicker than a table with a name for each.
+-- Where something is gathered for the key, it is gathered as well, so that all comes in its order.
+
+local function send_list(command, key, list)
+    S.dirty = true
+    for from = 1, #list, MOST_ARGUMENTS do
+        redis.call(command, key, unpack(list, from, math.min(#list, from + MOST_ARGUMENTS - 1)))
+    end
 end
 
--- The same for what is taken away: for who takes away many members, none of which was added in the same step.
-function writes.gone(key, kind)
-    local found = S.writes[key] or gathered(key, kind)
-    found.gone = found.gone or {}
-    return found.gone
+-- `list`: fields and their values, one after the other.
+function writes.hset_all(key, list)
+    local found = S.writes[key]
+    if not found then
+        return send_list('HSET', key, list)
+    end
+    for i = 1, #list, 2 do
+        put(found, list[i], list[i + 1])
+    end
+end
+
+-- `list`: scores and their members.
+function writes.zadd_all(key, list)
+    local found = S.writes[key]
+    if not found then
+        return send_list('ZADD', key, list)
+    end
+    for i = 1, #list, 2 do
+        put(found, list[i + 1], list[i])
+    end
+end
+
+local function drop_all(command, key, list)
+    local found = S.writes[key]
+    if not found then
+        return send_list(command, key, list)
+    end
+    for _, name in ipairs(list) do
+        drop(found, name)
+    end
+end
+
+function writes.zrem_all(key, list)
+    drop_all('ZREM', key, list)
+end
+
+function writes.hdel_all(key, list)
+    drop_all('HDEL', key, list)
 end
 
 function writes.zadd(key, score, member)
@@ -90,15 +127,6 @@ end
 
 function writes.zrem(key, member)
     drop(S.writes[key] or gathered(key, 'z'), member)
-end
-
--- The same at once, for a set of which nothing else changes in this step: to gather it would cost more.
-function writes.zrem_alone(key, member)
-    if S.writes[key] then
-        return writes.zrem(key, member)
-    end
-    S.dirty = true
-    redis.call('ZREM', key, member)
 end
 
 function writes.hset(key, field, value)
