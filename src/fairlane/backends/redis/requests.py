@@ -178,15 +178,18 @@ def transitions_of(transitions: Sequence[Transition], first: int) -> tuple[bytes
     results: list[bytes] = []
     if all(t.move is _COMPLETE for t in transitions):
         ids, fences, places = [], [], []
+        # Many have the same result, mostly that there is none: it is sent once.
+        known: dict[bytes | None, int] = {None: 0}
         for t in transitions:
             held, result = t.held, t.result
             ids.append(held.id)
             fences.append(held.fence)
-            if result is None:
-                places.append(0)
-            else:
-                places.append(first + len(results))
+            place = known.get(result)
+            if place is None:
+                assert result is not None
+                place = known[result] = first + len(results)
                 results.append(result)
+            places.append(place)
         return encode({"ids": ids, "fences": fences, "results": places}), results
     records = []
     for t in transitions:
