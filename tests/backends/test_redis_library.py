@@ -14,6 +14,7 @@ from fairlane.backends.redis.address import parse
 from fairlane.backends.redis.store import RedisStore
 from fairlane.clock import ManualClock
 from fairlane.job import JobKind, Priority
+from fairlane.reading import Filter
 from fairlane.settings import LaneRule
 from fairlane.upkeep import Retention
 from tests.conformance.kit import Kit, Worker
@@ -127,6 +128,21 @@ async def test_plain_jobs_have_tickets(kit: Kit, store: RedisStore, wishes: dict
     await worker.complete(job)
     # Whoever holds a unique value has more to end than a ticket says.
     assert (await kind("outcome") == b"c") is ("unique" not in wishes)
+
+
+async def test_namespaces_on_one_server_do_not_mix(clock: ManualClock) -> None:
+    """The functions remember names between calls, whoever calls next."""
+    stores = [await RedisStore.open(valkey.server().fresh_namespace(), clock=clock) for _ in range(2)]
+    kits = [Kit(store, clock) for store in stores]
+    for number in range(4):
+        for kit in kits:
+            await kit.enqueue(task=f"task-{number % 2}")
+    for store, kit in zip(stores, kits, strict=True):
+        assert (await store.recount()).differences == ()
+        found = await store.find(Filter(task="task-1"))
+        assert len(found.jobs) == 2
+        assert len(await (await kit.worker()).claim(9)) == 4
+        await store.close()
 
 
 async def test_every_key_stands_under_one_hash_tag(kit: Kit, store: RedisStore) -> None:

@@ -274,6 +274,10 @@ class _Pool(pools.Pool):
 
     def drop(self, connection: Connection) -> None:
         """Done with it after a failure. It may be in the middle of something, and nobody waits until that has ended."""
+        if self._loop.is_closed():
+            # The call was left behind with its loop, and is unwound only now.
+            sockets.hang_up(connection)
+            return
         task = self._loop.create_task(self.give_back(connection))
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)

@@ -29,7 +29,7 @@ from typing import Any
 
 from ... import loops
 from ...errors import StoreError, StoreUnavailable
-from .. import pools, sockets
+from .. import pools
 from ..patience import Patience
 from ..pools import Pools
 from .address import Address
@@ -214,6 +214,10 @@ class _Pool(pools.Pool):
 
     def drop(self, line: Line) -> None:
         """Done with it after a failure."""
+        if self._loop.is_closed():
+            # The call was left behind with its loop, and is unwound only now.
+            line.hang_up()
+            return
         line.close()
         self._lines.discard(line)
         self._give_place()
@@ -267,5 +271,4 @@ class _Pool(pools.Pool):
 
     def cut(self) -> None:
         for line in self._lines:
-            if line.socket is not None:
-                sockets.hang_up(line.socket)
+            line.hang_up()

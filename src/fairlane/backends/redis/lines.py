@@ -93,6 +93,11 @@ class Line:
         line = self.socket
         return line is not None and self.is_clean() and sockets.is_silent(line)
 
+    def hang_up(self) -> None:
+        """Tell the server that nobody is here any more, without the event loop."""
+        if self.socket is not None:
+            sockets.hang_up(self.socket)
+
     def close(self) -> None:
         """Close it at once, whatever it is in the middle of."""
         # Not gently: that would wait for the last word of a server that may say none.

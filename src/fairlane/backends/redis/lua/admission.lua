@@ -248,7 +248,10 @@ end
 local function each_of(requests)
     local all = {}
     for _, new in ipairs(requests) do
-        for _, id in ipairs(new.ids or { new.id }) do
+        if new.id then
+            all[#all + 1] = new
+        end
+        for _, id in ipairs(new.ids or {}) do
             local one = {}
             for name, value in pairs(new) do
                 one[name] = value

@@ -2,7 +2,8 @@
 -- somebody waits for. It does what `admission.enqueue` does for it, with nothing gathered, compared or looked up that is known:
 -- half of the server's time for such a call went into that (measured). Whatever is not usual goes the other way.
 
--- What every such job of a queue and class needs, kept with the settings of the queue.
+-- What every such job of a queue and class needs, kept with the settings of the queue. Not by `shared`: what a step has put
+-- together may be of another namespace.
 local function line_of(queue, class)
     local found = queue.single[class]
     if not found then
@@ -14,7 +15,7 @@ local function line_of(queue, class)
             ready = S.p .. 'ready:' .. flow,
             line = S.p .. 'line:' .. domain,
             tally = keys.tally(queue.number),
-            column = keys.column(class, 'p'),
+            column = class .. 'p',
             before = tickets.alike({ class = class }, queue.number),
             topic = 'queue:' .. queue.name,
             tasks = {},
@@ -44,7 +45,7 @@ function single.enqueue(id, name, class, task, after, content, headers)
         if not S.catalog.tasks[queue.number .. ':' .. task] then
             return false
         end
-        of_task = keys.of_task(queue.number, task)
+        of_task = S.p .. 'by:task:' .. queue.number .. ':' .. task
         at.tasks[task] = of_task
     end
     local stored = redis.call('HMGET', names.flow, at.domain, at.flow)
