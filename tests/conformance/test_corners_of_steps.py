@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fairlane.clock import ManualClock
 from fairlane.job import JobKind, JobState, Priority, Reason
 from fairlane.reading import Filter
@@ -29,6 +31,52 @@ async def test_a_unique_value_that_was_taken_again_outlives_the_pruning_of_the_o
     await store.prune(Retention())
     [answer] = await store.enqueue([kit.new(id="third", unique="value")])
     assert (answer.id, answer.created) == ("second", False)
+
+
+async def test_an_id_that_was_taken_again_outlives_the_pruning_of_the_one_before(
+    kit: Kit, store: Store, clock: ManualClock
+) -> None:
+    keep = Retention(completed_seconds=0.0, id_seconds=10.0)
+    worker = await kit.worker()
+    await kit.enqueue(id="same")
+    await worker.complete(*await worker.claim())
+    clock.advance(1.0)
+    assert (await store.prune(keep)).jobs == 1
+    clock.advance(11.0)
+    await kit.enqueue(id="same")
+    await store.prune(keep)
+    assert await kit.state("same") is JobState.PENDING
+    [again] = await store.enqueue([kit.new(id="same")])
+    assert not again.created
+
+
+async def test_a_task_of_which_every_job_was_forgotten_is_found_again(
+    kit: Kit, store: Store, clock: ManualClock
+) -> None:
+    worker = await kit.worker()
+    for id in ("first", "second"):
+        await kit.enqueue(id=id, task="rare")
+        assert [job.id for job in (await store.find(Filter(task="rare"))).jobs] == [id]
+        await worker.complete(*await worker.claim())
+        clock.advance(1.0)
+        await store.prune(Retention(completed_seconds=0.0))
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+async def test_a_job_that_gets_its_place_and_starts_in_one_step_runs(kit: Kit, store: Store, limit: int) -> None:
+    await kit.settings("default", LaneRule(pattern="L", limit=limit))
+    worker = await kit.worker()
+    for id in ("other", "first", "second", "third")[2 - limit :]:
+        await kit.enqueue(id=id, lane="L")
+    *_, running = await worker.claim(5)
+    for id in ("second", "third"):
+        finished = await store.finish(worker.id, [complete(running.held, b"1")], claim=worker.everything(5))
+        [running] = finished.claimed
+        assert running.id == id
+        assert await kit.state(id) is JobState.RUNNING
+        assert (await store.recount()).differences == ()
+    await worker.complete(running)
+    assert await kit.state("third") is JobState.COMPLETED
 
 
 async def test_a_place_that_is_lost_and_won_again_in_one_step_is_held(kit: Kit, store: Store) -> None:

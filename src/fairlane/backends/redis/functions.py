@@ -55,12 +55,7 @@ class Functions:
         answer = await self.send(verb, *arguments)
         if isinstance(answer, list):
             return {"parts": answer}
-        found: dict[str, Any] = decode(answer)
-        if "generation" in found:
-            await self.losses.check(found, before)
-        if "refused" in found:
-            _refuse(**found["refused"])
-        return found
+        return await self._read(answer, before)
 
     async def call_for_signature(self, verb: str, *arguments: Any) -> dict[str, Any] | None:
         """The same for a function that mostly has nothing to say."""
@@ -71,22 +66,22 @@ class Functions:
             if not self.losses.is_usual(generation, steps, before):
                 await self.losses.check({"generation": generation, "steps": steps}, before)
             return None
-        found: dict[str, Any] = decode(answer)
-        await self.losses.check(found, before)
-        if "refused" in found:
-            _refuse(**found["refused"])
-        return found
+        return await self._read(answer, before)
 
     async def call_for_parts(self, verb: str, *arguments: Any) -> tuple[dict[str, Any], list[bytes]]:
         """The same for a function that answers with a record and parts."""
         before = self.losses.mark
         answer = await self.send(verb, *arguments)
         first, *parts = answer if isinstance(answer, list) else [answer]
-        found: dict[str, Any] = decode(first)
+        return await self._read(first, before), parts
+
+    async def _read(self, raw: bytes, before: Mark) -> dict[str, Any]:
+        """A record that a function answers with, looked at for losses. Raises what it refuses with."""
+        found: dict[str, Any] = decode(raw)
         await self.losses.check(found, before)
         if "refused" in found:
             _refuse(**found["refused"])
-        return found, parts
+        return found
 
     async def _mend(self, generation: str, what: str, completed: Sequence[Completed]) -> Mended:
         results = [each.result for each in completed if each.result is not None]

@@ -1,7 +1,8 @@
 -- How jobs come in. A call is looked through first, whole, and refused before anything is written.
 --
 -- A request has: id, task, queue, class, kind, lane_key, cost, pool, sticky, direct, retries, backoff, uniq, unique_for, delay,
--- run_at, expires, waiter, ttl, schedule, slot; or, where jobs differ in nothing else, ids instead of an id. Its content is opaque here; equal content has equal bytes.
+-- run_at, expires, waiter, ttl, schedule, slot; or, where jobs differ in nothing else, ids instead of an id. Its content is
+-- opaque here; equal content has equal bytes.
 
 local function content_of(seq)
     local stored = call('HGET', S.p .. 'job', seq)

@@ -1,5 +1,5 @@
--- Live jobs: one record each (see tickets.lua), and the sorted sets they are found by. Which sets a job is in follows from its record alone
--- (`indexed_by`), so `entries.save` has only to compare: no step can forget one.
+-- Live jobs: one record each (see tickets.lua), and the sorted sets they are found by. Which sets a job is in follows from its
+-- record alone (`indexed_by`), so `entries.save` has only to compare: no step can forget one.
 --
 -- An entry has: seq, id, task, queue (number), class, kind (nil: job), lane_key, cost (nil: 1), pool (nil: default), sticky,
 -- direct, retries (nil: 3), backoff, uniq, parent; state (1 scheduled, 2 pending, 3 running), gate (nil: none, 1 unbound,

@@ -23,10 +23,6 @@
 --   by:KIND:VALUE    jobs by number, for reading
 --   ended:QUEUE:STATE  finished jobs by time, for retention
 
-function keys.of(name)
-    return S.p .. name
-end
-
 -- Keys and names that many jobs of a step share are put together once.
 local function shared(kind, first, second, make)
     local of_kind = S.names[kind]

@@ -37,9 +37,10 @@ local function check_unique(differences, e)
     end
 end
 
--- What tallies, lanes and flows should be, out of the live jobs; each job is put where it belongs.
+-- What tallies, lanes and flows should be, out of the live jobs; each job is put where it belongs. `belongs`: who is to be in
+-- each sorted set.
 local function count_live(differences)
-    local tallies, granted, heads, waiting, jobs = {}, {}, {}, {}, 0
+    local tallies, granted, heads, waiting, belongs, jobs = {}, {}, {}, {}, {}, 0
     for _, seq in ipairs(call('HKEYS', S.p .. 'live')) do
         local e = entries.get(seq)
         jobs = jobs + 1
@@ -59,6 +60,8 @@ local function count_live(differences)
             granted[name] = (granted[name] or 0) + 1
         end
         for set, score in pairs(S.indexed[e.seq]) do
+            belongs[set] = belongs[set] or {}
+            belongs[set][seq] = true
             local stored = tonumber(call('ZSCORE', set, seq) or nil)
             if stored ~= score then
                 compare(differences, 'job ' .. e.id .. ' in ' .. string.sub(set, #S.p + 1), stored, score)
@@ -66,7 +69,7 @@ local function count_live(differences)
             end
         end
     end
-    return tallies, granted, heads, waiting, jobs
+    return tallies, granted, heads, waiting, belongs, jobs
 end
 
 -- Flows with what comes first in each, and their places in line: nothing starts that does not stand there.
@@ -133,13 +136,34 @@ local function recount_backlogs(differences, waiting)
     end
 end
 
--- Sets of live jobs have no others.
-local function drop_strangers(differences)
-    for _, name in ipairs({ 'alive', 'later', 'expiry', 'holding', 'due:0', 'due:1', 'due:2' }) do
-        for _, seq in ipairs(call('ZRANGE', S.p .. name, 0, -1)) do
-            if call('HEXISTS', S.p .. 'live', seq) == 0 then
+-- The sorted sets in which live jobs may be.
+local function sets_of_jobs()
+    local found = { 'alive', 'later', 'expiry', 'holding', 'due:0', 'due:1', 'due:2' }
+    for _, flow in pairs(S.flows) do
+        found[#found + 1] = 'ready:' .. flow.key
+    end
+    for _, number in ipairs(call('HVALS', S.p .. 'queues')) do
+        for _, key in ipairs(call('SMEMBERS', S.p .. 'lanes:' .. number)) do
+            found[#found + 1] = 'wait:' .. keys.lane(number, key)
+            found[#found + 1] = 'hold:' .. keys.lane(number, key)
+        end
+    end
+    for _, session in ipairs(call('ZRANGE', S.p .. 'sessions', 0, -1)) do
+        for _, class in ipairs({ '0', '1', '2', 't' }) do
+            found[#found + 1] = 'held:' .. session .. ':' .. class
+        end
+    end
+    return found
+end
+
+-- They have no others.
+local function drop_strangers(differences, belongs)
+    for _, name in ipairs(sets_of_jobs()) do
+        local set = S.p .. name
+        for _, seq in ipairs(call('ZRANGE', set, 0, -1)) do
+            if not (belongs[set] and belongs[set][seq]) then
                 compare(differences, 'number ' .. seq .. ' in ' .. name, 'there', nil)
-                call('ZREM', S.p .. name, seq)
+                call('ZREM', set, seq)
             end
         end
     end
@@ -148,10 +172,10 @@ end
 -- Compute everything derived anew from the job records, correct what differs, and say what did.
 function recounting.recount()
     local differences = {}
-    local tallies, granted, heads, waiting, jobs = count_live(differences)
+    local tallies, granted, heads, waiting, belongs, jobs = count_live(differences)
     recount_flows(differences, heads)
     recount_backlogs(differences, waiting)
-    drop_strangers(differences)
+    drop_strangers(differences, belongs)
     for _, number in ipairs(call('HVALS', S.p .. 'queues')) do
         local name = catalog.number(tonumber(number)).name
         for class = 0, 2 do

@@ -99,7 +99,8 @@ function report.complete(session, batch, args)
             class, queue, id, lane, limited = tickets.held(raw, holder, fences[i])
         end
         if class then
-            done[#done + 1] = { member = seq, raw = raw, result = args[results[i]], class = class, queue = queue, id = id, lane = lane }
+            local result = args[results[i]]
+            done[#done + 1] = { member = seq, raw = raw, result = result, class = class, queue = queue, id = id, lane = lane }
             if limited then
                 left[#left + 1] = { queue = queue, lane_key = lane }
             end

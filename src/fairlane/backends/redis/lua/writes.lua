@@ -61,26 +61,25 @@ local function send_list(command, key, list)
     end
 end
 
--- `list`: fields and their values, one after the other.
-function writes.hset_all(key, list)
+-- `name`, `value`: which of each pair is the name, and which the value, as the command wants them.
+local function put_all(command, key, list, name, value)
     local found = S.writes[key]
     if not found then
-        return send_list('HSET', key, list)
+        return send_list(command, key, list)
     end
-    for i = 1, #list, 2 do
-        put(found, list[i], list[i + 1])
+    for i = 0, #list - 1, 2 do
+        put(found, list[i + name], list[i + value])
     end
+end
+
+-- `list`: fields and their values, one after the other.
+function writes.hset_all(key, list)
+    put_all('HSET', key, list, 1, 2)
 end
 
 -- `list`: scores and their members.
 function writes.zadd_all(key, list)
-    local found = S.writes[key]
-    if not found then
-        return send_list('ZADD', key, list)
-    end
-    for i = 1, #list, 2 do
-        put(found, list[i + 1], list[i])
-    end
+    put_all('ZADD', key, list, 2, 1)
 end
 
 local function drop_all(command, key, list)
