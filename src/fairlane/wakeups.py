@@ -12,7 +12,7 @@ Topics:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 LEADER = "leader"
@@ -62,5 +62,8 @@ class Wakeups(Protocol):
     def publish(self, topics: Iterable[str]) -> None:
         """Tell everybody who listens, in any process. Never blocks and never raises; may lose anything."""
 
-    def subscribe(self, topics: Iterable[str]) -> Subscription:
-        """Listen to `topics`, from the running event loop. What is published from now on is heard or lost."""
+    def subscribe(self, topics: Iterable[str], ring: Callable[[], None] | None = None) -> Subscription:
+        """Listen to `topics`, from the running event loop. What is published from now on is heard or lost.
+
+        `ring` is called in that loop when something was heard, before whoever waits: it spares a turn of the loop.
+        """

@@ -113,12 +113,20 @@ class NotifiedWakeups(Generic[N]):
         except Exception:
             logger.debug("a wake-up was lost", exc_info=True)
 
-    def subscribe(self, topics: Iterable[str]) -> Ear:
+    def tell(self, topics: Collection[str]) -> None:
+        """Tell the listeners of this object alone."""
+        self._ears.tell(topics)
+
+    def is_heard(self) -> bool:
+        """Whether anybody of this object listens to anything but jobs."""
+        return self._ears.wants()[1]
+
+    def subscribe(self, topics: Iterable[str], ring: Callable[[], None] | None = None) -> Ear:
         """Listen from the running event loop. A topic ending in ``*`` stands for all that begin like it."""
         if self._closed:
             raise RuntimeError("the wake-ups were closed; open the store again")
         self._notice_fork()
-        return Ear(topics, self._ears, self._notifier if self._listen else None)
+        return Ear(topics, self._ears, self._notifier if self._listen else None, ring)
 
     def close(self) -> None:
         """Close every subscription, send what waits and end the connection. Closing twice is harmless."""
@@ -145,8 +153,15 @@ class NotifiedWakeups(Generic[N]):
 class Ear:
     """One listener's ear. After a fork it belongs to the parent alone: the child can only close its copy."""
 
-    def __init__(self, topics: Iterable[str], siblings: Ears, notifier: ServerNotifier[Any] | None) -> None:
+    def __init__(
+        self,
+        topics: Iterable[str],
+        siblings: Ears,
+        notifier: ServerNotifier[Any] | None,
+        ring: Callable[[], None] | None = None,
+    ) -> None:
         self._siblings = siblings
+        self._bell = ring
         self._notifier = notifier
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
@@ -230,13 +245,18 @@ class Ear:
 
     def _ring(self) -> None:
         if _running_loop() is self._loop:
-            self._news.set()
+            self._announce()
             return
         try:
-            self._loop.call_soon_threadsafe(self._news.set)
+            self._loop.call_soon_threadsafe(self._announce)
         except RuntimeError:
             # In a loop that is gone nobody waits any more.
             self._siblings.discard(self)
+
+    def _announce(self) -> None:
+        if self._bell is not None and self._heard:
+            self._bell()
+        self._news.set()
 
     def _listen(self, wanted: frozenset[str]) -> None:
         with self._lock:

@@ -17,6 +17,8 @@ import time
 from collections.abc import Awaitable, Callable
 from random import uniform
 
+import msgspec
+
 from ..connection import OpenStore
 from ..errors import SessionLost
 from ..events import Tracer
@@ -182,8 +184,11 @@ class Worker:
         if not (endings or self._hinted or now >= self._next_poll):
             return None
         claim, self._next_claim = self._next_claim, None
-        if claim is None or endings or not self._hinted:
+        if claim is None or endings:
             claim = self._fetcher.claim([run.claimed.priority for run, _ in endings])
+        elif not self._hinted:
+            # Under the number that comes next: a store may have answered it already, and the answer was lost.
+            claim = msgspec.structs.replace(claim, told=False)
         if claim is not None:
             self._hinted = False
             self._next_poll = now + self._settings.intervals.poll * uniform(0.9, 1.1)
@@ -287,18 +292,20 @@ class Worker:
     async def _listen(self) -> None:
         topics = [queue_topic(queue) for queue in self._settings.queues]
         heard_for: str | None = None
-        ear = self._store.wakeups.subscribe(topics)
+        ear = self._store.wakeups.subscribe(topics, self._hear)
         try:
             while True:
                 worker = self.session.worker
                 if worker is not None and worker != heard_for:
                     heard_for = worker
                     ear.listen([*topics, worker_topic(worker)])
-                if await ear.wait(self._settings.intervals.heartbeat):
-                    self._hinted = True
-                    self._news.set()
+                await ear.wait(self._settings.intervals.heartbeat)
         finally:
             ear.close()
+
+    def _hear(self) -> None:
+        self._hinted = True
+        self._news.set()
 
     # -- the session -----------------------------------------------------------------------------------------------
 

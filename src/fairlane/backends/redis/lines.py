@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,10 @@ class Line:
         if isinstance(said, Refusal):
             raise said
         return said
+
+    def listen(self, hear: Callable[[Any], None]) -> None:
+        """Nothing is asked any more: whatever the server says goes there, and at last why the line has broken."""
+        self._conversation.listen(hear)
 
     def is_clean(self) -> bool:
         """Whether it is open, as far as we know, and nothing has come on it that nobody asked for."""

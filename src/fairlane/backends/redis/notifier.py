@@ -62,7 +62,7 @@ class Notifier(ServerNotifier[Pair]):
                     return
                 await self._wait_for_news()
         finally:
-            await connection.close()
+            connection.close()
 
     async def _begin_to_hear(self, connection: Pair, channels: frozenset[str]) -> None:
         for channel in channels:

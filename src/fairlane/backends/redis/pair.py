@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import Any
 
 from ..notifier import COMMAND_SECONDS, CONNECT_SECONDS
 from .address import Address
@@ -35,7 +36,7 @@ class Pair:
         self._hear = hear
         self._lost = lost
         self._listening: Line | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._broken: Exception | None = None
         self._answer: asyncio.Future[None] | None = None
         self._publishing: Line | None = None
 
@@ -45,8 +46,8 @@ class Pair:
             self._publishing = await self._connected()
             return
         self._listening = await self._connected()
-        self._reading = asyncio.create_task(self._read(self._listening))
-        self._reading.add_done_callback(lambda _: self._lost())
+        # By a call, not by a task that reads: somebody waits for what is heard.
+        self._listening.listen(self._take)
 
     async def subscribe(self, channel: str) -> None:
         """Hear a channel; the server listens when this returns."""
@@ -73,17 +74,11 @@ class Pair:
 
     def check(self) -> None:
         """Raise why the connection that listens was lost, if it was."""
-        if self._reading is not None and self._reading.done():
-            self._reading.result()
+        if self._broken is not None:
+            raise self._broken
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """End both, without waiting for the server."""
-        if self._reading is not None:
-            self._reading.cancel()
-            # Why it ended is told by `check`; here it is over in any case.
-            await asyncio.wait([self._reading])
-            if not self._reading.cancelled():
-                self._reading.exception()
         for line in (self._listening, self._publishing):
             if line is not None:
                 line.close()
@@ -95,21 +90,24 @@ class Pair:
     async def _ask(self, *command: str) -> None:
         """Send a command that the connection knows while it listens, and wait for the answer."""
         assert self._listening is not None
-        assert self._reading is not None
-        self._answer = answer = asyncio.get_running_loop().create_future()
+        self.check()
+        self._answer = asyncio.get_running_loop().create_future()
         async with asyncio.timeout(COMMAND_SECONDS):
             self._listening.tell(*command)
-            await asyncio.wait([answer, self._reading], return_when=asyncio.FIRST_COMPLETED)
+            await self._answer
         self.check()
 
-    async def _read(self, line: Line) -> None:
-        while True:
-            said = await line.hear()
-            if isinstance(said, list) and said[0] == b"message":
-                self._hear(said[1], said[2])
-            elif self._answer is not None and not self._answer.done():
-                # One thing is asked at a time, so whatever is no message is the answer to it.
-                self._answer.set_result(None)
+    def _take(self, said: Any) -> None:
+        if isinstance(said, list) and said[0] == b"message":
+            self._hear(said[1], said[2])
+            return
+        if isinstance(said, Exception) and self._broken is None:
+            # What is refused is of no use any more either.
+            self._broken = said
+            self._lost()
+        if self._answer is not None and not self._answer.done():
+            # One thing is asked at a time, so whatever is no message is the answer to it.
+            self._answer.set_result(None)
 
 
 async def _call(line: Line, commands: Sequence[tuple[str | bytes, ...]]) -> None:

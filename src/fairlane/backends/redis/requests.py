@@ -164,13 +164,13 @@ def session_of(session: NewSession) -> dict[str, Any]:
     return record
 
 
-def claim_of(claim: Claim) -> bytes:
-    """A claim: number, total, and the asks."""
+def claim_of(claim: Claim, hears: bool) -> bytes:
+    """A claim: number, total, the asks, and whether it may be answered ahead."""
     asks = [
         [ask.queue or False, int(ask.priority), ask.most, False if ask.below is None else ask.below]
         for ask in claim.asks
     ]
-    return encode([claim.number, claim.total, asks])
+    return encode([claim.number, claim.total, asks, hears])
 
 
 def transitions_of(transitions: Sequence[Transition], first: int) -> tuple[bytes, list[bytes]]:

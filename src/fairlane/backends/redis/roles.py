@@ -25,8 +25,8 @@ AROUND = ("CLIENT|SETNAME", "FCALL_RO", "INFO", "PING", "ROLE", "SELECT", "SUBSC
 """
 KINDS = {
     "viewer": ("%R~", (*AROUND, *READS)),
-    "worker": ("~", (*AROUND, "FCALL", *IN_FUNCTIONS)),
-    "owner": ("~", (*AROUND, "FCALL", "FUNCTION|LOAD", *IN_FUNCTIONS)),
+    "worker": ("~", (*AROUND, "BLPOP", "FCALL", *IN_FUNCTIONS)),
+    "owner": ("~", (*AROUND, "BLPOP", "FCALL", "FUNCTION|LOAD", *IN_FUNCTIONS)),
 }
 
 

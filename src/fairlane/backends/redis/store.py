@@ -29,6 +29,7 @@ from ...upkeep import Admitted, Promoted, Pruned, Recount, Rescued, Retention
 from ..codes import STATES
 from . import checks, health, records, requests, roles, settings, standings, views
 from .address import Address, parse
+from .ahead import Ahead
 from .connections import Connections
 from .failures import NotAllowed
 from .functions import FullQueue, Functions
@@ -54,6 +55,7 @@ class RedisStore:
         self._stamps: dict[str, bytes] = {}
         """Of jobs that were claimed through this object: what tells them from others of the same id."""
         self._wakeups = RedisWakeups(dialling(address), address.prefix)
+        self._ahead = Ahead(address, self._wakeups.tell)
         self._locks: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
 
     @property
@@ -99,6 +101,7 @@ class RedisStore:
 
     async def leave(self, session: str, *, begun: Sequence[Held] | None = None) -> None:
         pairs = b"" if begun is None else encode([(h.id, h.fence) for h in begun])
+        self._ahead.forget(session)
         await self._call("leave", session, pairs)
 
     # -- jobs ----------------------------------------------------------------------------------------------------
@@ -140,8 +143,10 @@ class RedisStore:
     async def claim(self, session: str, claim: Claim) -> list[Claimed]:
         # Claims of one session go one after the other: on two connections their numbers could overtake each other.
         async with self._lock(f"claim {session}"):
-            answer = await self._call("claim", session, requests.claim_of(claim))
-        return self._claimed(session, answer["parts"])
+            parts = self._ahead.take(session, claim.number)
+            if parts is None:
+                parts = (await self._call("claim", session, self._claim_of(session, claim)))["parts"]
+        return self._claimed(session, parts)
 
     async def finish(self, session: str, transitions: Sequence[Transition], *, claim: Claim | None = None) -> Finished:
         if not transitions and claim is None:
@@ -149,11 +154,16 @@ class RedisStore:
         decisions, results = requests.transitions_of(transitions, 6)
         async with nullcontext() if claim is None else self._lock(f"claim {session}"):
             answer, parts = await self._functions.call_for_parts(
-                "finish", session, decisions, b"" if claim is None else requests.claim_of(claim), *results
+                "finish", session, decisions, b"" if claim is None else self._claim_of(session, claim), *results
             )
         verdicts = requests.verdicts_of([t.held for t in transitions], answer["verdicts"])
         self._remember(session, transitions, verdicts)
         return Finished(verdicts, tuple(self._claimed(session, parts)))
+
+    def _claim_of(self, session: str, claim: Claim) -> bytes:
+        """A claim that is about to be sent. If there is nothing for it, the next one may be answered ahead."""
+        hears = self._wakeups.is_heard() and self._ahead.expect(session, claim.number + 1)
+        return requests.claim_of(claim, hears)
 
     def _claimed(self, session: str, parts: Sequence[bytes]) -> list[Claimed]:
         claimed = requests.claimed_of(parts, session)
@@ -293,4 +303,5 @@ class RedisStore:
 
     async def close(self) -> None:
         self._wakeups.close()
+        await self._ahead.close()
         await self._connections.close()

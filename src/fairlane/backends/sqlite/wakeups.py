@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ...errors import InvalidInput
@@ -110,11 +110,11 @@ class DatagramWakeups:
         except (OSError, ValueError):
             return
 
-    def subscribe(self, topics: Iterable[str]) -> DatagramSubscription:
+    def subscribe(self, topics: Iterable[str], ring: Callable[[], None] | None = None) -> DatagramSubscription:
         """Listen from the running event loop. A topic ending in ``*`` stands for all that begin like it."""
         if self._closed:
             raise RuntimeError("the wake-ups were closed; open the store again")
-        ear = DatagramSubscription(self._place, topics, self._ears)
+        ear = DatagramSubscription(self._place, topics, self._ears, ring)
         self._ears.add(ear)
         return ear
 
@@ -204,7 +204,14 @@ def _remove_dead(path: str) -> None:
 class DatagramSubscription:
     """One listener's ear. After a fork it belongs to the parent alone: the child can only close its copy."""
 
-    def __init__(self, place: str, topics: Iterable[str], siblings: set[DatagramSubscription]) -> None:
+    def __init__(
+        self,
+        place: str,
+        topics: Iterable[str],
+        siblings: set[DatagramSubscription],
+        ring: Callable[[], None] | None = None,
+    ) -> None:
+        self._bell = ring
         self._place = place
         self._siblings = siblings
         self._loop = asyncio.get_running_loop()
@@ -360,6 +367,8 @@ class DatagramSubscription:
         if messages >= FULL_QUEUE or len(self._heard) > MOST_HEARD:
             self._heard = set(self._topics)
         if self._heard:
+            if self._bell is not None:
+                self._bell()
             self._news.set()
 
     def _hears(self, topic: str) -> bool:

@@ -5,7 +5,7 @@ local known = {} -- by prefix: {mark, names, numbers, tasks, keys}
 -- Keys that do not depend on the job.
 local function key_names()
     local found = {}
-    for _, name in ipairs({ 'flow', 'topics', 'id', 'job', 'live', 'alive', 'headers' }) do
+    for _, name in ipairs({ 'flow', 'topics', 'id', 'job', 'live', 'alive', 'headers', 'session', 'jobs' }) do
         found[name] = S.p .. name
     end
     return found

@@ -299,8 +299,10 @@ function dispatch.check(session, number)
     return who
 end
 
--- Start jobs for a worker, ask by ask. An ask is {queue or false, class, most, below or false}.
-function dispatch.claim(who, number, total, asks)
+-- Start jobs for a worker, ask by ask. An ask is {queue or false, class, most, below or false}. `hears`: the next
+-- claim may be answered ahead.
+function dispatch.claim(who, number, total, asks, hears)
+    idle.forget(who.id)
     if number == who.claim then
         return repeated(who, number)
     end
@@ -308,7 +310,7 @@ function dispatch.claim(who, number, total, asks)
     if who.state ~= 'live' or not who.slots or not who.index then
         return {}
     end
-    c.running, c.ticket = presence.running(who), tickets.claim(who, number)
+    c.running, c.ticket = presence.running(who), tickets.claim(who.id, number)
     step.save_lines()
     for _, ask in ipairs(asks) do
         local name, class, most, below = ask[1], ask[2], ask[3], ask[4]
@@ -331,6 +333,10 @@ function dispatch.claim(who, number, total, asks)
         end
     end
     if #c.members == 0 then
+        local is_idle = c.running[0] + c.running[1] + c.running[2] == 0
+        if hears and is_idle and total > 0 and c.expired < MOST_EXPIRED then
+            idle.wait(who, number, asks)
+        end
         return {}
     end
     -- Only then: an idle worker asks once a second, and nothing is lost when an empty answer is not repeated.

@@ -16,6 +16,7 @@
 --   unique           task NUL value -> {seq, id, state, until_}
 --   schedule         name -> schedule          leader (a string) -> {term, session, lease, expires}
 --   tally:QUEUE      class and column -> number
+--   ahead:SESSION (a list)  the answer to a claim that he has not made yet (see idle.lua)
 -- Names: a domain is "queue.class.inbox", a flow "domain|lane", a limited lane "queue|lane".
 -- Sorted sets: those of live jobs are listed in entries.lua; the others stand here.
 --   line:DOMAIN      flows with a claimable job: tag, then head and lane

@@ -109,6 +109,7 @@ local function close(who, state)
     who.state, who.ended_at = state, S.now
     save(who)
     call('ZREM', S.p .. 'present', who.id)
+    call('LTRIM', S.p .. 'ahead:' .. who.id, 1, 0)
     call('ZADD', S.p .. 'sessions_over', S.now, who.id)
 end
 

@@ -88,8 +88,12 @@ local EVERYTHING = '*'
 function step.tell(topic)
     if not S.told[topic] then
         S.told[topic] = true
-        local topics = ABOUT_JOBS[string.sub(topic, 1, 1)] and S.changes or S.topics
+        local is_about_job = ABOUT_JOBS[string.sub(topic, 1, 1)]
+        local topics = is_about_job and S.changes or S.topics
         topics[#topics + 1] = topic
+        if not is_about_job then
+            idle.wake(topic)
+        end
     end
 end
 

@@ -137,8 +137,8 @@ function tickets.granted(raw)
 end
 
 -- What the tickets of all jobs that one claim starts have in common.
-function tickets.claim(who, number)
-    return bytes('>ddHc0', number, S.now, #who.id, who.id)
+function tickets.claim(session, number)
+    return bytes('>ddHc0', number, S.now, #session, session)
 end
 
 -- The ticket of a job that starts.

@@ -65,21 +65,21 @@ verb('leave', { 'allow-oom' }, function(args)
     return pack({ done = true })
 end)
 
--- session, m {number, total, asks}
+-- session, m {number, total, asks, whether the next claim may be answered ahead}
 verb('claim', { 'allow-oom' }, function(args)
     local call_ = unpacked(args[4])
     local who = dispatch.check(args[3], call_[1])
-    return dispatch.claim(who, call_[1], call_[2], call_[3])
+    return dispatch.claim(who, unpack(call_))
 end)
 
--- session, m transitions, m {number, total, asks} or empty, then results
+-- session, m transitions, m as for `claim` or empty, then results
 verb('finish', { 'allow-oom' }, function(args)
     local call_ = args[5] ~= '' and unpacked(args[5])
     if call_ then
         dispatch.check(args[3], call_[1])
     end
     local verdicts = report.finish(args[3], unpacked(args[4]), args)
-    local answer = call_ and dispatch.claim(presence.get(args[3]), call_[1], call_[2], call_[3]) or {}
+    local answer = call_ and dispatch.claim(presence.get(args[3]), unpack(call_)) or {}
     table.insert(answer, 1, step.signed({ verdicts = verdicts }))
     return answer
 end)

@@ -1,0 +1,339 @@
+"""A worker that waits is sent the next job before it asks; what is lost on the way comes when it does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from fairlane.backends.redis.roles import rights
+from fairlane.backends.redis.store import RedisStore
+from fairlane.clock import ManualClock
+from fairlane.job import Claimed, JobState, Priority
+from fairlane.session import Claim
+from fairlane.settings import LaneRule
+from fairlane.slots import Ask
+from fairlane.states import complete
+from fairlane.store import Store
+from fairlane.wakeups import job_topic, queue_topic, worker_topic
+from tests.conformance.kit import Kit, Worker
+from tests.servers import valkey
+
+pytestmark = pytest.mark.anyio
+LISTENING = [queue_topic("default"), queue_topic("other")]
+
+
+class Idle:
+    """A worker that hears, asks under numbers of its own, and waits. The kit has an object of its own."""
+
+    def __init__(self, kit: Kit, store: RedisStore, worker: Worker) -> None:
+        self.kit = kit
+        self.store = store
+        self.worker = worker
+        self.ear = store.wakeups.subscribe([*LISTENING, worker_topic(worker.name)])
+
+    async def claim(self, number: int, total: int = 10, store: Store | None = None) -> list[Claimed]:
+        asks = tuple(Ask(source, p, total) for p in Priority for source in (None, "default", "other"))
+        return await (store or self.store).claim(self.worker.id, Claim(number=number, asks=asks, total=total))
+
+    async def told(self) -> bool:
+        """Whether there is something to come for, or it has come."""
+        return bool(await self.ear.wait(5))
+
+
+@asynccontextmanager
+async def opened(url: str, clock: ManualClock) -> AsyncIterator[RedisStore]:
+    store = await RedisStore.open(url, clock=clock)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def idle() -> AsyncIterator[Idle]:
+    """Has asked, under number 1, and got nothing. The kit is another process, as far as the store can tell."""
+    url, clock = valkey.server().fresh_namespace(), ManualClock()
+    async with opened(url, clock) as here, opened(url, clock) as there:
+        kit = Kit(there, clock)
+        # A queue, a task and a line are made by the first job of all, which is sent the long way.
+        first = await kit.enqueue()
+        other = await kit.enqueue(queue="other")
+        worker = await kit.worker("default", "other")
+        await worker.finish(*[complete(job.held) for job in await worker.claim(2)])
+        assert [await kit.state(id) for id in (first, other)] == [JobState.COMPLETED] * 2
+        mine = Idle(kit, here, worker)
+        assert await mine.claim(101) == []
+        yield mine
+        mine.ear.close()
+
+
+async def sound(kit: Kit) -> None:
+    assert (await kit.store.recount()).differences == ()
+
+
+async def test_a_job_that_is_sent_starts_at_a_worker_that_waits_before_it_asks(
+    idle: Idle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = await idle.kit.enqueue(payload=b'["for you"]', headers=b'{"and": "these"}')
+    job = await idle.kit.job(id)
+    assert (job.state, job.session, job.attempt) == (JobState.RUNNING, idle.worker.id, 1)
+    assert await idle.told()
+
+    monkeypatch.setattr(idle.store, "_call", None)  # the server is not asked
+    [claimed] = await idle.claim(102)
+    assert (claimed.id, claimed.payload, claimed.headers, claimed.fence) == (id, b'["for you"]', b'{"and": "these"}', 1)
+    await sound(idle.kit)
+    verdicts = (await idle.worker.finish(complete(claimed.held))).verdicts
+    assert [verdict.state for verdict in verdicts] == [JobState.COMPLETED]
+    await sound(idle.kit)
+
+
+async def test_who_runs_something_is_told_and_comes_for_it(idle: Idle) -> None:
+    await idle.kit.enqueue()
+    assert len(await idle.claim(102)) == 1
+    assert await idle.claim(103) == []
+    id = await idle.kit.enqueue()
+    assert await idle.kit.state(id) is JobState.PENDING
+    assert await idle.told()
+    assert [job.id for job in await idle.claim(104)] == [id]
+
+
+async def test_one_job_is_sent_ahead_and_the_next_ones_wait(idle: Idle) -> None:
+    ids = [await idle.kit.enqueue() for _ in range(3)]
+    states = [await idle.kit.state(id) for id in ids]
+    assert states == [JobState.RUNNING, JobState.PENDING, JobState.PENDING]
+    assert [job.id for job in await idle.claim(102)] == ids[:1]
+    assert [job.id for job in await idle.claim(103)] == ids[1:]
+    await sound(idle.kit)
+
+
+async def test_what_did_not_get_here_is_the_answer_to_the_claim(idle: Idle) -> None:
+    id = await idle.kit.enqueue()
+    # Another object of the same worker, to which nothing was sent.
+    [claimed] = await idle.claim(102, store=idle.kit.store)
+    assert claimed.id == id
+    # And once more, if that answer is lost too. What was sent ahead is not taken for the answer to another claim.
+    assert [job.id for job in await idle.claim(102, store=idle.kit.store)] == [id]
+    assert await idle.claim(103, store=idle.kit.store) == []
+
+
+async def test_an_answer_that_comes_after_the_claim_was_sent_is_not_given_twice(idle: Idle) -> None:
+    id = await idle.kit.enqueue()
+    assert await idle.told()
+    # As if the claim had been on its way: it was sent, and a number later is expected.
+    parts = idle.store._ahead.take(idle.worker.id, 102)
+    assert parts is not None
+    assert [job.id for job in await idle.claim(102)] == [id]
+    assert await idle.claim(103) == []
+    assert await idle.kit.state(id) is JobState.RUNNING
+
+
+async def test_a_renewal_on_its_way_meanwhile_takes_nothing_back(idle: Idle) -> None:
+    id = await idle.kit.enqueue()
+    renewal = await idle.store.renew(idle.worker.id, [], claim=101)
+    assert (renewal.taken_back, renewal.lost) == ((), ())
+    [claimed] = await idle.claim(102)
+    renewal = await idle.store.renew(idle.worker.id, [claimed.held], claim=102)
+    assert (renewal.taken_back, renewal.lost) == ((), ())
+    assert await idle.kit.state(id) is JobState.RUNNING
+
+
+async def test_what_a_worker_never_came_for_is_taken_back_uncharged(idle: Idle) -> None:
+    id = await idle.kit.enqueue()
+    assert await idle.claim(103) == []
+    assert (await idle.store.renew(idle.worker.id, [], claim=103)).taken_back == (id,)
+    job = await idle.kit.job(id)
+    assert (job.state, job.attempt) == (JobState.PENDING, 0)
+    await sound(idle.kit)
+
+
+async def test_a_worker_that_leaves_without_having_heard_gives_it_back_uncharged(idle: Idle) -> None:
+    id = await idle.kit.enqueue()
+    await idle.store.leave(idle.worker.id, begun=[])
+    job = await idle.kit.job(id)
+    assert (job.state, job.attempt) == (JobState.PENDING, 0)
+    await sound(idle.kit)
+
+
+async def test_a_repeated_claim_that_found_nothing_is_stale_once_the_next_was_answered(idle: Idle) -> None:
+    id = await idle.kit.enqueue()
+    with pytest.raises(Exception, match="older than the last one"):
+        await idle.claim(101)
+    assert [job.id for job in await idle.claim(102)] == [id]
+
+
+async def test_who_has_not_asked_for_seconds_is_sent_nothing(idle: Idle) -> None:
+    idle.kit.clock.advance(2.5)
+    id = await idle.kit.enqueue()
+    assert await idle.kit.state(id) is JobState.PENDING
+    assert await idle.told()
+    assert [job.id for job in await idle.claim(102)] == [id]
+
+
+@pytest.mark.parametrize("how", ["ended", "stopping", "replaced"])
+async def test_who_is_not_there_any_more_is_sent_nothing(idle: Idle, how: str) -> None:
+    if how == "ended":
+        await idle.store.leave(idle.worker.id)
+    elif how == "stopping":
+        await idle.store.renew(idle.worker.id, [], claim=101, stopping=True)
+    else:
+        await idle.kit.worker("nothing", index=idle.worker.session.index)
+    assert await idle.kit.state(await idle.kit.enqueue()) is JobState.PENDING
+
+
+async def test_who_does_not_hear_is_sent_nothing(idle: Idle) -> None:
+    # Through an object at which nobody listens.
+    assert await idle.claim(102, store=idle.kit.store) == []
+    assert await idle.kit.state(await idle.kit.enqueue()) is JobState.PENDING
+
+
+async def test_who_was_told_of_other_work_is_sent_nothing_that_comes_after_it(idle: Idle) -> None:
+    """It has one slot left, and what it was told of is of a higher class."""
+    await idle.kit.settings("default", LaneRule(pattern="*", limit=1))
+    assert await idle.claim(102, 1) == []
+    urgent = await idle.kit.enqueue(lane="a", priority=Priority.HIGH)
+    later = await idle.kit.enqueue(queue="other", priority=Priority.LOW)
+    assert [await idle.kit.state(id) for id in (urgent, later)] == [JobState.PENDING] * 2
+    assert [job.id for job in await idle.claim(103, 1)] == [urgent]
+
+
+async def test_who_was_told_of_its_own_work_is_sent_nothing_that_comes_after_it(idle: Idle) -> None:
+    mine = await idle.kit.enqueue(worker=idle.worker.session.index)
+    later = await idle.kit.enqueue()
+    assert [await idle.kit.state(id) for id in (mine, later)] == [JobState.PENDING] * 2
+    assert [job.id for job in await idle.claim(102, 1)] == [mine]
+
+
+@pytest.mark.parametrize("why", ["paused", "limited", "not asked for", "no room"])
+async def test_what_may_not_start_is_not_sent(idle: Idle, why: str) -> None:
+    if why == "paused":
+        await idle.kit.settings("default", paused=True)
+    elif why == "limited":
+        await idle.kit.settings("default", limit=1)
+    if why == "not asked for":
+        asks = tuple(Ask("default", p, 1) for p in (Priority.HIGH, Priority.LOW))
+        assert await idle.store.claim(idle.worker.id, Claim(number=102, asks=asks, total=1)) == []
+    else:
+        assert await idle.claim(102, 0 if why == "no room" else 10) == []
+    assert await idle.kit.state(await idle.kit.enqueue()) is JobState.PENDING
+    await sound(idle.kit)
+
+
+async def test_jobs_that_are_sent_ahead_go_to_one_worker_each(idle: Idle) -> None:
+    second = Idle(idle.kit, idle.store, await idle.kit.worker())
+    assert await second.claim(1) == []
+    ids = [await idle.kit.enqueue() for _ in range(3)]
+    jobs = [await idle.kit.job(id) for id in ids]
+    assert [job.state for job in jobs] == [JobState.RUNNING, JobState.RUNNING, JobState.PENDING]
+    assert {job.session for job in jobs[:2]} == {idle.worker.id, second.worker.id}
+    assert await second.told()
+    assert len(await second.claim(2)) == 1
+    assert len(await idle.claim(102)) == 1
+    second.ear.close()
+
+
+async def test_another_namespace_of_the_server_has_other_workers(idle: Idle) -> None:
+    async with opened(valkey.server().fresh_namespace(), idle.kit.clock) as store:
+        kit = Kit(store, idle.kit.clock)
+        worker = await kit.worker()
+        await kit.enqueue()
+        [first] = await worker.claim(1)
+        await worker.finish(complete(first.held))
+        assert await kit.state(await kit.enqueue()) is JobState.PENDING
+
+
+async def test_a_start_ahead_is_paid_for_like_any_other(idle: Idle) -> None:
+    """Two jobs of the lane of those without one, and two of another: they take turns from there on."""
+    first = await idle.kit.enqueue()
+    assert await idle.kit.state(first) is JobState.RUNNING
+    plain = [await idle.kit.enqueue() for _ in range(2)]
+    lane = [await idle.kit.enqueue(lane="a") for _ in range(3)]
+    await idle.claim(102)
+    assert [job.id for job in await idle.claim(103)] == [lane[0], plain[0], lane[1], plain[1], lane[2]]
+
+
+async def test_who_waits_for_a_job_hears_that_it_has_started(idle: Idle) -> None:
+    job = idle.kit.new()
+    ear = idle.kit.store.wakeups.subscribe([job_topic(job.id)])
+    await idle.kit.store.enqueue([job])
+    assert await ear.wait(5) == {job_topic(job.id)}
+    ear.close()
+
+
+async def test_a_connection_that_is_lost_costs_one_look_and_is_made_again(idle: Idle) -> None:
+    name = idle.store._address.namespace
+    await blocked(idle)
+    for line in valkey.server().ask("CLIENT", "LIST").splitlines():
+        fields = dict(field.partition("=")[::2] for field in line.split())
+        if fields["name"].endswith(name) and fields["cmd"] == "blpop":
+            valkey.server().ask("CLIENT", "KILL", "ID", fields["id"])
+    lost = await idle.kit.enqueue()
+    assert [job.id for job in await idle.claim(102)] == [lost]
+    await idle.worker.finish(*[complete(job.held) for job in await idle.claim(102)])
+    assert await idle.claim(103) == []
+    await blocked(idle)
+    id = await idle.kit.enqueue()
+    assert await idle.told()
+    assert idle.store._ahead.take(idle.worker.id, 104) is not None
+    assert [job.id for job in await idle.claim(104)] == [id]
+
+
+@pytest.mark.parametrize("how", ["left", "replaced"])
+async def test_nothing_is_left_of_a_session_that_never_came_for_what_it_was_sent(idle: Idle, how: str) -> None:
+    idle.store._ahead.forget(idle.worker.id)
+    await asyncio.sleep(0.05)
+    key = f"{idle.store._address.prefix}ahead:{idle.worker.id}"
+    await idle.kit.enqueue()
+    assert valkey.server().ask("EXISTS", key) == 1
+    if how == "left":
+        await idle.store.leave(idle.worker.id)
+    else:
+        await idle.kit.worker("nothing", index=idle.worker.session.index)
+    assert valkey.server().ask("EXISTS", key) == 0
+
+
+async def test_a_store_that_is_closed_waits_for_nothing(idle: Idle) -> None:
+    await blocked(idle)
+    before = asyncio.all_tasks()
+    await idle.store.close()
+    await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) == len(before) - 1
+    async with asyncio.timeout(5):
+        while _waiting(idle):
+            await asyncio.sleep(0.01)
+
+
+async def test_who_may_not_wait_on_the_server_is_told_and_comes_for_it(idle: Idle) -> None:
+    """A user whose rights were given by an older version."""
+    rights_of_before = [right for right in rights("worker", idle.store._address.namespace) if right != "+blpop"]
+    user = f"old-{idle.store._address.namespace}"
+    valkey.server().ask("ACL", "SETUSER", user, "on", ">x", *rights_of_before)
+    url = valkey.server().fresh_namespace().replace("redis://", f"redis://{user}:x@").partition("?")[0]
+    async with opened(f"{url}?namespace={idle.store._address.namespace}", idle.kit.clock) as store:
+        other = Idle(idle.kit, store, await idle.kit.worker())
+        await idle.store.leave(idle.worker.id)
+        assert await other.claim(1) == []
+        async with asyncio.timeout(5):
+            while store._ahead.expect(other.worker.id, 2):
+                await asyncio.sleep(0.01)
+        assert await other.claim(2) == []
+        id = await idle.kit.enqueue()
+        assert await idle.kit.state(id) is JobState.PENDING
+        assert await other.told()
+        assert [job.id for job in await other.claim(3)] == [id]
+        other.ear.close()
+    valkey.server().ask("ACL", "DELUSER", user)
+
+
+def _waiting(idle: Idle) -> list[str]:
+    mine = f":{idle.store._address.namespace} "
+    lines = valkey.server().ask("CLIENT", "LIST").splitlines()
+    return [line for line in lines if mine in line and " cmd=blpop " in line and " flags=b " in line]
+
+
+async def blocked(idle: Idle) -> None:
+    """Wait until the server knows that the worker waits."""
+    async with asyncio.timeout(5):
+        while not _waiting(idle):
+            await asyncio.sleep(0.01)
