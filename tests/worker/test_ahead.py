@@ -45,7 +45,7 @@ async def test_a_claim_that_was_made_for_a_lost_session_is_not_sent_in_the_next(
     async with yard.worker() as worker:
         for _ in range(10):
             await yard.until(await yard.enqueue("work"))
-        await wait_for(lambda: worker._next_claim is not None)
+        await wait_for(lambda: worker._fetcher._ready is not None)
         first = worker.session.id
         await yard.store.leave(first)
         # As the keeper tells it, before a poll of the worker's own finds out.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 
+import msgspec
+
 from ..job import Claimed, Priority
 from ..session import Claim
 from ..slots import Floor, Slots, asks
@@ -25,6 +27,20 @@ class Fetcher:
         """The number of the last claim that was made."""
         self.answered = 0
         """The number of the last claim whose answer is known."""
+        self._ready: Claim | None = None
+
+    def make_ready(self) -> None:
+        """There is nothing to do: make the next claim now, so that it can be sent at once when there is."""
+        if self._ready is None:
+            self._ready = self.claim(told=True)
+
+    def next(self, ending: Sequence[Priority] = (), *, told: bool) -> Claim | None:
+        """The claim to send now; see `claim`."""
+        ready, self._ready = self._ready, None
+        if ready is None or ending:
+            return self.claim(ending)
+        # Under its number also for who only looks: a store may have answered it ahead, and the answer was lost.
+        return ready if told else msgspec.structs.replace(ready, told=False)
 
     def claim(self, ending: Sequence[Priority] = (), *, told: bool = False) -> Claim | None:
         """A claim for the slots that are free, those of the jobs that end in the same call among them."""
@@ -53,3 +69,4 @@ class Fetcher:
     def begin_anew(self) -> None:
         """The session was lost; numbers of a new one start anew. Bodies that still run here count as before."""
         self.number = self.answered = 0
+        self._ready = None

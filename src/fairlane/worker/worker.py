@@ -17,8 +17,6 @@ import time
 from collections.abc import Awaitable, Callable
 from random import uniform
 
-import msgspec
-
 from ..connection import OpenStore
 from ..errors import SessionLost
 from ..events import Tracer
@@ -79,8 +77,6 @@ class Worker:
         self._endings: list[tuple[Run, Transition | None]] = []
         self._news = asyncio.Event()
         self._hinted = True
-        self._next_claim: Claim | None = None
-        """Made while there is nothing to do, so that it can be sent at once when there is."""
         self._next_poll = 0.0
         self._stopping = asyncio.Event()
         self._grace_ends = self._hand_back_at = 0.0
@@ -183,12 +179,7 @@ class Worker:
             return None
         if not (endings or self._hinted or now >= self._next_poll):
             return None
-        claim, self._next_claim = self._next_claim, None
-        if claim is None or endings:
-            claim = self._fetcher.claim([run.claimed.priority for run, _ in endings])
-        elif not self._hinted:
-            # Under the number that comes next: a store may have answered it already, and the answer was lost.
-            claim = msgspec.structs.replace(claim, told=False)
+        claim = self._fetcher.next([run.claimed.priority for run, _ in endings], told=self._hinted)
         if claim is not None:
             self._hinted = False
             self._next_poll = now + self._settings.intervals.poll * uniform(0.9, 1.1)
@@ -268,8 +259,8 @@ class Worker:
         elif self._out_of_contact or len(self._runs) >= self._settings.slots.total:
             # Only an ending can make room, or a renewal; it brings the next claim along.
             until = now + self._settings.intervals.poll
-        elif not self._runs and self._next_claim is None:
-            self._next_claim = self._fetcher.claim(told=True)
+        elif not self._runs:
+            self._fetcher.make_ready()
         timer = self._loop.call_later(max(0.0, until - now), self._news.set)
         try:
             await self._news.wait()
@@ -324,7 +315,6 @@ class Worker:
         # Bodies that do not end keep their slots; of the others nothing is left to write.
         self._endings = [(run, None) for run, _ in self._endings]
         self._fetcher.begin_anew()
-        self._next_claim = None
         joined = await self._membership.join_anew()
         # Not before: while it registers, the keeper may tell of the same loss.
         self._session_lost = False
