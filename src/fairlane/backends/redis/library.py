@@ -11,8 +11,8 @@ from importlib.resources import files
 
 MODULES = (
     "head", "keys", "writes", "step", "catalog", "tickets", "entries", "flows", "places", "bindings", "broadcasts",
-    "outcomes", "admission", "idle", "single", "presence", "report", "dispatch", "settings", "pruning", "recounting",
-    "reading", "standings", "losses", "passes", "verbs",
+    "outcomes", "admission", "idle", "single", "presence", "report", "spread", "dispatch", "settings", "pruning",
+    "recounting", "reading", "standings", "losses", "passes", "verbs",
 )  # fmt: skip
 
 

@@ -29,8 +29,6 @@ local function remember(number, record)
         name = record.name,
         settings = settings,
         rules = settings.lanes or {},
-        terms = {},
-        terms_count = 0,
         single = {}, -- see single.lua
         paused = settings.paused,
         max_pending = settings.max_pending,
@@ -81,7 +79,7 @@ end
 
 -- What a queue is that nobody has used: it has no settings, and no number yet.
 function catalog.unknown(name)
-    return { name = name, rules = {}, terms = {} }
+    return { name = name, rules = {} }
 end
 
 function catalog.number(number)
@@ -108,54 +106,66 @@ function catalog.changed()
 end
 
 local OPEN = { weight = 1 }
-local MOST_TERMS = 10000
 
-local function matches(rule, key)
-    local pattern = rule.pattern
-    if string.sub(pattern, -1) == '*' then
-        local prefix = string.sub(pattern, 1, -2)
-        return string.sub(key, 1, #prefix) == prefix, 2 * #prefix
+local function terms_of(rule)
+    local ordered = rule.ordered
+    if ordered == nil or ordered == cjson.null then
+        ordered = rule.limit == 1
     end
-    return key == pattern, 2 * #pattern + 1
+    return {
+        limit = rule.paused and 0 or rule.limit,
+        weight = rule.weight or 1,
+        ordered = ordered,
+        max_pending = rule.max_pending,
+        paused = rule.paused,
+    }
+end
+
+-- The rules of a queue as they are looked up: exact keys, and prefixes by their lengths, the longest first.
+local function compiled(rules)
+    local exact, prefixes, lengths = {}, {}, {}
+    for _, rule in ipairs(rules) do
+        local pattern = rule.pattern
+        if string.sub(pattern, -1) == '*' then
+            local length = #pattern - 1
+            if not prefixes[length] then
+                prefixes[length] = {}
+                lengths[#lengths + 1] = length
+            end
+            local prefix = string.sub(pattern, 1, length)
+            prefixes[length][prefix] = prefixes[length][prefix] or terms_of(rule)
+        else
+            exact[pattern] = exact[pattern] or terms_of(rule)
+        end
+    end
+    table.sort(lengths, function(a, b)
+        return a > b
+    end)
+    return { exact = exact, prefixes = prefixes, lengths = lengths }
 end
 
 -- What holds for a lane; '' is the lane of jobs without one. The longest literal prefix wins, an exact key before a prefix.
+-- Not remembered by lane: a table of thousands of lanes would be walked through by each collection of garbage.
 function catalog.terms(queue, key)
     if key == '' or #queue.rules == 0 then
         return OPEN
     end
-    local found = queue.terms[key]
+    local of = queue.compiled
+    if not of then
+        of = compiled(queue.rules)
+        queue.compiled = of
+    end
+    local found = of.exact[key]
     if found then
         return found
     end
-    local best, closeness = nil, -1
-    for _, rule in ipairs(queue.rules) do
-        local fits, close = matches(rule, key)
-        if fits and close > closeness then
-            best, closeness = rule, close
+    for _, length in ipairs(of.lengths) do
+        found = of.prefixes[length][sub(key, 1, length)]
+        if found then
+            return found
         end
     end
-    if not best then
-        found = OPEN
-    else
-        local ordered = best.ordered
-        if ordered == nil or ordered == cjson.null then
-            ordered = best.limit == 1
-        end
-        found = {
-            limit = best.paused and 0 or best.limit,
-            weight = best.weight or 1,
-            ordered = ordered,
-            max_pending = best.max_pending,
-            paused = best.paused,
-        }
-    end
-    if queue.terms_count >= MOST_TERMS then
-        queue.terms, queue.terms_count = {}, 0
-    end
-    queue.terms[key] = found
-    queue.terms_count = queue.terms_count + 1
-    return found
+    return OPEN
 end
 
 -- How many more jobs of a class may start, given what runs of each class (from 0 on).

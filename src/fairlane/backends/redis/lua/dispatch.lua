@@ -28,7 +28,7 @@ local function price(queue, lane, cost)
     return cost == 1 and weight == 1 and 1000 or flows.charge(cost, weight)
 end
 
-local function note(c, member, told_)
+function dispatch.note(c, member, told_)
     local i = #c.members + 1
     c.members[i], c.told[i] = member, told_
 end
@@ -47,13 +47,21 @@ local function start(c, e, member, flow, queue)
     if e.lane then
         step.tell_line(e.queue, e.lane_key)
     end
-    note(c, member, told(e))
+    dispatch.note(c, member, told(e))
+end
+
+-- Tell that a job with this ticket starts.
+function dispatch.tell_start(raw, queue, lane)
+    step.tell_job(tickets.id(raw))
+    if tickets.terms(raw) then
+        step.tell_line(queue, lane)
+    end
 end
 
 -- The same for a job that has a ticket. What it leaves and where it goes is written by `settle`, with that of the others.
 local function start_ticket(c, raw, member, head, queue)
     local flow = head.flow
-    local limited, cost = tickets.terms(raw)
+    local _, cost = tickets.terms(raw)
     local paid = price(queue, flow.lane, cost)
     flow.finish = flow.tag + paid
     local ticket, started, domain = tickets.started(raw, c.ticket, paid), c.started, flow.domain
@@ -70,12 +78,9 @@ local function start_ticket(c, raw, member, head, queue)
         entries.begun(domain.queue, flow.lane)
     end
     if step.is_heard() then
-        step.tell_job(tickets.id(raw))
-        if limited then
-            step.tell_line(domain.queue, flow.lane)
-        end
+        dispatch.tell_start(raw, domain.queue, flow.lane)
     end
-    note(c, member, ticket)
+    dispatch.note(c, member, ticket)
 end
 
 -- Take the jobs that have started out of their flow.
@@ -109,11 +114,11 @@ local function next_of(flow, count)
     return writes.gathered(flow.ready) or call('ZRANGE', flow.ready, 0, count, 'WITHSCORES')
 end
 
--- The flows of a domain that come first, with the next jobs of each, as many as could start if all started equally many.
-local function heads_of(domain, most)
+-- The flows of a domain that come first, `line`, with the next jobs of each, as many as could start if all started equally many.
+local function heads_of(domain, line, most)
     local found = {}
-    for _, member in ipairs(call('ZRANGE', domain.line, 0, most - 1)) do
-        found[#found + 1] = { lane = sub(member, 17), member = member }
+    for i = 1, #line, 2 do
+        found[#found + 1] = { lane = sub(line[i], 17), member = line[i] }
     end
     step.load_flows(domain, found)
     local queue = catalog.number(domain.queue)
@@ -163,7 +168,11 @@ end
 
 -- Start up to `most` jobs of one domain, in fair order; returns how many, and whether to look again because one had expired.
 local function take(c, queue, domain, most)
-    local heads, known = heads_of(domain, most)
+    local line = call('ZRANGE', domain.line, 0, most - 1, 'WITHSCORES')
+    if #line == 2 * most and spread.take(c, queue, domain, line) then
+        return most, false
+    end
+    local heads, known = heads_of(domain, line, most)
     c.started = { count = 0, lives = {}, held = {}, heads = {} }
     local first, started = 1, 0
     local clock = domain.clock

@@ -348,6 +348,12 @@ local function save_flows()
     end
 end
 
+-- The same for good: whoever needs a flow reads it again.
+function step.put_flows()
+    save_flows()
+    S.flows, S.flow = {}, nil
+end
+
 local function lane_read(name, queue, key, raw)
     local most, ordered, granted = parts('>dBd', raw)
     return {

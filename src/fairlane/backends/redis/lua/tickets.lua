@@ -115,6 +115,11 @@ function tickets.is_waiting(raw)
     return byte(raw, 1) == 112
 end
 
+-- Whether this is a waiting job whose start costs what is usual.
+function tickets.is_cheap(raw)
+    return byte(raw, 1) == 112 and byte(raw, AT_FLAGS) % 16 < DEAR
+end
+
 -- The class of a waiting job, and when it came to its lane.
 function tickets.place(raw)
     local class, _, _, arrival = parts('>BBI4d', raw, AT_BODY)
