@@ -176,7 +176,7 @@ def claim_of(claim: Claim, hears: bool) -> bytes:
 def transitions_of(transitions: Sequence[Transition], first: int) -> tuple[bytes, list[bytes]]:
     """Decisions about jobs, and their results, which stand among the arguments from `first` on."""
     results: list[bytes] = []
-    if all(t.move is _COMPLETE for t in transitions):
+    if all(t.move is _COMPLETE for t in transitions) and len({t.held.id for t in transitions}) == len(transitions):
         ids, fences, places = [], [], []
         # Many have the same result, mostly that there is none: it is sent once.
         known: dict[bytes | None, int] = {None: 0}

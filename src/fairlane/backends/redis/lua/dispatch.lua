@@ -74,9 +74,7 @@ local function start_ticket(c, raw, member, head, queue)
     end
     head.taken[#head.taken + 1] = member
     entries.forget_indexed(member)
-    if flow.lane ~= '' then
-        entries.begun(domain.queue, flow.lane)
-    end
+    entries.begun(domain.queue, flow.lane, 1)
     if step.is_heard() then
         dispatch.tell_start(raw, domain.queue, flow.lane)
     end
@@ -169,8 +167,14 @@ end
 -- Start up to `most` jobs of one domain, in fair order; returns how many, and whether to look again because one had expired.
 local function take(c, queue, domain, most)
     local line = call('ZRANGE', domain.line, 0, most - 1, 'WITHSCORES')
-    if #line == 2 * most and spread.take(c, queue, domain, line) then
-        return most, false
+    local batch = 0
+    if #line == 2 * most then
+        batch = batches.one_of_each(c, queue, domain, line)
+    elseif #line == 2 then
+        batch = batches.many_of_one(c, queue, domain, line[1], line[2], most)
+    end
+    if batch > 0 then
+        return batch, false
     end
     local heads, known = heads_of(domain, line, most)
     c.started = { count = 0, lives = {}, held = {}, heads = {} }

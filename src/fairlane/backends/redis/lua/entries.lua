@@ -259,9 +259,11 @@ function entries.admit(member, raw, flow, arrival)
     writes.hset(S.live, member, tickets.granted(raw))
 end
 
--- A job of this lane that waited runs now.
-function entries.begun(queue, lane)
-    note_lane(queue, lane, -1, 1)
+-- So many jobs of this lane that waited run now.
+function entries.begun(queue, lane, count)
+    if lane ~= '' then
+        note_lane(queue, lane, -count, count)
+    end
 end
 
 -- A job of this lane that ran is over.

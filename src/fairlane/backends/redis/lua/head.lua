@@ -6,7 +6,7 @@ local call, pack, unpacked, bytes, parts, sub, byte -- set by the first step: wh
 local S = {} -- the step under way
 local keys, writes, step, catalog, tickets, entries, flows, places = {}, {}, {}, {}, {}, {}, {}, {}
 local bindings, broadcasts, outcomes, admission, idle, single, presence = {}, {}, {}, {}, {}, {}, {}
-local report, spread, dispatch, settings, pruning, reading, standings, losses, recounting, passes = {}, {}, {}, {}, {}, {}, {}, {}, {}, {}
+local report, batches, dispatch, settings, pruning, reading, standings, losses, recounting, passes = {}, {}, {}, {}, {}, {}, {}, {}, {}, {}
 
 local SCHEDULED, PENDING, RUNNING, COMPLETED, FAILED, CANCELLED = 1, 2, 3, 4, 5, 6
 local UNBOUND, CLEANUP, PARENT = 1, 2, 4

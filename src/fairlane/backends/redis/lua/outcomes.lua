@@ -143,42 +143,56 @@ function outcomes.finish(e, state, ending)
     end
 end
 
--- What the completed jobs of one queue and class leave behind.
-local function file(session, queue, class, members, records, ended, of_session)
-    writes.zrem_all(S.alive, members)
-    writes.zrem_all(keys.held(session, class), members)
-    writes.hdel_all(S.live, members)
-    writes.hset_all(S.p .. 'outcome', records)
-    writes.zadd_all(keys.ended(queue, COMPLETED), ended)
-    writes.zadd_all(keys.by('session', session), of_session)
-    step.count(queue, class, 'r', -#members)
-    step.count(queue, class, 'c', #members)
-    outcomes.tell_room(queue)
+-- What follows is for the many jobs of a session that complete and had tickets. What they leave behind is gathered by queue and
+-- class, in lists; the caller hands their places on.
+function outcomes.begin(session)
+    return { session = session, heard = step.is_heard(), last = {} }
 end
 
--- The same for the many that complete and had tickets, whose places the caller hands on. `done` has: member, raw, result, class,
--- queue, id, lane.
-function outcomes.complete(session, done)
-    local from = 1
-    while done[from] do
-        local queue, class = done[from].queue, done[from].class
-        local members, records, ended, of_session, count = {}, {}, {}, {}, 0
-        local each = done[from]
-        while each and each.queue == queue and each.class == class do
-            local member = each.member
-            count = count + 1
-            members[count] = member
-            records[2 * count - 1], records[2 * count] = member, tickets.ended(each.raw, each.result)
-            ended[2 * count - 1], ended[2 * count] = S.now, keys.padded(member)
-            of_session[2 * count - 1], of_session[2 * count] = member, member
-            if each.lane ~= '' then
-                entries.left(queue, each.lane)
-            end
-            step.tell_job(each.id)
-            each = done[from + count]
+local function group_of(done, queue, class)
+    for _, group in ipairs(done) do
+        if group.queue == queue and group.class == class then
+            return group
         end
-        file(session, queue, class, members, records, ended, of_session)
-        from = from + count
+    end
+    local group = { queue = queue, class = class, count = 0, members = {}, records = {}, ended = {}, of_session = {} }
+    done[#done + 1] = group
+    return group
+end
+
+function outcomes.complete(done, queue, class, lane, member, id, raw, result)
+    local group = done.last
+    if group.queue ~= queue or group.class ~= class then
+        group = group_of(done, queue, class)
+        done.last = group
+    end
+    local count = group.count + 1
+    local at, ended, of_session, records = 2 * count, group.ended, group.of_session, group.records
+    group.count = count
+    group.members[count] = member
+    records[at - 1], records[at] = member, tickets.ended(raw, result)
+    ended[at - 1], ended[at] = S.now, keys.padded(member)
+    of_session[at - 1], of_session[at] = member, member
+    if lane ~= '' then
+        entries.left(queue, lane)
+    end
+    if done.heard then
+        step.tell_job(id)
+    end
+end
+
+function outcomes.file(done)
+    for _, group in ipairs(done) do
+        local queue, class = group.queue, group.class
+        writes.zrem_all(S.alive, group.members)
+        writes.zrem_all(keys.held(done.session, class), group.members)
+        writes.hdel_all(S.live, group.members)
+        writes.hset_all(S.p .. 'outcome', group.records)
+        writes.zadd_all(keys.ended(queue, COMPLETED), group.ended)
+        writes.zadd_all(keys.by('session', done.session), group.of_session)
+        step.count(queue, class, 'r', -group.count)
+        step.count(queue, class, 'c', group.count)
+        outcomes.tell_room(queue)
     end
 end
 

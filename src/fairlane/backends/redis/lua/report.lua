@@ -81,26 +81,23 @@ local function complete_one(session, present, id, fence, result)
     return judge(session, id, fence, 'completed')
 end
 
--- Complete jobs of a session. `batch` has ids, fences, and results, the places of their bytes among the arguments or 0.
--- Returns no verdicts when all were accepted: nearly always so.
+-- Complete jobs of a session, each once. `batch` has ids, fences, and results, the places of their bytes among the arguments or
+-- 0. Returns no verdicts when all were accepted: nearly always so.
 function report.complete(session, batch, args)
     local present, holder = presence.is_present(presence.get(session)), tickets.holder(session)
-    local ids, fences, results, done, left, others = batch.ids, batch.fences, batch.results, {}, {}, {}
+    local ids, fences, results, left, others = batch.ids, batch.fences, batch.results, {}, {}
     local seqs = writes.hmget(S.p .. 'id', ids)
     for i, seq in ipairs(seqs) do
         seqs[i] = seq or ''
     end
-    local raws, seen = writes.hmget(S.live, seqs), {}
-    for i, seq in ipairs(seqs) do
-        -- A second one for the same job is judged by what the first has stored.
-        local raw, class, queue, id, lane, limited = present and not seen[seq] and raws[i]
-        if raw then
-            seen[seq] = true
-            class, queue, id, lane, limited = tickets.held(raw, holder, fences[i])
+    local done = outcomes.begin(session)
+    for i, raw in ipairs(writes.hmget(S.live, seqs)) do
+        local class, queue, lane, limited
+        if raw and present then
+            class, queue, lane, limited = tickets.held(raw, holder, fences[i], #ids[i])
         end
         if class then
-            local result = args[results[i]]
-            done[#done + 1] = { member = seq, raw = raw, result = result, class = class, queue = queue, id = id, lane = lane }
+            outcomes.complete(done, queue, class, lane, seqs[i], ids[i], raw, args[results[i]])
             if limited then
                 left[#left + 1] = { queue = queue, lane_key = lane }
             end
@@ -108,7 +105,7 @@ function report.complete(session, batch, args)
             others[#others + 1] = i
         end
     end
-    outcomes.complete(session, done)
+    outcomes.file(done)
     places.hand_on_all(left)
     if #others == 0 then
         return {}

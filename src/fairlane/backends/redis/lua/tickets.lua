@@ -160,9 +160,9 @@ function tickets.holder(session)
     return bytes('>Hc0', #session, session)
 end
 
--- What a job has that runs under this fence for this holder: its class, queue, id and lane, and whether that is limited. Nothing
--- when it does not, is no ticket, or holds more than its place.
-function tickets.held(raw, holder, fence)
+-- What a job has that runs under this fence for this holder: its class, queue and lane, and whether that is limited. Nothing
+-- when it does not, is no ticket, or holds more than its place. `length`: of its id.
+function tickets.held(raw, holder, fence, length)
     if byte(raw, 1) ~= 114 or parts('>I4', raw, 2) ~= fence then
         return nil
     end
@@ -170,11 +170,15 @@ function tickets.held(raw, holder, fence)
     if sub(raw, 30, at - 1) ~= holder then
         return nil
     end
-    local class, flags, queue, _, id, lane = parts(BODY, raw, at)
+    local class, flags, queue = parts('>BBI4', raw, at)
     if flags >= HOLDS_MORE then
         return nil
     end
-    return class, queue, id, lane, flags % 2 == 1
+    -- Past arrival and id, which need not be taken out.
+    local at_lane = at + 16 + length
+    local high, low = byte(raw, at_lane, at_lane + 1)
+    local lane = high + low > 0 and sub(raw, at_lane + 2, at_lane + 1 + 256 * high + low) or ''
+    return class, queue, lane, flags % 2 == 1
 end
 
 -- What is kept of a job that has completed.

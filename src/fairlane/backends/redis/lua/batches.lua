@@ -1,0 +1,139 @@
+-- Two shapes that a claim of plain jobs mostly has: one job of each of many lanes, and many jobs of one. They are started here as
+-- `dispatch` would start them one by one, without tables for each lane and job: those were half of such a claim (measured). Jobs
+-- have tickets and cost what is usual; for all else there is `dispatch`.
+
+local PRICE = 1000 -- of a start, where neither job nor lane says otherwise
+local AT_FIRST = 27 -- of a flow as it is stored, see `step.flow_bytes`
+
+local function is_usual(queue, lane)
+    return #queue.rules == 0 or catalog.terms(queue, lane).weight == 1
+end
+
+local function are_cheap(raws)
+    for _, raw in ipairs(raws) do
+        if not tickets.is_cheap(raw) then
+            return false
+        end
+    end
+    return true
+end
+
+-- The tickets of jobs that start now, and where they are kept from now on. Those who listen are told by the caller.
+local function start_all(c, domain, members, raws)
+    local lives, held, claim = {}, {}, c.ticket
+    for i, member in ipairs(members) do
+        local ticket = tickets.started(raws[i], claim, PRICE)
+        lives[2 * i - 1], lives[2 * i] = member, ticket
+        held[2 * i - 1], held[2 * i] = member, member
+        entries.forget_indexed(member)
+        dispatch.note(c, member, ticket)
+    end
+    writes.hset_all(S.live, lives)
+    writes.zadd_all(keys.held(c.who.id, domain.class), held)
+    step.count(domain.queue, domain.class, 'p', -#members)
+    step.count(domain.queue, domain.class, 'r', #members)
+end
+
+local function tell_all(domain, lanes, raws)
+    if step.is_heard() then
+        for i, raw in ipairs(raws) do
+            dispatch.tell_start(raw, domain.queue, lanes[i] or lanes[1])
+        end
+    end
+end
+
+-- The first jobs of these flows.
+local function firsts_of(flow_keys)
+    local firsts = {}
+    for i, raw in ipairs(writes.hmget(S.p .. 'flow', flow_keys)) do
+        firsts[i] = sub(raw, AT_FIRST)
+    end
+    return firsts
+end
+
+-- Take a job out of its flow; returns the one that comes next, and when it came. A lane with a single place has none.
+local function leave(ready, member, is_single)
+    if is_single then
+        writes.zrem(ready, member)
+        return nil
+    end
+    local next_ = call('ZRANGE', ready, 1, 1, 'WITHSCORES')
+    redis.call('ZREM', ready, member)
+    return next_[1], next_[2]
+end
+
+-- Start the first job of each flow of `line`, members and tags, in that order. Returns how many; none if another order may hold,
+-- because a lane comes again before the last of them.
+function batches.one_of_each(c, queue, domain, line)
+    local count = #line / 2
+    local last = tonumber(line[2 * count])
+    if last >= tonumber(line[2]) + PRICE then
+        return 0
+    end
+    step.put_flows()
+    local lanes, flow_keys, before = {}, {}, keys.flow(domain.key, '')
+    for i = 1, count do
+        local lane = sub(line[2 * i - 1], 17)
+        if not is_usual(queue, lane) then
+            return 0
+        end
+        lanes[i], flow_keys[i] = lane, before .. lane
+    end
+    local members = firsts_of(flow_keys)
+    local raws = writes.hmget(S.live, members)
+    if not are_cheap(raws) then
+        return 0
+    end
+    start_all(c, domain, members, raws)
+    local gone, back, records = {}, {}, {}
+    local readies, is_ruled = S.p .. 'ready:' .. before, #queue.rules > 0
+    for i, lane in ipairs(lanes) do
+        local finish = tonumber(line[2 * i]) + PRICE
+        local next_, arrival = leave(readies .. lane, members[i], is_ruled and catalog.terms(queue, lane).limit == 1)
+        gone[i] = line[2 * i - 1]
+        if next_ then
+            back[#back + 1], back[#back + 2] = finish, keys.padded(arrival) .. lane
+        end
+        records[2 * i - 1], records[2 * i] = flow_keys[i], step.flow_bytes(finish, next_ and finish, arrival, next_)
+        entries.begun(domain.queue, lane, 1)
+    end
+    writes.hset_all(S.p .. 'flow', records)
+    writes.zrem_all(domain.line, gone)
+    writes.zadd_all(domain.line, back)
+    step.set_clock(domain, math.max(domain.clock, last))
+    tell_all(domain, lanes, raws)
+    return count
+end
+
+-- Start up to `most` jobs of the only flow of a domain, whose place in line is `place`. Returns how many.
+function batches.many_of_one(c, queue, domain, place, tag, most)
+    local lane = sub(place, 17)
+    if not is_usual(queue, lane) then
+        return 0
+    end
+    step.put_flows()
+    local flow_key = keys.flow(domain.key, lane)
+    local ready = S.p .. 'ready:' .. flow_key
+    local found, members = call('ZRANGE', ready, 0, most, 'WITHSCORES'), {}
+    local count = math.min(most, #found / 2)
+    for i = 1, count do
+        members[i] = found[2 * i - 1]
+    end
+    local raws = writes.hmget(S.live, members)
+    if not are_cheap(raws) then
+        return 0
+    end
+    start_all(c, domain, members, raws)
+    local next_, arrival = found[2 * count + 1], found[2 * count + 2]
+    local finish = tonumber(tag) + count * PRICE
+    writes.zrem_all(ready, members)
+    writes.zrem_all(domain.line, { place })
+    if next_ then
+        writes.zadd_all(domain.line, { finish, keys.padded(arrival) .. lane })
+    end
+    writes.hset_all(S.p .. 'flow', { flow_key, step.flow_bytes(finish, next_ and finish, arrival, next_) })
+    entries.begun(domain.queue, lane, count)
+    step.set_clock(domain, math.max(domain.clock, finish - PRICE))
+    tell_all(domain, { lane }, raws)
+    return count
+end
