@@ -1,6 +1,8 @@
--- Two shapes that a claim of plain jobs mostly has: one job of each of many lanes, and many jobs of one. They are started here as
--- `dispatch` would start them one by one, without tables for each lane and job: those were half of such a claim (measured). Jobs
--- have tickets and cost what is usual; for all else there is `dispatch`.
+-- What happens to many plain jobs at a time, by lists: without a table for each lane and job, which were half of the cost
+-- (measured). Jobs have tickets here; for all else there are `dispatch` and `places`, with the same result.
+--
+-- A claim mostly has one of two shapes: one job of each of many lanes, or many jobs of one. The places of limited lanes go on to
+-- one job each.
 
 local PRICE = 1000 -- of a start, where neither job nor lane says otherwise
 local AT_FIRST = 27 -- of a flow as it is stored, see `step.flow_bytes`
@@ -54,11 +56,11 @@ end
 -- Take a job out of its flow; returns the one that comes next, and when it came. A lane with a single place has none.
 local function leave(ready, member, is_single)
     if is_single then
-        writes.zrem(ready, member)
+        call('ZREM', ready, member)
         return nil
     end
     local next_ = call('ZRANGE', ready, 1, 1, 'WITHSCORES')
-    redis.call('ZREM', ready, member)
+    call('ZREM', ready, member)
     return next_[1], next_[2]
 end
 
@@ -136,4 +138,86 @@ function batches.many_of_one(c, queue, domain, place, tag, most)
     step.set_clock(domain, math.max(domain.clock, finish - PRICE))
     tell_all(domain, { lane }, raws)
     return count
+end
+
+-- The first in the lines of limited lanes whose only change is that one job has left them: numbers, scores, and which of the
+-- lanes each is of. The others are noted in `rest`.
+local function pop_waiting(names, rest)
+    local times, members, scores, at = {}, {}, {}, {}
+    for _, name in ipairs(names) do
+        times[name] = (times[name] or 0) + 1
+    end
+    for i, raw in ipairs(writes.hmget(S.p .. 'lane', names)) do
+        local name = names[i]
+        local is_simple = times[name] == 1 and not S.lanes[name] and raw and step.is_full(raw)
+        local popped = is_simple and call('ZPOPMIN', S.p .. 'wait:' .. name) or {}
+        if popped[1] then
+            local n = #at + 1
+            members[n], scores[n], at[n] = popped[1], popped[2], i
+        else
+            rest[#rest + 1] = i
+        end
+    end
+    return members, scores, at
+end
+
+-- Let a job that has got a place stand in its flow, `record` as it is stored. Returns false, and does nothing, if it comes before
+-- others there.
+local function join(lists, domain, lane, flow_key, record, member, arrival)
+    local finish, tag, head = 0, nil, nil
+    if record then
+        finish, tag, head = step.read_flow(record)
+    end
+    if tag and arrival < head then
+        return false
+    end
+    if not tag then
+        tag = math.max(domain.clock, finish)
+        local records, line = lists.records, lists.lines[domain] or {}
+        lists.lines[domain] = line
+        records[#records + 1], records[#records + 2] = flow_key, step.flow_bytes(finish, tag, arrival, member)
+        line[#line + 1], line[#line + 2] = tag, step.line_member(arrival, lane)
+        step.tell(domain.topic)
+    end
+    call('ZADD', S.p .. 'ready:' .. flow_key, arrival, member)
+    return true
+end
+
+-- Jobs with tickets have left these limited lanes: their places go on, each to the next of its lane.
+function batches.hand_on(queues, lanes)
+    local names, rest, lists = {}, {}, { lives = {}, records = {}, lines = {} }
+    for i, lane in ipairs(lanes) do
+        names[i] = keys.lane(queues[i], lane)
+    end
+    step.put_flows()
+    local members, scores, at = pop_waiting(names, rest)
+    local raws, flow_keys, classes, arrivals = writes.hmget(S.live, members), {}, {}, {}
+    for n, raw in ipairs(raws) do
+        flow_keys[n], classes[n] = '', false
+        if tickets.is_waiting(raw) then
+            classes[n], arrivals[n] = tickets.place(raw)
+            flow_keys[n] = keys.flow(step.domain(queues[at[n]], classes[n], '').key, lanes[at[n]])
+        end
+    end
+    for n, record in ipairs(writes.hmget(S.p .. 'flow', flow_keys)) do
+        local i, member, class = at[n], members[n], classes[n]
+        local domain = class and step.domain(queues[i], class, '')
+        if domain and join(lists, domain, lanes[i], flow_keys[n], record, member, arrivals[n]) then
+            local lives = lists.lives
+            lives[#lives + 1], lives[#lives + 2] = member, tickets.granted(raws[n])
+            entries.forget_indexed(member)
+            step.tell_line(queues[i], lanes[i])
+        else
+            writes.zadd(S.p .. 'wait:' .. names[i], scores[n], member)
+            rest[#rest + 1] = i
+        end
+    end
+    writes.hset_all(S.live, lists.lives)
+    writes.hset_all(S.p .. 'flow', lists.records)
+    for domain, line in pairs(lists.lines) do
+        writes.zadd_all(domain.line, line)
+    end
+    for _, i in ipairs(rest) do
+        places.leave(queues[i], lanes[i])
+    end
 end

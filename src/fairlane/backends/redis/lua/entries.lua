@@ -133,31 +133,30 @@ local function note_lane(queue, key, waiting, running)
         of_queue = {}
         S.noted[queue] = of_queue
     end
-    local noted = of_queue[key]
-    if noted then
-        noted[1], noted[2] = noted[1] + waiting, noted[2] + running
-    else
-        of_queue[key] = { waiting, running }
-    end
+    of_queue[key] = (of_queue[key] or 0) + entries.backlog(waiting, running)
 end
 
 -- Write how many jobs wait and how many run in each lane that has any, for whoever looks and for limits of what may wait. Empty
 -- lanes leave nothing.
 function entries.flush_lanes()
     for queue, noted in pairs(S.noted) do
-        local backlog, lanes = S.p .. 'backlog:' .. queue, {}
-        for key in pairs(noted) do
-            lanes[#lanes + 1] = key
-        end
-        for i, was in ipairs(writes.zmscore(backlog, lanes)) do
-            local by = noted[lanes[i]]
-            local is = tonumber(was or 0) + entries.backlog(by[1], by[2])
-            if is > 0 then
-                writes.zadd(backlog, is, lanes[i])
-            else
-                writes.zrem(backlog, lanes[i])
+        local backlog, lanes, changed, empty = S.p .. 'backlog:' .. queue, {}, {}, {}
+        for key, by in pairs(noted) do
+            if by ~= 0 then
+                lanes[#lanes + 1] = key
             end
         end
+        for i, was in ipairs(writes.zmscore(backlog, lanes)) do
+            local lane = lanes[i]
+            local is = (was and tonumber(was) or 0) + noted[lane]
+            if is > 0 then
+                changed[#changed + 1], changed[#changed + 2] = is, lane
+            else
+                empty[#empty + 1] = lane
+            end
+        end
+        writes.zadd_all(backlog, changed)
+        writes.zrem_all(backlog, empty)
     end
     S.noted = {}
 end

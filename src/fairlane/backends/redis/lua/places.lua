@@ -171,45 +171,12 @@ function places.vacate(e)
     places.hand_on(lane)
 end
 
--- The same for lanes that jobs with tickets have left, {queue, lane_key} each: the hot path of limited lanes. Nearly always one
--- place goes to one job with a ticket; who they are is read together, and every other case goes the long way.
-function places.hand_on_all(left)
-    local lanes, firsts, scores, known = {}, {}, {}, {}
-    step.load_lanes(left)
-    for _, each in ipairs(left) do
-        local lane = step.lane(each.queue, each.lane_key)
-        lane.granted = lane.granted - 1
-        tell_line(each)
-        if not known[lane] then
-            known[lane] = true
-            lanes[#lanes + 1] = lane
-        end
-    end
-    for i, lane in ipairs(lanes) do
-        local first = lane.granted == lane.places - 1 and call('ZPOPMIN', S.p .. 'wait:' .. lane.name) or {}
-        firsts[i], scores[i] = first[1] or '', first[2]
-    end
-    local raws, waiting = writes.hmget(S.live, firsts), {}
-    for i, lane in ipairs(lanes) do
-        local raw = raws[i]
-        if raw and tickets.is_waiting(raw) then
-            local class, arrival = tickets.place(raw)
-            waiting[i] = { queue = lane.queue, class = class, lane_key = lane.key, arrival = arrival }
-        elseif scores[i] then
-            writes.zadd(S.p .. 'wait:' .. lane.name, scores[i], firsts[i])
-        end
-    end
-    flows.load(waiting)
-    for i, lane in ipairs(lanes) do
-        local next_ = waiting[i]
-        if next_ then
-            lane.granted = lane.granted + 1
-            local flow = flows.join(lane.queue, next_.class, '', lane.key, next_.arrival, firsts[i])
-            entries.admit(firsts[i], raws[i], flow, next_.arrival)
-        else
-            places.hand_on(lane)
-        end
-    end
+-- The same for a job with a ticket that has left a lane.
+function places.leave(queue, lane_key)
+    local lane = step.lane(queue, lane_key)
+    lane.granted = lane.granted - 1
+    step.tell_line(queue, lane_key)
+    places.hand_on(lane)
 end
 
 -- After a job went back from running to waiting, or the order changed: whoever comes first has the place. By arrival in an

@@ -85,12 +85,12 @@ end
 -- 0. Returns no verdicts when all were accepted: nearly always so.
 function report.complete(session, batch, args)
     local present, holder = presence.is_present(presence.get(session)), tickets.holder(session)
-    local ids, fences, results, left, others = batch.ids, batch.fences, batch.results, {}, {}
+    local ids, fences, results, others = batch.ids, batch.fences, batch.results, {}
     local seqs = writes.hmget(S.p .. 'id', ids)
     for i, seq in ipairs(seqs) do
         seqs[i] = seq or ''
     end
-    local done = outcomes.begin(session)
+    local done, queues, lanes = outcomes.begin(session), {}, {}
     for i, raw in ipairs(writes.hmget(S.live, seqs)) do
         local class, queue, lane, limited
         if raw and present then
@@ -99,14 +99,15 @@ function report.complete(session, batch, args)
         if class then
             outcomes.complete(done, queue, class, lane, seqs[i], ids[i], raw, args[results[i]])
             if limited then
-                left[#left + 1] = { queue = queue, lane_key = lane }
+                local i = #lanes + 1
+                queues[i], lanes[i] = queue, lane
             end
         else
             others[#others + 1] = i
         end
     end
     outcomes.file(done)
-    places.hand_on_all(left)
+    batches.hand_on(queues, lanes)
     if #others == 0 then
         return {}
     end

@@ -354,11 +354,10 @@ function step.put_flows()
     S.flows, S.flow = {}, nil
 end
 
-local function lane_read(name, queue, key, raw)
-    local most, ordered, granted = parts('>dBd', raw)
-    return {
-        name = name, queue = queue, key = key, places = most, ordered = ordered == 1, granted = granted, stored = granted,
-    }
+-- Whether all places of a lane, as it is stored, are taken, and not more.
+function step.is_full(raw)
+    local most, _, granted = parts('>dBd', raw)
+    return granted == most
 end
 
 -- Limited lanes.
@@ -367,26 +366,15 @@ function step.lane(queue, key)
     local found = S.lanes[name]
     if found == nil then
         local raw = writes.hget(S.p .. 'lane', name)
-        found = raw and lane_read(name, queue, key, raw) or nil
-        S.lanes[name] = found
-    end
-    return found or nil
-end
-
--- Read the limited lanes of these jobs together.
-function step.load_lanes(jobs)
-    local names, queues, lane_keys = {}, {}, {}
-    for _, e in pairs(jobs) do
-        local name = keys.lane(e.queue, e.lane_key)
-        if S.lanes[name] == nil then
-            S.lanes[name] = false
-            local i = #names + 1
-            names[i], queues[i], lane_keys[i] = name, e.queue, e.lane_key
+        if raw then
+            local most, ordered, granted = parts('>dBd', raw)
+            found = {
+                name = name, queue = queue, key = key, places = most, ordered = ordered == 1, granted = granted, stored = granted,
+            }
+            S.lanes[name] = found
         end
     end
-    for i, raw in ipairs(writes.hmget(S.p .. 'lane', names)) do
-        S.lanes[names[i]] = raw and lane_read(names[i], queues[i], lane_keys[i], raw) or nil
-    end
+    return found or nil
 end
 
 -- The limited lane of a key, made when it has no jobs yet.
