@@ -7,8 +7,10 @@
 local PRICE = 1000 -- of a start, where neither job nor lane says otherwise
 local AT_FIRST = 27 -- of a flow as it is stored, see `step.flow_bytes`
 
-local function is_usual(queue, lane)
-    return #queue.rules == 0 or catalog.terms(queue, lane).weight == 1
+local OPEN = { weight = 1 }
+
+local function terms_of(queue, lane)
+    return #queue.rules == 0 and OPEN or catalog.terms(queue, lane)
 end
 
 local function are_cheap(raws)
@@ -22,13 +24,18 @@ end
 
 -- The tickets of jobs that start now, and where they are kept from now on. Those who listen are told by the caller.
 local function start_all(c, domain, members, raws)
-    local lives, held, claim = {}, {}, c.ticket
+    local lives, held, claim, told, first = {}, {}, c.ticket, c.told, #c.members
+    local fresh = tickets.first(claim)
     for i, member in ipairs(members) do
-        local ticket = tickets.started(raws[i], claim, PRICE)
+        local ticket = tickets.is_new(raws[i]) and fresh .. tickets.body(raws[i]) or tickets.started(raws[i], claim, PRICE)
         lives[2 * i - 1], lives[2 * i] = member, ticket
         held[2 * i - 1], held[2 * i] = member, member
-        entries.forget_indexed(member)
-        dispatch.note(c, member, ticket)
+        c.members[first + i], told[first + i] = member, ticket
+    end
+    if next(S.indexed) then
+        for _, member in ipairs(members) do
+            entries.forget_indexed(member)
+        end
     end
     writes.hset_all(S.live, lives)
     writes.zadd_all(keys.held(c.who.id, domain.class), held)
@@ -44,24 +51,25 @@ local function tell_all(domain, lanes, raws)
     end
 end
 
--- The first jobs of these flows.
-local function firsts_of(flow_keys)
-    local firsts = {}
-    for i, raw in ipairs(writes.hmget(S.p .. 'flow', flow_keys)) do
-        firsts[i] = sub(raw, AT_FIRST)
+-- What comes first and second in these flows, and when the second came. A lane with a single place has no second, and its flow
+-- need not be looked at for the first.
+local function heads_of(flow_keys, singles)
+    local firsts, seconds, arrivals, readies = {}, {}, {}, S.p .. 'ready:'
+    local single_keys, places_ = {}, {}
+    for i, flow_key in ipairs(flow_keys) do
+        if singles[i] then
+            single_keys[#single_keys + 1], places_[#places_ + 1] = flow_key, i
+        else
+            local ready = readies .. flow_key
+            -- Mostly nothing was gathered for it: then there is no need to look.
+            local both = (S.writes[ready] and call or redis.call)('ZRANGE', ready, 0, 1, 'WITHSCORES')
+            firsts[i], seconds[i], arrivals[i] = both[1], both[3], both[4]
+        end
     end
-    return firsts
-end
-
--- Take a job out of its flow; returns the one that comes next, and when it came. A lane with a single place has none.
-local function leave(ready, member, is_single)
-    if is_single then
-        call('ZREM', ready, member)
-        return nil
+    for n, raw in ipairs(writes.hmget(S.p .. 'flow', single_keys)) do
+        firsts[places_[n]] = sub(raw, AT_FIRST)
     end
-    local next_ = call('ZRANGE', ready, 1, 1, 'WITHSCORES')
-    call('ZREM', ready, member)
-    return next_[1], next_[2]
+    return firsts, seconds, arrivals
 end
 
 -- Start the first job of each flow of `line`, members and tags, in that order. Returns how many; none if another order may hold,
@@ -73,28 +81,28 @@ function batches.one_of_each(c, queue, domain, line)
         return 0
     end
     step.put_flows()
-    local lanes, flow_keys, before = {}, {}, keys.flow(domain.key, '')
+    local lanes, flow_keys, singles, before = {}, {}, {}, keys.flow(domain.key, '')
     for i = 1, count do
         local lane = sub(line[2 * i - 1], 17)
-        if not is_usual(queue, lane) then
+        local terms = terms_of(queue, lane)
+        if terms.weight ~= 1 then
             return 0
         end
-        lanes[i], flow_keys[i] = lane, before .. lane
+        lanes[i], flow_keys[i], singles[i] = lane, before .. lane, terms.limit == 1
     end
-    local members = firsts_of(flow_keys)
+    local members, seconds, arrivals = heads_of(flow_keys, singles)
     local raws = writes.hmget(S.live, members)
     if not are_cheap(raws) then
         return 0
     end
     start_all(c, domain, members, raws)
-    local gone, back, records = {}, {}, {}
-    local readies, is_ruled = S.p .. 'ready:' .. before, #queue.rules > 0
+    local gone, back, records, readies = {}, {}, {}, S.p .. 'ready:'
     for i, lane in ipairs(lanes) do
-        local finish = tonumber(line[2 * i]) + PRICE
-        local next_, arrival = leave(readies .. lane, members[i], is_ruled and catalog.terms(queue, lane).limit == 1)
+        local finish, next_, arrival = tonumber(line[2 * i]) + PRICE, seconds[i], arrivals[i]
+        call('ZREM', readies .. flow_keys[i], members[i])
         gone[i] = line[2 * i - 1]
         if next_ then
-            back[#back + 1], back[#back + 2] = finish, keys.padded(arrival) .. lane
+            back[#back + 1], back[#back + 2] = finish, keys.place(arrival, lane)
         end
         records[2 * i - 1], records[2 * i] = flow_keys[i], step.flow_bytes(finish, next_ and finish, arrival, next_)
         entries.begun(domain.queue, lane, 1)
@@ -110,7 +118,7 @@ end
 -- Start up to `most` jobs of the only flow of a domain, whose place in line is `place`. Returns how many.
 function batches.many_of_one(c, queue, domain, place, tag, most)
     local lane = sub(place, 17)
-    if not is_usual(queue, lane) then
+    if terms_of(queue, lane).weight ~= 1 then
         return 0
     end
     step.put_flows()
@@ -131,7 +139,7 @@ function batches.many_of_one(c, queue, domain, place, tag, most)
     writes.zrem_all(ready, members)
     writes.zrem_all(domain.line, { place })
     if next_ then
-        writes.zadd_all(domain.line, { finish, keys.padded(arrival) .. lane })
+        writes.zadd_all(domain.line, { finish, keys.place(arrival, lane) })
     end
     writes.hset_all(S.p .. 'flow', { flow_key, step.flow_bytes(finish, next_ and finish, arrival, next_) })
     entries.begun(domain.queue, lane, count)

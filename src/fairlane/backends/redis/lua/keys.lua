@@ -117,6 +117,11 @@ function keys.padded(member)
     return ZEROS[#member] .. member
 end
 
+-- Where a flow stands in line: its first job's arrival, then its lane.
+function keys.place(arrival, lane)
+    return ZEROS[#arrival] .. arrival .. lane
+end
+
 function keys.tally(queue)
     return S.p .. 'tally:' .. queue
 end

@@ -310,7 +310,7 @@ function step.flow_of(e)
 end
 
 function step.line_member(head, lane)
-    return keys.padded(writes.text(head)) .. lane
+    return keys.place(writes.text(head), lane)
 end
 
 local function put_in_line(f)
