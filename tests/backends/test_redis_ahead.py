@@ -220,6 +220,16 @@ async def test_what_may_not_start_is_not_sent(idle: Idle, why: str) -> None:
     await sound(idle.kit)
 
 
+async def test_who_was_told_of_what_it_had_not_asked_for_is_sent_nothing_that_comes_after_it(idle: Idle) -> None:
+    await idle.kit.enqueue(priority=Priority.LOW)
+    await idle.worker.finish(*[complete(job.held) for job in await idle.claim(102)])
+    asks = tuple(Ask("default", p, 1) for p in (Priority.HIGH, Priority.LOW))
+    assert await idle.store.claim(idle.worker.id, Claim(number=103, asks=asks, total=1)) == []
+    ids = [await idle.kit.enqueue(priority=priority) for priority in (Priority.NORMAL, Priority.LOW)]
+    assert [await idle.kit.state(id) for id in ids] == [JobState.PENDING] * 2
+    assert [job.id for job in await idle.claim(104, 1)] == ids[:1]
+
+
 async def test_jobs_that_are_sent_ahead_go_to_one_worker_each(idle: Idle) -> None:
     second = Idle(idle.kit, idle.store, await idle.kit.worker())
     assert await second.claim(1) == []

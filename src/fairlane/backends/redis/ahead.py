@@ -8,6 +8,7 @@ was blocked for. What is lost on the way comes as the answer to the claim.
 from __future__ import annotations
 
 import asyncio
+import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,6 +71,7 @@ class Ahead:
         self._tell = tell
         self._sessions: dict[str, _Session] = {}
         self._refused = False
+        self._pid = os.getpid()
 
     def expect(self, id: str, number: int) -> bool:
         """The claim of this number may be answered ahead from now on, and none before it. False: none at all may."""
@@ -100,8 +102,8 @@ class Ahead:
             _end(session)
 
     async def close(self) -> None:
-        """Wait for nothing any more."""
-        while self._sessions:
+        """Wait for nothing any more. In the child of a fork nothing happens."""
+        while self._sessions and os.getpid() == self._pid:
             _end(self._sessions.popitem()[1])
         await self._connections.close()
 
