@@ -8,15 +8,18 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from fairlane.backends.redis import ahead
 from fairlane.backends.redis.roles import rights
 from fairlane.backends.redis.store import RedisStore
 from fairlane.clock import ManualClock
+from fairlane.errors import SessionLost
 from fairlane.job import Claimed, JobState, Priority
 from fairlane.session import Claim
 from fairlane.settings import LaneRule
 from fairlane.slots import Ask
 from fairlane.states import complete
 from fairlane.store import Store
+from fairlane.upkeep import Retention
 from fairlane.wakeups import job_topic, queue_topic, worker_topic
 from tests.conformance.kit import Kit, Worker
 from tests.servers import valkey
@@ -37,6 +40,13 @@ class Idle:
     async def claim(self, number: int, total: int = 10, store: Store | None = None) -> list[Claimed]:
         asks = tuple(Ask(source, p, total) for p in Priority for source in (None, "default", "other"))
         return await (store or self.store).claim(self.worker.id, Claim(number=number, asks=asks, total=total))
+
+    async def seen(self) -> None:
+        """Wait until the server sees that this process is there."""
+        channel = f"{self.store._address.prefix}ahead:{self.worker.id}"
+        async with asyncio.timeout(5):
+            while not self.store.wakeups.show(channel):
+                await asyncio.sleep(0.005)
 
     async def told(self) -> bool:
         """Whether there is something to come for, or it has come."""
@@ -63,6 +73,8 @@ async def idle() -> AsyncIterator[Idle]:
         await worker.finish(*[complete(job.held) for job in await worker.claim(2)])
         assert [await kit.state(id) for id in (first, other)] == [JobState.COMPLETED] * 2
         mine = Idle(kit, here, worker)
+        assert await mine.claim(100) == []
+        await mine.seen()
         assert await mine.claim(101) == []
         yield mine
         mine.ear.close()
@@ -232,6 +244,7 @@ async def test_who_was_told_of_what_it_had_not_asked_for_is_sent_nothing_that_co
 
 async def test_jobs_that_are_sent_ahead_go_to_one_worker_each(idle: Idle) -> None:
     second = Idle(idle.kit, idle.store, await idle.kit.worker())
+    await second.seen()
     assert await second.claim(1) == []
     ids = [await idle.kit.enqueue() for _ in range(3)]
     jobs = [await idle.kit.job(id) for id in ids]
@@ -271,7 +284,9 @@ async def test_who_waits_for_a_job_hears_that_it_has_started(idle: Idle) -> None
     ear.close()
 
 
-async def test_a_connection_that_is_lost_costs_one_look_and_is_made_again(idle: Idle) -> None:
+async def test_a_connection_that_is_lost_costs_one_look_and_is_made_again(
+    idle: Idle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = idle.store._address.namespace
     await blocked(idle)
     for line in valkey.server().ask("CLIENT", "LIST").splitlines():
@@ -281,12 +296,91 @@ async def test_a_connection_that_is_lost_costs_one_look_and_is_made_again(idle: 
     lost = await idle.kit.enqueue()
     assert [job.id for job in await idle.claim(102)] == [lost]
     await idle.worker.finish(*[complete(job.held) for job in await idle.claim(102)])
+    # For a while after a failure nothing is sent ahead.
     assert await idle.claim(103) == []
+    id = await idle.kit.enqueue()
+    assert await idle.kit.state(id) is JobState.PENDING
+    await idle.worker.finish(*[complete(job.held) for job in await idle.claim(104)])
+
+    monkeypatch.setattr(ahead, "STEADY_SECONDS", 0.0)
+    assert await idle.claim(105) == []
     await blocked(idle)
     id = await idle.kit.enqueue()
+    while idle.store._ahead.take(idle.worker.id, 106) is None:
+        assert await idle.told()
+    assert [job.id for job in await idle.claim(106)] == [id]
+
+
+async def test_a_wait_that_has_ended_goes_on_at_once_for_who_has_claimed_since(
+    idle: Idle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "WAIT_SECONDS", 1)
+    second = Idle(idle.kit, idle.store, await idle.kit.worker("default", pool="second"))
+    await second.seen()
+    assert await second.claim(1) == []
+    await asyncio.sleep(0.5)
+    assert await second.claim(2) == []
+    await asyncio.sleep(0.7)
+    assert len(_waiting(idle)) == 2
+    await asyncio.sleep(1.0)
+    assert len(_waiting(idle)) == 1, "it has not claimed for longer than that"
+    second.ear.close()
+
+
+async def test_what_came_after_a_job_that_was_sent_ahead_is_claimed_with_it(idle: Idle) -> None:
+    """The worker comes because it was told of the second, before it has got the first."""
+    ids = [await idle.kit.enqueue() for _ in range(3)]
+    assert [await idle.kit.state(id) for id in ids] == [JobState.RUNNING, JobState.PENDING, JobState.PENDING]
+    assert [job.id for job in await idle.claim(102, 2, store=idle.kit.store)] == ids[:2]
+    assert [job.id for job in await idle.claim(102, 10, store=idle.kit.store)] == ids[:2]
+    assert [job.id for job in await idle.claim(103, store=idle.kit.store)] == ids[2:]
+    await sound(idle.kit)
+
+
+async def test_who_was_answered_ahead_is_told_to_look_for_what_came_after_it(idle: Idle) -> None:
+    ids = [await idle.kit.enqueue() for _ in range(2)]
+    while idle.store._ahead._sessions[idle.worker.id].answer is None:
+        assert await idle.told()
+    assert [job.id for job in await idle.claim(102)] == ids[:1]
+    await idle.ear.wait(0.0)  # what it was told before
     assert await idle.told()
-    assert idle.store._ahead.take(idle.worker.id, 104) is not None
-    assert [job.id for job in await idle.claim(104)] == [id]
+    assert [job.id for job in await idle.claim(103)] == ids[1:]
+
+
+async def test_who_claims_by_itself_is_not_told_to_look(idle: Idle) -> None:
+    await idle.kit.enqueue()
+    assert await idle.told()
+    await idle.claim(102)
+    assert await idle.claim(103) == []
+    assert not await idle.ear.wait(0.1)
+
+
+async def test_a_process_that_is_gone_is_sent_nothing(idle: Idle) -> None:
+    idle.store.wakeups.close()
+    async with asyncio.timeout(5):
+        channel = f"{idle.store._address.prefix}ahead:{idle.worker.id}"
+        while valkey.server().ask("PUBSUB", "NUMSUB", channel)[1]:
+            await asyncio.sleep(0.01)
+    assert await idle.kit.state(await idle.kit.enqueue()) is JobState.PENDING
+
+
+async def test_who_stood_still_asks_whether_its_session_still_is(idle: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
+    id = await idle.kit.enqueue()
+    assert await idle.told()
+    await idle.kit.store.leave(idle.worker.id, begun=[])
+    monkeypatch.setattr(ahead, "FRESH_SECONDS", 0.0)
+    with pytest.raises(SessionLost):
+        await idle.claim(102)
+    assert await idle.kit.state(id) is JobState.PENDING
+
+
+async def test_a_queue_in_which_nothing_was_for_long_sends_ahead_too(idle: Idle) -> None:
+    idle.kit.clock.advance(3_600.0)
+    await idle.store.renew(idle.worker.id, [], claim=101)
+    await idle.kit.store.prune(Retention())
+    assert await idle.claim(102) == []
+    assert await idle.kit.state(await idle.kit.enqueue()) is JobState.RUNNING
+    await sound(idle.kit)
 
 
 @pytest.mark.parametrize("how", ["left", "replaced"])
@@ -323,6 +417,7 @@ async def test_who_may_not_wait_on_the_server_is_told_and_comes_for_it(idle: Idl
     async with opened(f"{url}?namespace={idle.store._address.namespace}", idle.kit.clock) as store:
         other = Idle(idle.kit, store, await idle.kit.worker())
         await idle.store.leave(idle.worker.id)
+        await other.seen()
         assert await other.claim(1) == []
         async with asyncio.timeout(5):
             while store._ahead.expect(other.worker.id, 2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 
@@ -143,6 +144,18 @@ async def test_what_is_no_topic_is_refused(opened: Open, topic: str) -> None:
 
 
 # -- what travels --------------------------------------------------------------------------------------------------
+
+
+async def test_a_bell_rings_though_whoever_waits_was_quicker(opened: Open) -> None:
+    rung: list[bool] = []
+    ear = opened().subscribe(["queue:a"], lambda: rung.append(True))
+    thread = threading.Thread(target=ear.hear, args=(["queue:a"],))
+    thread.start()
+    thread.join()
+    assert await ear.wait() == {"queue:a"}
+    await asyncio.sleep(0)
+    assert rung
+    ear.close()
 
 
 async def test_topics_about_jobs_have_a_channel_of_their_own(opened: Open, tap: Tap) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -53,6 +54,29 @@ async def test_what_one_store_object_publishes_another_hears(store: Store, ear: 
     store.wakeups.publish(["queue:a", "queue:b"])
     assert await _heard(subscription, "queue:a", "queue:b") == {"queue:a", "queue:b"}
     subscription.close()
+
+
+async def test_a_bell_rings_for_all_that_is_heard_whoever_waits(store: Store, ear: Store) -> None:
+    rung: list[int] = []
+    subscription = ear.wakeups.subscribe([DEFAULT, "leader"], lambda: rung.append(len(rung)))
+
+    async def more_than(times: int) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while len(rung) <= times:
+                await asyncio.sleep(0.005)
+
+    store.wakeups.publish([DEFAULT])
+    await more_than(0)
+    # Nobody has taken what was heard, and the next one rings all the same.
+    before = len(rung)
+    store.wakeups.publish(["leader"])
+    await more_than(before)
+    assert await _heard(subscription, DEFAULT, "leader") == {DEFAULT, "leader"}
+    subscription.close()
+    before = len(rung)
+    store.wakeups.publish([DEFAULT])
+    await asyncio.sleep(0.05)
+    assert len(rung) == before
 
 
 async def test_a_store_object_hears_itself(store: Store) -> None:

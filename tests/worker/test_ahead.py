@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 
+import msgspec
+
 from fairlane.job import JobState
 
 from .faulty import wait_for
-from .yard import Yard
+from .yard import QUICK, Yard
 
 
 async def test_a_stop_while_half_of_a_claim_has_begun_gives_the_other_half_back_uncharged(yard: Yard) -> None:
@@ -55,3 +57,28 @@ async def test_a_claim_that_was_made_for_a_lost_session_is_not_sent_in_the_next(
         assert worker.session.id != first
         assert worker._fetcher.number < 10
     assert {job.state for job in jobs} == {JobState.COMPLETED}
+
+
+async def test_jobs_that_come_together_do_not_wait_for_a_poll(yard: Yard) -> None:
+    """An idle worker may be sent one of them, and is told of the others at the same moment."""
+    go_on = asyncio.Event()
+    begun: list[int] = []
+
+    async def work(number: int) -> None:
+        begun.append(number)
+        await go_on.wait()
+
+    yard.task(work)
+    seldom = msgspec.structs.replace(QUICK, poll=1.5)
+    async with yard.worker(slots=10, intervals=seldom):
+        for round in range(1, 6):
+            # Long enough that it has looked once since it became idle, and will not look again just now.
+            await asyncio.sleep(0.2 if round > 1 else 2.0)
+            before = time.monotonic()
+            ids = await asyncio.gather(*(yard.enqueue("work", number) for number in range(3)))
+            await wait_for(lambda round=round: len(begun) == 3 * round)
+            assert time.monotonic() - before < 0.7
+            go_on.set()
+            for id in ids:
+                await yard.until(id)
+            go_on.clear()

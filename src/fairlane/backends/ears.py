@@ -254,7 +254,10 @@ class Ear:
             self._siblings.discard(self)
 
     def _announce(self) -> None:
-        if self._bell is not None and self._heard:
+        if self._bell is not None and not self._closed:
+            with self._lock:
+                # Whoever waits may take what was heard before or after: what comes from now on rings again.
+                self._rung = False
             self._bell()
         self._news.set()
 

@@ -32,6 +32,23 @@ class Notifier(ServerNotifier[Pair]):
         self._dial = dial
         self._sender = SENDER + secrets.token_hex(8)
         self._look_at = 0.0
+        self._also: frozenset[str] = frozenset()
+
+    def show(self, channel: str) -> None:
+        """Listen to a channel on which nothing is said: the server sees by it that this process is there."""
+        with self._lock:
+            if channel not in self._also:
+                self._also |= {channel}
+                self._wake()
+
+    def is_shown(self, channel: str) -> bool:
+        """Whether the server listens for it now."""
+        return channel in self._listening
+
+    def hide(self, channel: str) -> None:
+        """Leave it, some time."""
+        with self._lock:
+            self._also -= {channel}
 
     def send(self, topics: Collection[str]) -> None:
         """Send these soon. They are dropped while the server is away."""
@@ -43,6 +60,9 @@ class Notifier(ServerNotifier[Pair]):
                 self._wake()
 
     # -- in the thread ---------------------------------------------------------------------------------------------
+
+    def _wanted(self) -> frozenset[str]:
+        return super()._wanted() | self._also
 
     async def _connect(self) -> Pair:
         pair = Pair(self._dial, self._hear, self._nudge.set)

@@ -16,6 +16,7 @@ from ...errors import (
     InvalidInput,
     NotFound,
     QueueFull,
+    SessionLost,
 )
 from ...finding import Finding
 from ...job import MOST_JOBS_PER_CALL, Claimed, Enqueued, Held, Job, JobKind, JobState, NewJob, Verdict
@@ -55,7 +56,7 @@ class RedisStore:
         self._stamps: dict[str, bytes] = {}
         """Of jobs that were claimed through this object: what tells them from others of the same id."""
         self._wakeups = RedisWakeups(dialling(address), address.prefix)
-        self._ahead = Ahead(address, self._wakeups.tell)
+        self._ahead = Ahead(address, self._wakeups)
         self._locks: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
 
     @property
@@ -145,7 +146,11 @@ class RedisStore:
         async with self._lock(f"claim {session}"):
             parts = self._ahead.take(session, claim.number)
             if parts is None:
-                parts = (await self._call("claim", session, self._claim_of(session, claim)))["parts"]
+                try:
+                    parts = (await self._call("claim", session, self._claim_of(session, claim)))["parts"]
+                except SessionLost:
+                    self._ahead.forget(session)
+                    raise
         return self._claimed(session, parts)
 
     async def finish(self, session: str, transitions: Sequence[Transition], *, claim: Claim | None = None) -> Finished:

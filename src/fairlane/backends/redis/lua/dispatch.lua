@@ -316,12 +316,15 @@ end
 -- claim may be answered ahead.
 function dispatch.claim(who, number, total, asks, hears)
     idle.forget(who.id)
-    if number == who.claim then
-        return repeated(who, number)
+    local answer = number == who.claim and repeated(who, number) or {}
+    if number == who.claim and not who.ahead then
+        return answer
     end
-    local c = { who = who, number = number, left = total, expired = 0, members = {}, told = {}, loads = {} }
+    -- What was answered ahead says nothing of what came after it: that is claimed now, under the same number.
+    who.ahead = nil
+    local c = { who = who, number = number, left = total - #answer / 3, expired = 0, members = {}, told = {}, loads = {} }
     if who.state ~= 'live' or not who.slots or not who.index then
-        return {}
+        return answer
     end
     c.running, c.ticket = presence.running(who), tickets.claim(who.id, number)
     step.save_lines()
@@ -345,7 +348,7 @@ function dispatch.claim(who, number, total, asks, hears)
             break
         end
     end
-    if #c.members == 0 then
+    if #c.members == 0 and #answer == 0 then
         local is_idle = c.running[0] + c.running[1] + c.running[2] == 0
         if hears and is_idle and total > 0 and c.expired < MOST_EXPIRED then
             idle.wait(who, number, asks)
@@ -355,5 +358,8 @@ function dispatch.claim(who, number, total, asks, hears)
     -- Only then: an idle worker asks once a second, and nothing is lost when an empty answer is not repeated.
     who.claim = number
     step.put('session', who.id, who)
-    return told_of(c.members, c.told)
+    for _, part in ipairs(told_of(c.members, c.told)) do
+        answer[#answer + 1] = part
+    end
+    return answer
 end

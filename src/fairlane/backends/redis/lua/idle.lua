@@ -4,7 +4,8 @@
 --
 -- Nothing depends on its getting there. A claim that was answered ahead is answered once more when it comes (`dispatch.claim`),
 -- and a renewal on its way meanwhile knows only of smaller numbers. All this is kept in memory alone: whoever is forgotten by
--- a restart asks again within a second.
+-- a restart asks again within a second. Another version of the library knows nothing of it: what that puts in line for a worker
+-- who waits here may start after what is sent to him here, until he asks again.
 
 local FRESH_SECONDS = 2 -- he asks every second; who has not may be frozen, and others would start the job at once
 local MOST = 1000 -- of one namespace
@@ -54,9 +55,9 @@ local function wants_of(who, asks)
     return wants
 end
 
--- How a session is stored that has got a job by this claim.
+-- How a session is stored whose claim of this number was answered ahead.
 local function answered(who, number)
-    who.claim = number
+    who.claim, who.ahead = number, true
     return pack(who)
 end
 
@@ -98,7 +99,8 @@ end
 
 -- Whether he can still be sent a job. Past `call`: nothing is gathered in the step of a single job.
 local function is_there(waits)
-    if waits.fresh < S.mono then
+    -- The connection of a process ends with it, and its lease much later.
+    if waits.fresh < S.mono or redis.call('PUBSUB', 'NUMSUB', waits.sent)[2] == 0 then
         return false
     end
     local record = redis.call('HGET', S.catalog.keys.session, waits.id)

@@ -1,6 +1,6 @@
 -- Sessions: registering, renewing, leaving, and being declared dead, with all that follows for their jobs and bindings.
 -- A session has: seq, id, kind, state (live, stopping, ended, dead), host, pid, pool, index, named, queues, slots {total, high,
--- normal}, started_at, ended_at, lease, expires, claim.
+-- normal}, started_at, ended_at, lease, expires, claim, ahead (that claim was answered before it was made, see idle.lua).
 
 local MOST_BOUND = 1000
 

@@ -66,6 +66,7 @@ local function prune_sessions(before, limit)
         if call('EXISTS', keys.by('session', id)) == 0 then
             local who = presence.get(id)
             step.drop('session', id)
+            call('LTRIM', S.p .. 'ahead:' .. id, 1, 0)
             call('ZREM', S.p .. 'sessions', id)
             call('ZREM', S.p .. 'sessions_over', id)
             if who and who.index and call('HGET', S.p .. 'pool:' .. who.pool, who.index) == id then

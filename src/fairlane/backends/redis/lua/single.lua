@@ -76,11 +76,14 @@ function single.enqueue(id, name, class, task, after, content, headers)
         at.tasks[task] = of_task
     end
     local stored = redis.call('HMGET', names.flow, at.domain, at.flow)
-    if not stored[1] or not stored[2] then
+    if not stored[1] then
         return false
     end
     local seq, arrival = step.new_seq(), step.next_arrival()
-    local member, clock, finish, tag = writes.text(seq), tonumber(stored[1]), parts('>dd', stored[2])
+    local member, clock, finish, tag = writes.text(seq), tonumber(stored[1]), 0, -1
+    if stored[2] then
+        finish, tag = parts('>dd', stored[2])
+    end
     if redis.call('HSETNX', names.id, id, member) == 0 then
         return false
     end
