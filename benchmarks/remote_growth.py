@@ -17,9 +17,8 @@ from .figures import Figure, ratio
 from .growth import BATCH, CALLS, FLAT, Patient
 
 T = TypeVar("T")
-BLOCK = 5
-"""Cycles that count of each turn of a store. One before them does not: the others' turns have emptied the processor's
-caches, which is not a cost of size."""
+WARM = 5
+"""Cycles that fill caches and prepare statements, and do not count."""
 SMALL, SPREAD = "1,000 jobs", "1,000 jobs, 100 lanes a batch"
 
 
@@ -33,7 +32,6 @@ class Remote(Patient):
     """A store on a server, and what its calls took."""
 
     server: Server = field(kw_only=True)
-    counts: bool = True
     served: dict[str, list[float]] = field(default_factory=lambda: {call: [] for call in CALLS})
     waited: dict[str, list[float]] = field(default_factory=lambda: {call: [] for call in CALLS})
 
@@ -43,22 +41,21 @@ class Remote(Patient):
         answer = await work
         after, spent = time.perf_counter(), time.process_time() - client
         served = self.server.processor() - server
-        if self.counts:
-            self.waited[call].append(after - before)
-            self.served[call].append(served)
-            self.spent[call].append(spent + served)
+        self.waited[call].append(after - before)
+        self.served[call].append(served)
+        self.spent[call].append(spent + served)
         return answer
 
 
 async def examine(patients: Sequence[Remote], repetitions: int) -> None:
-    """All calls on the stores in turn, `repetitions` times each, after one turn that counts for nothing."""
-    for turn in range(1 + repetitions // BLOCK):
+    """All calls on the stores in turn, some cycles to warm up and `repetitions` that count."""
+    for repetition in range(WARM + repetitions):
+        if repetition == WARM:
+            for patient in patients:
+                for spans in (*patient.spent.values(), *patient.served.values(), *patient.waited.values()):
+                    spans.clear()
         for patient in patients:
-            patient.counts = False
             await patient.examine()
-            patient.counts = turn > 0
-            for _ in range(BLOCK):
-                await patient.examine()
 
 
 def figures(bench: str, patients: dict[str, Remote]) -> Iterator[Figure]:

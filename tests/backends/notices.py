@@ -92,3 +92,12 @@ async def until(ear: Ear, *topics: str) -> frozenset[str]:
         assert news, f"waited in vain for {set(topics) - heard}"
         heard |= news
     return heard
+
+
+async def listened_to(ear: Ear) -> None:
+    """Wait until the server listens for an ear, and take what it was told because that took long."""
+    assert ear._notifier is not None
+    async with asyncio.timeout(10):
+        while ear.late or not ear._notifier.listens(jobs=ear.jobs, others=ear.others):
+            await asyncio.sleep(0.01)
+    await ear.wait(0.0)

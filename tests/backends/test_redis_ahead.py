@@ -130,17 +130,6 @@ async def test_what_did_not_get_here_is_the_answer_to_the_claim(idle: Idle) -> N
     assert await idle.claim(103, store=idle.kit.store) == []
 
 
-async def test_an_answer_that_comes_after_the_claim_was_sent_is_not_given_twice(idle: Idle) -> None:
-    id = await idle.kit.enqueue()
-    assert await idle.told()
-    # As if the claim had been on its way: it was sent, and a number later is expected.
-    parts = idle.store._ahead.take(idle.worker.id, 102)
-    assert parts is not None
-    assert [job.id for job in await idle.claim(102)] == [id]
-    assert await idle.claim(103) == []
-    assert await idle.kit.state(id) is JobState.RUNNING
-
-
 async def test_a_renewal_on_its_way_meanwhile_takes_nothing_back(idle: Idle) -> None:
     id = await idle.kit.enqueue()
     renewal = await idle.store.renew(idle.worker.id, [], claim=101)
@@ -165,6 +154,19 @@ async def test_a_worker_that_leaves_without_having_heard_gives_it_back_uncharged
     await idle.store.leave(idle.worker.id, begun=[])
     job = await idle.kit.job(id)
     assert (job.state, job.attempt) == (JobState.PENDING, 0)
+    await sound(idle.kit)
+
+
+async def test_what_was_sent_to_a_worker_that_dies_starts_elsewhere_when_its_lease_ends(idle: Idle) -> None:
+    id = await idle.kit.enqueue()
+    idle.kit.clock.advance(16.0)
+    rescued = await idle.kit.store.rescue(limit=100)
+    assert (rescued.declared, rescued.retried) == ((idle.worker.id,), 1)
+    with pytest.raises(SessionLost):
+        await idle.claim(103)
+    assert idle.store._ahead._sessions == {}, "nobody waits for a session that is lost"
+    [claimed] = await (await idle.kit.worker("default")).claim(1)
+    assert (claimed.id, claimed.fence, claimed.suspect) == (id, 2, True)
     await sound(idle.kit)
 
 

@@ -12,7 +12,7 @@ import contextlib
 import os
 import struct
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,6 +20,7 @@ from ...errors import StoreError
 from .address import Address
 from .connections import Connections
 from .failures import NotAllowed
+from .wakeups import RedisWakeups
 
 WAIT_SECONDS = 20
 """After that the server says that there was nothing: a dead connection shows, and nobody waits who claims no more."""
@@ -35,19 +36,6 @@ of what came after it."""
 MOST_WAITING = 1_000
 """Connections of one event loop, one for each session."""
 _SHORT, _LONG, _NUMBER = struct.Struct(">H"), struct.Struct(">I"), struct.Struct(">d")
-
-
-class Wakeups(Protocol):
-    """Who is told that there is something to claim, and lets the server see who is there."""
-
-    def tell(self, topics: list[str]) -> None:
-        """There is work of these topics."""
-
-    def show(self, channel: str) -> bool:
-        """Let the server see on a channel that this process is there; whether it does yet."""
-
-    def hide(self, channel: str) -> None:
-        """It need not see that any more."""
 
 
 class Answer(NamedTuple):
@@ -91,7 +79,7 @@ class _Session:
 class Ahead:
     """What the sessions of one store object are sent ahead, each answer until it is asked for."""
 
-    def __init__(self, address: Address, wakeups: Wakeups) -> None:
+    def __init__(self, address: Address, wakeups: RedisWakeups) -> None:
         self._connections = Connections(msgspec.structs.replace(address, pool=MOST_WAITING))
         self._prefix = address.prefix
         self._wakeups = wakeups

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -142,28 +142,33 @@ class RedisStore:
         return standings.room_of(answer, where["class"], where.get("lane"), where.get("limit"))
 
     async def claim(self, session: str, claim: Claim) -> list[Claimed]:
-        # Claims of one session go one after the other: on two connections their numbers could overtake each other.
-        async with self._lock(f"claim {session}"):
+        async with self._claiming(session):
             parts = self._ahead.take(session, claim.number)
             if parts is None:
-                try:
-                    parts = (await self._call("claim", session, self._claim_of(session, claim)))["parts"]
-                except SessionLost:
-                    self._ahead.forget(session)
-                    raise
+                parts = (await self._call("claim", session, self._claim_of(session, claim)))["parts"]
         return self._claimed(session, parts)
 
     async def finish(self, session: str, transitions: Sequence[Transition], *, claim: Claim | None = None) -> Finished:
         if not transitions and claim is None:
             return Finished(())
         decisions, results = requests.transitions_of(transitions, 6)
-        async with nullcontext() if claim is None else self._lock(f"claim {session}"):
+        async with nullcontext() if claim is None else self._claiming(session):
             answer, parts = await self._functions.call_for_parts(
                 "finish", session, decisions, b"" if claim is None else self._claim_of(session, claim), *results
             )
         verdicts = requests.verdicts_of([t.held for t in transitions], answer["verdicts"])
         self._remember(session, transitions, verdicts)
         return Finished(verdicts, tuple(self._claimed(session, parts)))
+
+    @asynccontextmanager
+    async def _claiming(self, session: str) -> AsyncIterator[None]:
+        """Claims of one session go one after the other: on two connections their numbers could overtake each other."""
+        async with self._lock(f"claim {session}"):
+            try:
+                yield
+            except SessionLost:
+                self._ahead.forget(session)
+                raise
 
     def _claim_of(self, session: str, claim: Claim) -> bytes:
         """A claim that is about to be sent. If there is nothing for it, the next one may be answered ahead."""

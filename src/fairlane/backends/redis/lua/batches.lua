@@ -4,14 +4,7 @@
 -- A claim mostly has one of two shapes: one job of each of many lanes, or many jobs of one. The places of limited lanes go on to
 -- one job each.
 
-local PRICE = 1000 -- of a start, where neither job nor lane says otherwise
 local AT_FIRST = 27 -- of a flow as it is stored, see `step.flow_bytes`
-
-local OPEN = { weight = 1 }
-
-local function terms_of(queue, lane)
-    return #queue.rules == 0 and OPEN or catalog.terms(queue, lane)
-end
 
 local function are_cheap(raws)
     for _, raw in ipairs(raws) do
@@ -24,18 +17,13 @@ end
 
 -- The tickets of jobs that start now, and where they are kept from now on. Those who listen are told by the caller.
 local function start_all(c, domain, members, raws)
-    local lives, held, claim, told, first = {}, {}, c.ticket, c.told, #c.members
-    local fresh = tickets.first(claim)
+    local lives, held = {}, {}
     for i, member in ipairs(members) do
-        local ticket = tickets.is_new(raws[i]) and fresh .. tickets.body(raws[i]) or tickets.started(raws[i], claim, PRICE)
+        local ticket = tickets.started(raws[i], c.ticket, PRICE)
         lives[2 * i - 1], lives[2 * i] = member, ticket
         held[2 * i - 1], held[2 * i] = member, member
-        c.members[first + i], told[first + i] = member, ticket
-    end
-    if next(S.indexed) then
-        for _, member in ipairs(members) do
-            entries.forget_indexed(member)
-        end
+        entries.forget_indexed(member)
+        dispatch.note(c, member, ticket)
     end
     writes.hset_all(S.live, lives)
     writes.zadd_all(keys.held(c.who.id, domain.class), held)
@@ -84,7 +72,7 @@ function batches.one_of_each(c, queue, domain, line)
     local lanes, flow_keys, singles, before = {}, {}, {}, keys.flow(domain.key, '')
     for i = 1, count do
         local lane = sub(line[2 * i - 1], 17)
-        local terms = terms_of(queue, lane)
+        local terms = catalog.terms(queue, lane)
         if terms.weight ~= 1 then
             return 0
         end
@@ -118,7 +106,7 @@ end
 -- Start up to `most` jobs of the only flow of a domain, whose place in line is `place`. Returns how many.
 function batches.many_of_one(c, queue, domain, place, tag, most)
     local lane = sub(place, 17)
-    if terms_of(queue, lane).weight ~= 1 then
+    if catalog.terms(queue, lane).weight ~= 1 then
         return 0
     end
     step.put_flows()

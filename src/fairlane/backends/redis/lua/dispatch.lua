@@ -25,7 +25,7 @@ end
 -- What it costs to start a job, by the weight of its lane.
 local function price(queue, lane, cost)
     local weight = #queue.rules > 0 and catalog.terms(queue, lane).weight or 1
-    return cost == 1 and weight == 1 and 1000 or flows.charge(cost, weight)
+    return cost == 1 and weight == 1 and PRICE or flows.charge(cost, weight)
 end
 
 function dispatch.note(c, member, told_)
@@ -316,12 +316,16 @@ end
 -- claim may be answered ahead.
 function dispatch.claim(who, number, total, asks, hears)
     idle.forget(who.id)
-    local answer = number == who.claim and repeated(who, number) or {}
-    if number == who.claim and not who.ahead then
-        return answer
-    end
-    -- What was answered ahead says nothing of what came after it: that is claimed now, under the same number.
+    local answer, was_ahead = {}, who.ahead
     who.ahead = nil
+    if number == who.claim then
+        answer = repeated(who, number)
+        if not was_ahead then
+            return answer
+        end
+        -- What was answered ahead says nothing of what came after it: that is claimed now, under the same number. Once only.
+        step.put('session', who.id, who)
+    end
     local c = { who = who, number = number, left = total - #answer / 3, expired = 0, members = {}, told = {}, loads = {} }
     if who.state ~= 'live' or not who.slots or not who.index then
         return answer

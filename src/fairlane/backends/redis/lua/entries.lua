@@ -250,14 +250,6 @@ function entries.add(e)
     return true
 end
 
--- A job that waited for a place of its lane has got one, and is claimable now. `flow`: where it stands from now on; the caller
--- has taken it out of the line of its lane.
-function entries.admit(member, raw, flow, arrival)
-    entries.forget_indexed(member)
-    writes.zadd_new(flow.ready, arrival, member)
-    writes.hset(S.live, member, tickets.granted(raw))
-end
-
 -- So many jobs of this lane that waited run now.
 function entries.begun(queue, lane, count)
     if lane ~= '' then

@@ -12,4 +12,5 @@ local SCHEDULED, PENDING, RUNNING, COMPLETED, FAILED, CANCELLED = 1, 2, 3, 4, 5,
 local UNBOUND, CLEANUP, PARENT = 1, 2, 4
 local SLOTLESS = 'l'
 local COLUMNS = { 's', 'p', 'r', 'c', 'f', 'x' } -- of a tally, by state
+local PRICE = 1000 -- of a start, where neither job nor lane says otherwise: `flows.charge(1, 1)`
 local MOST_LOOKED_AT = 1000 -- no loop goes further than this in one call

@@ -3,7 +3,6 @@
 -- half of the server's time for such a call went into that (measured). Whatever is not usual goes the other way.
 
 local ANSWER = '>dHc0I4c0I4c0' -- number of the claim, topic, content, headers; then the ticket. See `ahead.py`
-local PRICE = 1000 -- of a start, where neither job nor lane says otherwise
 
 -- What every such job of a queue and class needs, kept with the settings of the queue. Not by `shared`: what a step has put
 -- together may be of another namespace.

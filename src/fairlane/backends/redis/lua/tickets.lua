@@ -146,24 +146,10 @@ function tickets.claim(session, number)
     return bytes('>ddHc0', number, S.now, #session, session)
 end
 
--- How the tickets of all those begin that one claim starts for the first time, and that cost what is usual.
-function tickets.first(claim)
-    return FIRST .. claim
-end
-
-function tickets.is_new(raw)
-    return sub(raw, 1, AT_BODY - 1) == NEW
-end
-
--- What stays the same of a waiting job when it starts.
-function tickets.body(raw)
-    return sub(raw, AT_BODY)
-end
-
 -- The ticket of a job that starts.
 function tickets.started(raw, claim, paid)
-    if paid == 1000 and tickets.is_new(raw) then
-        return FIRST .. claim .. tickets.body(raw)
+    if paid == PRICE and sub(raw, 1, AT_BODY - 1) == NEW then
+        return FIRST .. claim .. sub(raw, AT_BODY)
     end
     local fence, attempt = parts('>I4I4', raw, 2)
     return bytes('>c1I4I4I4', RUNS, fence + 1, attempt + 1, paid) .. claim .. sub(raw, AT_BODY)
