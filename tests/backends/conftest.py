@@ -1,8 +1,9 @@
-"""A PostgreSQL store by the server's own clock, and somebody else on the same database."""
+"""A PostgreSQL store by the server's own clock and somebody else on the same database; and, for the tests of wake-ups,
+the servers that carry them."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from fairlane.backends.postgresql.store import PostgresqlStore
 from fairlane.clock import ManualClock
 from tests.conformance.kit import Kit
 from tests.servers.postgresql import server
+
+from .carriers import SERVERS, Carrier, Open, carried_by, opening, shared_server
+from .notices import Tap
 
 
 @pytest.fixture
@@ -31,3 +35,24 @@ async def other(kit: Kit) -> AsyncIterator[Any]:
     connection = await driver().connect(kit.store._address.dsn)
     yield connection
     await connection.close()
+
+
+@pytest.fixture(params=SERVERS)
+def carrier(request: pytest.FixtureRequest) -> Iterator[Carrier]:
+    """A schema or a namespace of its own, on every server that carries wake-ups unless the test says on which."""
+    with carried_by(shared_server(str(request.param))) as made:
+        yield made
+
+
+@pytest.fixture
+def opened(carrier: Carrier) -> Iterator[Open]:
+    """Opens wake-ups there. Two of them stand for two processes."""
+    with opening(carrier) as open_one:
+        yield open_one
+
+
+@pytest.fixture
+async def tap(carrier: Carrier) -> AsyncIterator[Tap]:
+    """Hears what travels there."""
+    async with carrier.tapping() as tapped:
+        yield tapped

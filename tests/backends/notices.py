@@ -1,87 +1,61 @@
-"""What travels by NOTIFY, seen from outside, and what the tests of PostgreSQL's wake-ups do with it."""
+"""What wake-ups send through a server, seen from outside, and what tests wait for when they listen themselves."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from itertools import count
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from fairlane.backends.ears import Ear
-from fairlane.backends.postgresql.address import driver
-from fairlane.backends.postgresql.channels import Channels
-from fairlane.backends.postgresql.wakeups import NotifyWakeups
-
-Open = Callable[..., NotifyWakeups]
-numbers = count()
+from fairlane.backends.redis.notifier import SENDER
+from fairlane.backends.topics import Channels
 
 
-def new_schema() -> str:
-    """A schema of which nobody has heard yet; wake-ups need no more of it than its name."""
-    return f"wake_{next(numbers)}"
+class Tap:
+    """Hears what really travels on the two channels, ``jobs`` and ``others``, and may send anything."""
 
+    def __init__(self, channels: Channels, publish: Callable[[str, str], Awaitable[object]]) -> None:
+        self._channels = channels
+        self._publish = publish
+        self.messages: list[tuple[str, list[str]]] = []
+        """Channel and lines of each message: topics, or a sign."""
+        self.marks: list[str] = []
+        """The lines in front of them that say who has sent them, where there are any."""
+        self._news = asyncio.Event()
 
-@contextmanager
-def opening(database: str, schema: str) -> Iterator[Open]:
-    """Opens wake-ups, of the schema if no other is named, and closes them at the end."""
-    made: list[NotifyWakeups] = []
+    @property
+    def heard(self) -> list[tuple[str, str]]:
+        """Channel and topic, or sign."""
+        return [(channel, line) for channel, lines in self.messages for line in lines]
 
-    def open_one(name: str = schema, *, listen: bool = True) -> NotifyWakeups:
-        made.append(NotifyWakeups(database, name, listen=listen))
-        return made[-1]
+    def hear(self, channel: str, payload: str) -> None:
+        """Take in a message."""
+        lines = payload.split("\n")
+        if lines[0].startswith(SENDER):
+            self.marks.append(lines.pop(0))
+        self.messages.append(("jobs" if channel == self._channels.jobs else "others", lines))
+        self._news.set()
 
-    try:
-        yield open_one
-    finally:
-        for each in made:
-            each.close()
-    assert not threads()
+    def forget(self) -> None:
+        """Forget what was heard so far."""
+        self.messages.clear()
+        self.marks.clear()
+
+    async def send(self, channel: str, payload: str) -> None:
+        """Send a payload as it is."""
+        await self._publish(self._channels._asdict()[channel], payload)
+
+    async def until(self, channel: str, line: str, timeout: float = 5.0) -> None:
+        """Wait until a line was heard."""
+        async with asyncio.timeout(timeout):
+            while (channel, line) not in self.heard:
+                self._news.clear()
+                await self._news.wait()
 
 
 def threads() -> list[str]:
     """The threads of all wake-ups that are open."""
     return [thread.name for thread in threading.enumerate() if thread.name == "fairlane-wakeups"]
-
-
-class Tap:
-    """A connection that hears what really travels, and may send anything."""
-
-    def __init__(self, connection: Any, channels: Channels) -> None:
-        self.connection = connection
-        self.channels = channels
-        self.heard: list[tuple[str, str]] = []
-        """Channel and topic, or sign."""
-        self.messages = 0
-        self.news = asyncio.Event()
-
-    def hear(self, _: object, pid: int, channel: str, payload: str) -> None:
-        self.messages += 1
-        self.heard += [("jobs" if channel == self.channels.jobs else "others", line) for line in payload.split("\n")]
-        self.news.set()
-
-    async def send(self, channel: str, payload: str) -> None:
-        await self.connection.execute("SELECT pg_notify($1, $2)", channel, payload)
-
-    async def until(self, channel: str, topic: str, timeout: float = 5.0) -> None:
-        async with asyncio.timeout(timeout):
-            while (channel, topic) not in self.heard:
-                self.news.clear()
-                await self.news.wait()
-
-
-@asynccontextmanager
-async def tapping(database: str, schema: str) -> AsyncIterator[Tap]:
-    """Hear all that travels between the processes of a schema."""
-    connection = await driver().connect(database)
-    tapped = Tap(connection, Channels.of(schema))
-    for channel in tapped.channels:
-        await connection.add_listener(channel, tapped.hear)
-    try:
-        yield tapped
-    finally:
-        await connection.close()
 
 
 async def until(ear: Ear, *topics: str) -> frozenset[str]:
