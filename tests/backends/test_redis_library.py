@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -207,3 +208,20 @@ async def test_a_recount_removes_what_stands_for_no_job(kit: Kit, store: RedisSt
         client.zadd(f"{prefix}backlog:1", {"nobody": 5})
     assert len((await store.recount()).differences) == 3
     assert (await store.recount()).differences == ()
+
+
+async def test_places_that_a_fault_has_left_free_are_handed_on_and_noted_no_longer(kit: Kit, store: RedisStore) -> None:
+    await kit.settings("default", LaneRule(pattern="one:*", limit=1))
+    worker = await kit.worker(slots=10)
+    ids = [await kit.enqueue(lane="one:1") for _ in range(2)]
+    await kit.enqueue(lane="one:2")
+    [first, _] = await worker.claim(10)
+    prefix = store._functions._prefix
+    with redis.Redis(port=valkey.server().port) as client:
+        # Nobody has the place of the first lane; that of the second was taken since, and the third is gone.
+        client.hset(f"{prefix}lane", "1|one:1", struct.pack(">dBd", 1, True, 0))
+        client.sadd(f"{prefix}short", "1|one:1", "1|one:2", "1|one:3")
+        assert (await store.admit()).repaired == 1
+        assert client.exists(f"{prefix}short") == 0
+    assert await worker.claim_ids(10) == ids[1:]
+    await worker.complete(first)

@@ -11,8 +11,8 @@ from importlib.resources import files
 
 MODULES = (
     "head", "keys", "writes", "step", "catalog", "tickets", "entries", "flows", "places", "bindings", "broadcasts",
-    "outcomes", "admission", "idle", "single", "presence", "report", "batches", "dispatch", "settings", "pruning",
-    "recounting", "reading", "standings", "losses", "passes", "verbs",
+    "outcomes", "admission", "arrivals", "idle", "single", "presence", "report", "batches", "dispatch", "settings",
+    "pruning", "recounting", "reading", "standings", "losses", "passes", "verbs",
 )  # fmt: skip
 
 

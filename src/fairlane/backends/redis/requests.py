@@ -17,6 +17,8 @@ from ..codes import STATES
 from ..rows import decode_backoff, encode_backoff
 
 TIME = struct.Struct(">d")
+LENGTH = struct.Struct(">H")
+NO_LANE = b"\0\0"
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder().decode
 _COMPLETE, _JOB = Move.COMPLETE, JobKind.JOB
@@ -72,10 +74,9 @@ def _number(value: float | None) -> float | None:
 
 
 def is_simple(job: NewJob) -> bool:
-    """Whether a job is due, is for everybody, holds nothing, has no lane: one request serves many."""
+    """Whether a job is due, is for everybody and holds nothing: one request serves many."""
     return (
-        job.lane is None
-        and job.kind is _JOB
+        job.kind is _JOB
         and job.unique is None
         and job.sticky is None
         and job.worker is None
@@ -88,23 +89,30 @@ def is_simple(job: NewJob) -> bool:
 
 
 def requests_of(jobs: Sequence[NewJob]) -> list[dict[str, Any]]:
-    """What the functions must know of jobs: one request each, or one for several that differ in their ids alone."""
+    """What the functions must know of jobs: one request each, or one for several that differ in ids and lanes alone."""
     requests: list[dict[str, Any]] = []
     last: tuple[Any, ...] | None = None
     ids: list[str] = []
+    lanes: list[str | None] = []
     for job in jobs:
         if not is_simple(job):
             last = None
             requests.append(request_of(job))
             continue
-        alike = (job.task, job.queue, job.priority, job.cost, job.pool, job.retries, job.backoff)
+        has_lane = job.lane is not None
+        alike = (has_lane, job.task, job.queue, job.priority, job.cost, job.pool, job.retries, job.backoff)
         if alike != last:
-            last, ids = alike, []
+            last, ids, lanes = alike, [], []
             request = request_of(job)
             del request["id"]
             request["ids"] = ids
+            if has_lane:
+                del request["lane_key"]
+                request["lanes"] = lanes
             requests.append(request)
         ids.append(job.id)
+        if has_lane:
+            lanes.append(job.lane)
     return requests
 
 
@@ -146,8 +154,12 @@ def single_of(job: NewJob) -> tuple[Any, ...] | None:
     """A job that is sent alone, if there is nothing unusual about it. The end of its ticket is made here."""
     if job.cost != 1.0 or not is_simple(job):
         return None
-    end = b"\0\0" + encode({"task": job.task, **rest_of(job)})
-    return job.id, job.queue, int(job.priority), job.task, end, content_of(job), job.headers or b""
+    rest = encode({"task": job.task, **rest_of(job)})
+    alone = job.id, job.queue, int(job.priority), job.task
+    if job.lane is None:
+        return *alone, NO_LANE + rest, content_of(job), job.headers or b""
+    lane = job.lane.encode()
+    return *alone, LENGTH.pack(len(lane)) + lane + rest, content_of(job), job.headers or b"", lane
 
 
 def session_of(session: NewSession) -> dict[str, Any]:

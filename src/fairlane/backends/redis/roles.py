@@ -16,7 +16,7 @@ READS = (
 )  # fmt: skip
 WRITES = (
     "HDEL", "HINCRBY", "HSET", "HSETNX", "LPUSH", "LTRIM", "PUBLISH", "PUBSUB|NUMSUB", "SADD", "SET", "SREM", "ZADD",
-    "ZPOPMIN", "ZREM",
+    "ZINCRBY", "ZPOPMIN", "ZREM",
 )  # fmt: skip
 IN_FUNCTIONS = (*READS, *WRITES)
 """Every command that the functions use."""

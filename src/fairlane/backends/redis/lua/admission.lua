@@ -1,8 +1,8 @@
 -- How jobs come in. A call is looked through first, whole, and refused before anything is written.
 --
 -- A request has: id, task, queue, class, kind, lane_key, cost, pool, sticky, direct, retries, backoff, uniq, unique_for, delay,
--- run_at, expires, waiter, ttl, schedule, slot; or, where jobs differ in nothing else, ids instead of an id. Its content is
--- opaque here; equal content has equal bytes.
+-- run_at, expires, waiter, ttl, schedule, slot; or, where jobs differ in nothing else, ids instead of an id, and lanes instead of
+-- a lane_key. Its content is opaque here; equal content has equal bytes.
 
 local function content_of(seq)
     local stored = call('HGET', S.p .. 'job', seq)
@@ -199,52 +199,6 @@ local function store(new, content, headers, tie)
     return e
 end
 
--- Store jobs that differ in nothing but their ids: each of them costs little more than its record. They are due, for everybody,
--- hold nothing and have no lane. `place`: that of the first one's content among the bodies.
-local function store_alike(new, bodies, place)
-    local queue, class = catalog.queue(new.queue).number, new.class
-    local flow = flows.join(queue, class, '', '', S.arrival + 1, writes.text(S.seq + 1))
-    local before, after = tickets.alike(new, queue)
-    local ids, contents, of_task = S.p .. 'id', S.p .. 'job', keys.of_task(queue, new.task)
-    for i, id in ipairs(new.ids) do
-        local member, arrival = writes.text(step.new_seq()), step.next_arrival()
-        writes.hset(ids, id, member)
-        writes.hset(contents, member, S.stamp .. bodies[place + 2 * i - 2])
-        writes.hset(S.live, member, tickets.new(before, arrival, id, after))
-        writes.zadd(S.alive, member, member)
-        writes.zadd(of_task, member, member)
-        writes.zadd(flow.ready, arrival, member)
-        if bodies[place + 2 * i - 1] ~= '' then
-            writes.hset(S.p .. 'headers', member, bodies[place + 2 * i - 1])
-        end
-    end
-    step.count(queue, class, 'p', #new.ids)
-end
-
--- Whether all jobs of a call are such, new, and of queues that take whatever comes.
-local function are_alike(requests)
-    local seen, all = {}, {}
-    for _, new in ipairs(requests) do
-        local queue = new.ids and catalog.known(new.queue)
-        if not new.ids or (queue and queue.refuses) then
-            return false
-        end
-        for _, id in ipairs(new.ids) do
-            if seen[id] then
-                return false
-            end
-            seen[id] = true
-            all[#all + 1] = id
-        end
-    end
-    for _, known in ipairs(writes.hmget(S.p .. 'id', all)) do
-        if known then
-            return false
-        end
-    end
-    return true
-end
-
 -- One request for each job, where one stands for many.
 local function each_of(requests)
     local all = {}
@@ -252,12 +206,12 @@ local function each_of(requests)
         if new.id then
             all[#all + 1] = new
         end
-        for _, id in ipairs(new.ids or {}) do
+        for i, id in ipairs(new.ids or {}) do
             local one = {}
             for name, value in pairs(new) do
                 one[name] = value
             end
-            one.id, one.ids = id, nil
+            one.id, one.ids, one.lane_key, one.lanes = id, nil, new.lanes and new.lanes[i], nil
             all[#all + 1] = one
         end
     end
@@ -293,10 +247,12 @@ end
 -- Store jobs and admit those that are due, all or none. `bodies`: content and headers of each, one after the other, from
 -- `first` on. Returns id, whether it was made, and the state for each; nothing when all are new and pending.
 function admission.enqueue(requests, bodies, first)
-    if #requests > 0 and are_alike(requests) then
+    if #requests > 0 and arrivals.are_alike(requests) then
         S.direct = #requests == 1 and #requests[1].ids == 1
         for _, new in ipairs(requests) do
-            store_alike(new, bodies, first)
+            if not arrivals.store(new, bodies, first) then
+                store_all(each_of({ new }), {}, bodies, first)
+            end
             first = first + 2 * #new.ids
         end
         S.direct = false
@@ -329,16 +285,14 @@ function admission.enqueue(requests, bodies, first)
         if not answers[i] then
             local queue = catalog.known(new.queue)
             count = count + 1
-            if queue and not queue.refuses and not new.kind then
-                -- It takes whatever comes.
-            elseif queue then
+            if queue and (queue.bounded or new.kind) then
                 local name = new.queue
                 local lane = keys.lane(name, new.lane_key or '')
                 check(new, queue, { queue = more[name] or 0, lane = more[lane] or 0 })
                 local counts = new.kind == 'broadcast' and 0 or 1
                 more[name] = (more[name] or 0) + counts
                 more[lane] = (more[lane] or 0) + counts
-            elseif new.kind == 'turn' or new.kind == 'broadcast' then
+            elseif not queue and (new.kind == 'turn' or new.kind == 'broadcast') then
                 check(new, catalog.unknown(new.queue), { queue = 0, lane = 0 })
             end
             mine[new.id] = i

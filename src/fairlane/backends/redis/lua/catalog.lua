@@ -5,7 +5,7 @@ local known = {} -- by prefix: {mark, names, numbers, tasks, keys}
 -- Keys that do not depend on the job.
 local function key_names()
     local found = {}
-    for _, name in ipairs({ 'flow', 'topics', 'id', 'job', 'live', 'alive', 'headers', 'session', 'jobs' }) do
+    for _, name in ipairs({ 'flow', 'topics', 'id', 'job', 'live', 'alive', 'headers', 'session', 'jobs', 'lane' }) do
         found[name] = S.p .. name
     end
     return found
@@ -34,7 +34,10 @@ local function remember(number, record)
         max_pending = settings.max_pending,
         closed = settings.closed and #settings.closed > 0 and settings.closed or nil,
     }
-    queue.refuses = queue.closed or queue.max_pending or #queue.rules > 0
+    queue.bounded = queue.closed or queue.max_pending -- whether it does not take whatever comes
+    for _, rule in ipairs(queue.rules) do
+        queue.bounded = queue.bounded or rule.max_pending
+    end
     if settings.limit then
         local reserved = settings.reserved or {}
         queue.slots = { total = settings.limit, high = reserved.high or 0, normal = reserved.normal or 0 }

@@ -7,7 +7,7 @@
 -- has arrived in a limited lane), rank, granted, granted_at, arrival, due, expires_at, session, claim, waiter, binding, fence,
 -- attempt, crashes, suspect, cancel, refused, paid, started_at. What is nil or false is nought.
 
-local RANK = 2 ^ 50
+entries.RANK = 2 ^ 50 -- of a class among those that wait in an unordered lane
 local MOST_RUNNING = 2 ^ 20 -- of a lane
 entries.REMEMBERED = '~'
 
@@ -44,7 +44,7 @@ local function indexed_by(e)
     if e.lane and not e.session and (e.inbox or not e.flow) then
         -- Those that anybody may claim are found by their flow.
         local set = e.granted and 'hold:' or 'wait:'
-        found[p .. set .. keys.lane(e.queue, e.lane_key)] = (e.rank or 0) * RANK + e.arrival
+        found[p .. set .. keys.lane(e.queue, e.lane_key)] = (e.rank or 0) * entries.RANK + e.arrival
     end
     if e.granted_at then
         found[p .. 'holding'] = e.granted_at
@@ -244,10 +244,15 @@ function entries.add(e)
     if e.lane_key then
         note_lane(e.queue, e.lane_key, 1, 0)
         if e.lane and not e.granted then
-            writes.zadd(S.p .. 'wait:' .. keys.lane(e.queue, e.lane_key), (e.rank or 0) * RANK + e.arrival, member)
+            writes.zadd(S.p .. 'wait:' .. keys.lane(e.queue, e.lane_key), (e.rank or 0) * entries.RANK + e.arrival, member)
         end
     end
     return true
+end
+
+-- So many jobs that wait have come to this lane.
+function entries.came(queue, lane, count)
+    note_lane(queue, lane, count, 0)
 end
 
 -- So many jobs of this lane that waited run now.

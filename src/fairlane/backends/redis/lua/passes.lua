@@ -77,8 +77,11 @@ function passes.admit(limit)
     for _, name in ipairs(call('SRANDMEMBER', S.p .. 'short', limit)) do
         local queue, key = string.match(name, '^(%d+)|(.*)$')
         local lane = step.lane(tonumber(queue), key)
-        if lane then
-            repaired = repaired + places.hand_on(lane)
+        repaired = repaired + (lane and places.hand_on(lane) or 0)
+        if S.lanes[name] then
+            step.save_room(lane) -- a job that has come since may have taken the last place
+        else
+            call('SREM', S.p .. 'short', name)
         end
     end
     return { admitted = 0, moved = moved, repaired = repaired, more = bound == limit }

@@ -2,7 +2,6 @@
 -- hands the place on in the same step (see `fairlane.lanes` for who comes next).
 
 local IDLE_GRANT_SECONDS = 2
-local RANK = 2 ^ 50 -- see entries.lua
 local PAGE = 50
 
 local function open(e)
@@ -44,7 +43,7 @@ local function weakest_of(lane)
     local weakest, score = last[1], tonumber(last[2] or -1)
     for class = 0, 2 do
         local of_class = call('ZREVRANGE', keys.ready(lane.queue, class, lane.key), 0, 0, 'WITHSCORES')
-        local its = of_class[1] and tonumber(of_class[2]) + (lane.ordered and 0 or class * RANK)
+        local its = of_class[1] and tonumber(of_class[2]) + (lane.ordered and 0 or class * entries.RANK)
         if its and its > score then
             weakest, score = of_class[1], its
         end

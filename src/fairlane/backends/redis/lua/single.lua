@@ -1,81 +1,141 @@
--- One job that is sent alone, is due and for everybody, holds nothing and has no lane: the commonest call of all, and one that
--- somebody waits for. It does what `admission.enqueue` does for it, with nothing gathered, compared or looked up that is known:
--- half of the server's time for such a call went into that (measured). Whatever is not usual goes the other way.
+-- One job that is sent alone, is due and for everybody and holds nothing: the commonest call of all, and one that somebody waits
+-- for. It does what `arrivals.store` does for it, with nothing gathered, compared or looked up that is known: half of the
+-- server's time for such a call went into that (measured). Whatever is not usual goes the other way.
 
 local ANSWER = '>dHc0I4c0I4c0' -- number of the claim, topic, content, headers; then the ticket. See `ahead.py`
+local WAITS, RUNS = entries.backlog(1, 0), entries.backlog(0, 1)
 
 -- What every such job of a queue and class needs, kept with the settings of the queue. Not by `shared`: what a step has put
 -- together may be of another namespace.
 local function line_of(queue, class)
     local found = queue.single[class]
     if not found then
-        local domain = keys.domain(queue.number, class, '')
-        local flow = keys.flow(domain, '')
+        local domain, number = keys.domain(queue.number, class, ''), queue.number
+        local function before(granted, limited, rank)
+            return tickets.before({ class = class }, number, granted, limited, rank)
+        end
+        local rank = class > 0
         found = {
             class = class,
             domain = domain,
-            flow = flow,
-            ready = S.p .. 'ready:' .. flow,
+            flows = keys.flow(domain, ''),
+            ready = S.p .. 'ready:',
             line = S.p .. 'line:' .. domain,
-            tally = keys.tally(queue.number),
+            tally = keys.tally(number),
             waiting = class .. 'p',
             running = class .. 'r',
-            before = tickets.alike({ class = class }, queue.number),
+            before = before(true),
+            -- In limited lanes, ordered ones and others: such as have got a place, and such as wait for one.
+            ordered = { granted = before(true, true), waits = before(false, true) },
+            unordered = { granted = before(true, true, rank), waits = before(false, true, rank) },
             topic = 'queue:' .. queue.name,
             tasks = {},
+            backlog = S.p .. 'backlog:' .. number,
+            by_lane = S.p .. 'by:lane:' .. keys.lane(number, ''),
+            lanes = S.p .. 'lanes:' .. number,
         }
         queue.single[class] = found
     end
     return found
 end
 
--- It waits. The first of its line takes its turn now, and those are told who could start it.
-local function wait(at, names, member, arrival, ticket, clock, finish, tag)
-    redis.call('HSET', names.live, member, ticket)
-    redis.call('ZADD', at.ready, arrival, member)
+-- The place that a job gets in its limited lane; `is_free` says whether there is one. Nil if somebody of a lower class may have
+-- one that he has not used yet.
+local function place_of(queue, at, names, lane, terms)
+    local name = keys.lane(queue.number, lane)
+    local raw = redis.call('HGET', names.lane, name)
+    local place = { name = name, places = terms.limit, ordered = terms.ordered, granted = 0, is_new = not raw }
+    if raw then
+        place.places, place.ordered, place.granted = step.read_lane(raw)
+    end
+    place.is_free = place.granted < place.places
+    if not (place.is_free or place.ordered) and at.class < 2 and place.granted > 0 then
+        local sets = { S.p .. 'hold:' .. name }
+        for lower = at.class + 1, 2 do
+            sets[#sets + 1] = keys.ready(queue.number, lower, lane)
+        end
+        if redis.call('EXISTS', unpack(sets)) > 0 then
+            return nil
+        end
+    end
+    local kinds = place.ordered and at.ordered or at.unordered
+    place.before = place.is_free and kinds.granted or kinds.waits
+    return place
+end
+
+local function save_place(at, names, lane, place)
+    if place.is_free then
+        place.granted = place.granted + 1
+    end
+    if place.is_free or place.is_new then
+        redis.call('HSET', names.lane, place.name, step.lane_bytes(place))
+    end
+    if place.is_new then
+        redis.call('SADD', at.lanes, lane)
+    end
+end
+
+-- It waits for a place of its lane.
+local function wait_for_place(at, place, member, arrival)
+    local rank = not place.ordered and at.class > 0 and at.class or 0
+    redis.call('ZADD', S.p .. 'wait:' .. place.name, rank * entries.RANK + arrival, member)
+    redis.call('HINCRBY', at.tally, at.waiting, 1)
+end
+
+-- It waits to be claimed. The first of its line takes its turn now, and those are told who could start it.
+local function wait(at, names, lane, flow, member, arrival, clock, finish, tag)
+    redis.call('ZADD', at.ready .. flow, arrival, member)
     redis.call('HINCRBY', at.tally, at.waiting, 1)
     if tag < 0 then
         tag = math.max(clock, finish)
-        redis.call('HSET', names.flow, at.flow, step.flow_bytes(finish, tag, arrival, member))
-        redis.call('ZADD', at.line, tag, step.line_member(arrival, ''))
+        redis.call('HSET', names.flow, flow, step.flow_bytes(finish, tag, arrival, member))
+        redis.call('ZADD', at.line, tag, step.line_member(arrival, lane))
         redis.call('PUBLISH', names.topics, at.topic)
         idle.wake(at.topic)
     end
 end
 
 -- It starts at a worker who waits for it: what a claim would do, and what the claim would be answered.
-local function start(at, names, id, member, ticket, clock, finish, taker, content, headers)
+local function start(at, names, queue, lane, place, id, member, ticket, clock, finish, taker, content, headers)
     local tag = math.max(clock, finish)
     local started = tickets.started(ticket, tickets.claim(taker.id, taker.number), PRICE)
     redis.call('HSET', names.live, member, started)
     redis.call('ZADD', taker.held .. at.class, member, member)
     redis.call('HINCRBY', at.tally, at.running, 1)
-    redis.call('HSET', names.flow, at.domain, tag, at.flow, step.flow_bytes(tag + PRICE))
+    redis.call('HSET', names.flow, at.domain, tag, at.flows .. lane, step.flow_bytes(tag + PRICE))
     redis.call('HSET', names.session, taker.id, taker.next_record)
     local answer = bytes(ANSWER, taker.number, #at.topic, at.topic, #content + #S.stamp, S.stamp .. content, #headers, headers)
     redis.call('LPUSH', taker.sent, answer .. started)
     if redis.call('PUBSUB', 'NUMSUB', names.jobs)[2] > 0 then
-        redis.call('PUBLISH', names.jobs, 'job:' .. id)
+        redis.call('PUBLISH', names.jobs, 'job:' .. id .. (place and '\nplace:' .. queue.name .. '/' .. lane or ''))
     end
 end
 
--- Store it; `after` is what comes last in its ticket. Returns false, and does nothing, if there is anything unusual about it.
-function single.enqueue(id, name, class, task, after, content, headers)
+-- Where the jobs of a task are listed; nil for one that is new.
+local function task_key(queue, at, task)
+    local found = at.tasks[task]
+    if not found and S.catalog.tasks[queue.number .. ':' .. task] then
+        found = S.p .. 'by:task:' .. queue.number .. ':' .. task
+        at.tasks[task] = found
+    end
+    return found
+end
+
+-- Store it; `lane` is '' for none, `after` is what comes last in its ticket. Returns false, and does nothing, if there is
+-- anything unusual about it.
+function single.enqueue(id, name, class, task, lane, after, content, headers)
     local queue = catalog.remembered(name)
-    if not queue or queue.closed or queue.max_pending then
+    if not queue or queue.bounded then
         return false
     end
-    local at, names = line_of(queue, class), S.catalog.keys
-    local of_task = at.tasks[task]
-    if not of_task then
-        if not S.catalog.tasks[queue.number .. ':' .. task] then
-            return false
-        end
-        of_task = S.p .. 'by:task:' .. queue.number .. ':' .. task
-        at.tasks[task] = of_task
+    local at, names, terms = line_of(queue, class), S.catalog.keys, catalog.terms(queue, lane)
+    local of_task, flow = task_key(queue, at, task), at.flows .. lane
+    local stored = of_task and redis.call('HMGET', names.flow, at.domain, flow)
+    if not stored or not stored[1] then
+        return false
     end
-    local stored = redis.call('HMGET', names.flow, at.domain, at.flow)
-    if not stored[1] then
+    local place = terms.limit and place_of(queue, at, names, lane, terms)
+    if terms.limit and not place then
         return false
     end
     local seq, arrival = step.new_seq(), step.next_arrival()
@@ -92,13 +152,26 @@ function single.enqueue(id, name, class, task, after, content, headers)
     if headers ~= '' then
         redis.call('HSET', names.headers, member, headers)
     end
-    local ticket = tickets.new(at.before, arrival, id, after)
-    local may_start = tag < 0 and not queue.paused and not queue.slots
-    local taker = may_start and idle.taker(at.topic, class)
+    local ticket = tickets.new(place and place.before or at.before, arrival, id, after)
+    local may_start = tag < 0 and not queue.paused and not queue.slots and terms.weight == 1
+    local has_place = not place or place.is_free
+    local taker = may_start and has_place and idle.taker(at.topic, class)
     if taker then
-        start(at, names, id, member, ticket, clock, finish, taker, content, headers)
+        start(at, names, queue, lane, place, id, member, ticket, clock, finish, taker, content, headers)
     else
-        wait(at, names, member, arrival, ticket, clock, finish, tag)
+        redis.call('HSET', names.live, member, ticket)
+        if has_place then
+            wait(at, names, lane, flow, member, arrival, clock, finish, tag)
+        else
+            wait_for_place(at, place, member, arrival)
+        end
+    end
+    if lane ~= '' then
+        redis.call('ZADD', at.by_lane .. lane, member, member)
+        redis.call('ZINCRBY', at.backlog, taker and RUNS or WAITS, lane)
+    end
+    if place then
+        save_place(at, names, lane, place)
     end
     step.save_counters()
     return true

@@ -2,7 +2,6 @@
 -- themselves, so the longest lane costs no more than a short one.
 
 local NONE -- what Python knows as None; an absent field would be a missing one
-local RANK = 2 ^ 50
 local FAR = 2 ^ 49
 local MOST_RUNS = 101
 
@@ -86,7 +85,7 @@ end
 -- Waiting jobs of a job's lane in one class, up to an arrival.
 local function count_class(e, ordered, class, bound)
     if e.lane then
-        local base = ordered and 0 or class * RANK
+        local base = ordered and 0 or class * entries.RANK
         local lane, total = keys.lane(e.queue, e.lane_key), 0
         for _, set in ipairs({ 'wait:', 'hold:' }) do
             total = total + call('ZCOUNT', S.p .. set .. lane, number(base), '(' .. number(base + bound))
@@ -139,7 +138,7 @@ local function retry_until(e)
 end
 
 local function lane_waits(queue, lane, class, most)
-    local base = lane.ordered and 0 or class * RANK
+    local base = lane.ordered and 0 or class * entries.RANK
     local count = call('ZCOUNT', S.p .. 'wait:' .. keys.lane(queue, lane.key), number(base), '(' .. number(base + FAR))
     return math.min(most, count)
 end

@@ -354,9 +354,19 @@ function step.put_flows()
     S.flows, S.flow = {}, nil
 end
 
+-- A limited lane as it is stored: how many places it has, whether it is ordered, and how many are taken.
+function step.read_lane(raw)
+    local most, ordered, granted = parts('>dBd', raw)
+    return most, ordered == 1, granted
+end
+
+function step.lane_bytes(lane)
+    return bytes('>dBd', lane.places, lane.ordered and 1 or 0, lane.granted)
+end
+
 -- Whether all places of a lane, as it is stored, are taken, and not more.
 function step.is_full(raw)
-    local most, _, granted = parts('>dBd', raw)
+    local most, _, granted = step.read_lane(raw)
     return granted == most
 end
 
@@ -367,9 +377,9 @@ function step.lane(queue, key)
     if found == nil then
         local raw = writes.hget(S.p .. 'lane', name)
         if raw then
-            local most, ordered, granted = parts('>dBd', raw)
+            local most, ordered, granted = step.read_lane(raw)
             found = {
-                name = name, queue = queue, key = key, places = most, ordered = ordered == 1, granted = granted, stored = granted,
+                name = name, queue = queue, key = key, places = most, ordered = ordered, granted = granted, stored = granted,
             }
             S.lanes[name] = found
         end
@@ -391,7 +401,7 @@ function step.lane_for(queue, key, terms)
 end
 
 function step.save_lane(lane)
-    writes.hset(S.p .. 'lane', lane.name, bytes('>dBd', lane.places, lane.ordered and 1 or 0, lane.granted))
+    writes.hset(S.p .. 'lane', lane.name, step.lane_bytes(lane))
     lane.stored = lane.granted
 end
 
@@ -403,7 +413,7 @@ function step.drop_lane(lane)
     S.lanes[lane.name] = false
 end
 
-local function save_room(lane)
+function step.save_room(lane)
     -- Only a fault leaves a place free while somebody waits; `admit` looks here.
     local short = lane.granted < lane.places and call('ZCARD', S.p .. 'wait:' .. lane.name) > 0
     call(short and 'SADD' or 'SREM', S.p .. 'short', lane.name)
@@ -417,7 +427,7 @@ function step.flush()
         if lane then
             if lane.granted ~= lane.stored then
                 step.save_lane(lane)
-                save_room(lane)
+                step.save_room(lane)
             end
         end
     end

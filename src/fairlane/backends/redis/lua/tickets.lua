@@ -64,20 +64,31 @@ function tickets.of(e)
     return head .. body_of(e)
 end
 
--- What the tickets of new jobs have in common that may start, have no lane and differ in nothing but their ids: what comes
--- before those, and what comes after.
-function tickets.alike(new, queue)
-    local flags = GRANTED + (new.cost and DEAR or 0)
-    return NEW .. bytes('>BBI4', new.class or 1, flags, queue), '\0\0' .. rest_of(new)
+-- What the tickets of new jobs have in common that differ in nothing but their ids and lanes: what comes before those, and what
+-- is needed seldom.
+function tickets.before(new, queue, granted, limited, rank)
+    local flags = flags_of({ granted = granted, lane = limited, rank = rank, cost = new.cost })
+    return NEW .. bytes('>BBI4', new.class or 1, flags, queue)
 end
 
+tickets.rest = rest_of
+
+-- The ticket of a new job that comes to this lane, '' for none.
+function tickets.of_lane(before, arrival, id, lane, rest)
+    return before .. bytes('>dHc0Hc0', arrival, #id, id, #lane, lane) .. rest
+end
+
+-- The same for one job, of which the end is known.
 function tickets.new(before, arrival, id, after)
     return before .. bytes('>dHc0', arrival, #id, id) .. after
 end
 
--- What the end of a ticket without a lane says of a request.
+-- What the end of a ticket says of a request.
 function tickets.request(after)
-    return unpacked(sub(after, 3))
+    local lane, at = parts('>Hc0', after)
+    local new = unpacked(sub(after, at))
+    new.lane_key = lane ~= '' and lane or nil
+    return new
 end
 
 local function read_body(raw, from)

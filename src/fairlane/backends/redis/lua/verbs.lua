@@ -31,13 +31,13 @@ verb('enqueue', {}, function(args)
     return step.signed({ answers = admission.enqueue(unpacked(args[3]), args, 4) })
 end)
 
--- id, queue, class, task, the end of its ticket, content, headers; answers like `enqueue`, or with the signature alone
+-- id, queue, class, task, the end of its ticket, content, headers, and its lane if it has one; answers like `enqueue`, or with the signature alone
 redis.register_function({
     function_name = NAME .. '_enqueue_one',
     callback = function(names, args)
         step.begin_alone(names, args)
         local id, queue, class, task, after = args[3], args[4], tonumber(args[5]), args[6], args[7]
-        if single.enqueue(id, queue, class, task, after, args[8], args[9]) then
+        if single.enqueue(id, queue, class, task, args[10] or '', after, args[8], args[9]) then
             return { S.generation, writes.text(S.steps) }
         end
         return step.run(function()

@@ -1,6 +1,6 @@
 -- Writes of a step are gathered by key and sent when the step ends, or when somebody reads that key: a command for many
--- members costs about a third of a command for each (measured). `call` reads, and sees what was gathered: all that goes
--- past it by `redis.call` is here.
+-- members costs about a third of a command for each (measured). `call` reads, and sees what was gathered. Past it,
+-- by `redis.call`, goes who knows that nothing is gathered for a key.
 --
 -- Members and fields are strings, so that one of them is not known under two names: a number would be another key of a
 -- table, and costs the server a conversion each time.
@@ -80,6 +80,11 @@ end
 -- `list`: scores and their members.
 function writes.zadd_all(key, list)
     put_all('ZADD', key, list, 2, 1)
+end
+
+-- For a set, for which nothing is ever gathered.
+function writes.sadd_all(key, list)
+    send_list('SADD', key, list)
 end
 
 local function drop_all(command, key, list)

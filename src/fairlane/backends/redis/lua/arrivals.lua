@@ -1,0 +1,225 @@
+-- Many plain jobs that arrive together, by lists (see batches.lua): each of them costs little more than its record. They are
+-- due, for everybody and hold nothing, and differ in nothing but their ids and lanes.
+
+-- Whether all jobs of a call are such, new, and of queues that take whatever comes.
+function arrivals.are_alike(requests)
+    local seen, all = {}, {}
+    for _, new in ipairs(requests) do
+        local queue = new.ids and catalog.known(new.queue)
+        if not new.ids or (queue and queue.bounded) then
+            return false
+        end
+        for _, id in ipairs(new.ids) do
+            if seen[id] then
+                return false
+            end
+            seen[id] = true
+            all[#all + 1] = id
+        end
+    end
+    for _, known in ipairs(writes.hmget(S.p .. 'id', all)) do
+        if known then
+            return false
+        end
+    end
+    return true
+end
+
+-- The lanes that jobs come to, each once, side by side: `name` its key, `flow` where it stands in line, `limit` the terms of a
+-- limited one; `of_job` says which of them each job comes to, and `times` how many do. Not a table for each lane: a call may
+-- have a lane for every job.
+local function lanes_of(queue, domain, lanes, count)
+    local a = { name = {}, flow = {}, limit = {}, times = {}, of_job = {}, limited = {} }
+    local numbers, before = {}, keys.flow(domain.key, '')
+    for i = 1, count do
+        local lane = lanes and lanes[i] or ''
+        local n = numbers[lane]
+        if not n then
+            n = #a.name + 1
+            local terms = catalog.terms(queue, lane)
+            numbers[lane], a.name[n], a.flow[n], a.times[n] = n, lane, before .. lane, 0
+            if terms.limit then
+                a.limit[n], a.limited[#a.limited + 1] = terms, n
+            end
+        end
+        a.of_job[i], a.times[n] = n, a.times[n] + 1
+    end
+    return a
+end
+
+-- Read how many places the limited lanes have, and how many are taken. Returns false if this step has changed one already.
+local function load_places(queue, a)
+    local names = {}
+    a.key, a.places, a.ordered, a.taken, a.was_taken, a.is_firm = {}, {}, {}, {}, {}, {}
+    for i, n in ipairs(a.limited) do
+        names[i] = keys.lane(queue.number, a.name[n])
+        a.key[n] = names[i]
+        if S.lanes[names[i]] ~= nil then
+            return false
+        end
+    end
+    for i, raw in ipairs(writes.hmget(S.p .. 'lane', names)) do
+        local n = a.limited[i]
+        local most, ordered, taken = a.limit[n].limit, a.limit[n].ordered, 0
+        if raw then
+            most, ordered, taken = step.read_lane(raw)
+        end
+        a.places[n], a.ordered[n], a.taken[n], a.was_taken[n] = most, ordered, taken, raw and taken
+    end
+    return true
+end
+
+-- Whether somebody of a lower class may have a place of this lane that he has not used yet.
+local function has_weaker(queue, class, a, n)
+    if a.ordered[n] or class == 2 or a.taken[n] == 0 or a.is_firm[n] then
+        return false
+    end
+    local is_firm = call('EXISTS', S.p .. 'hold:' .. a.key[n]) == 0
+    for lower = class + 1, 2 do
+        is_firm = is_firm and call('EXISTS', keys.ready(queue.number, lower, a.name[n])) == 0
+    end
+    a.is_firm[n] = is_firm
+    return not is_firm
+end
+
+-- Which of the jobs may start; nil if one could take the place of a weaker one.
+local function grant_all(queue, class, a)
+    local granted = {}
+    for i, n in ipairs(a.of_job) do
+        local taken = a.taken[n]
+        granted[i] = not taken or taken < a.places[n]
+        if not granted[i] and has_weaker(queue, class, a, n) then
+            return nil
+        elseif taken and granted[i] then
+            a.taken[n] = taken + 1
+        end
+    end
+    return granted
+end
+
+-- Add a job to a sorted set: at once if it is the only one of its lane, else with the others. `lists`: by set.
+local function add(lists, times, set, score, member)
+    if times == 1 then
+        call('ZADD', set, score, member)
+        return
+    end
+    local list = lists[set]
+    if not list then
+        list = {}
+        lists[set] = list
+    end
+    list[#list + 1], list[#list + 2] = score, member
+end
+
+-- Put the first jobs that may start in line, where nobody is there yet. `heads`: by lane, which of the jobs.
+local function join_all(domain, a, heads, member, arrival)
+    local records, line = {}, {}
+    for n, stored in ipairs(writes.hmget(S.p .. 'flow', a.flow)) do
+        local i, finish, tag = heads[n], 0, nil
+        if stored then
+            finish, tag = step.read_flow(stored)
+        end
+        if i and not tag then
+            tag = math.max(domain.clock, finish)
+            records[#records + 1], records[#records + 2] = a.flow[n], step.flow_bytes(finish, tag, arrival[i], member[i])
+            line[#line + 1], line[#line + 2] = tag, step.line_member(arrival[i], a.name[n])
+        end
+    end
+    writes.hset_all(S.p .. 'flow', records)
+    writes.zadd_all(domain.line, line)
+    if line[1] then
+        step.tell(domain.topic)
+    end
+end
+
+-- Let the jobs stand in their lanes.
+local function stand(queue, class, domain, a, granted, member, arrival)
+    local lists, heads, number = {}, {}, queue.number
+    local readies, waits, by_lane = S.p .. 'ready:', S.p .. 'wait:', S.p .. 'by:lane:' .. keys.lane(number, '')
+    for i, n in ipairs(a.of_job) do
+        local times, lane = a.times[n], a.name[n]
+        if granted[i] then
+            heads[n] = heads[n] or i
+            add(lists, times, readies .. a.flow[n], arrival[i], member[i])
+        else
+            local rank = a.ordered[n] and 0 or class
+            add(lists, times, waits .. a.key[n], rank * entries.RANK + arrival[i], member[i])
+        end
+        if lane ~= '' then
+            add(lists, times, by_lane .. lane, member[i], member[i])
+        end
+    end
+    for set, list in pairs(lists) do
+        writes.zadd_all(set, list)
+    end
+    for n, lane in ipairs(a.name) do
+        if lane ~= '' then
+            entries.came(number, lane, a.times[n])
+        end
+    end
+    join_all(domain, a, heads, member, arrival)
+end
+
+-- Write which places of limited lanes are taken now.
+local function save_places(queue, a)
+    local records, made = {}, {}
+    for _, n in ipairs(a.limited) do
+        if a.taken[n] ~= a.was_taken[n] then
+            local place = { places = a.places[n], ordered = a.ordered[n], granted = a.taken[n] }
+            records[#records + 1], records[#records + 2] = a.key[n], step.lane_bytes(place)
+        end
+        if not a.was_taken[n] then
+            made[#made + 1] = a.name[n]
+        end
+    end
+    writes.hset_all(S.p .. 'lane', records)
+    writes.sadd_all(S.p .. 'lanes:' .. queue.number, made)
+end
+
+-- Write the jobs themselves. `place`: that of the first one's content among the bodies. Returns their numbers and arrivals.
+local function file(new, queue, class, a, granted, bodies, place)
+    local ids, contents, lives, numbers, headers, members, came = {}, {}, {}, {}, {}, {}, {}
+    local free, rest, befores = tickets.before(new, queue.number, true), tickets.rest(new), {}
+    for i, id in ipairs(new.ids) do
+        local member, arrival, n, before = writes.text(step.new_seq()), step.next_arrival(), a.of_job[i], free
+        if a.limit[n] then
+            local rank = not a.ordered[n] and class > 0
+            local kind = (granted[i] and 2 or 0) + (rank and 1 or 0)
+            before = befores[kind] or tickets.before(new, queue.number, granted[i], true, rank)
+            befores[kind] = before
+        end
+        local last = 2 * i
+        members[i], came[i] = member, arrival
+        ids[last - 1], ids[last] = id, member
+        contents[last - 1], contents[last] = member, S.stamp .. bodies[place + last - 2]
+        lives[last - 1], lives[last] = member, tickets.of_lane(before, arrival, id, a.name[n], rest)
+        numbers[last - 1], numbers[last] = member, member
+        if bodies[place + last - 1] ~= '' then
+            headers[#headers + 1], headers[#headers + 2] = member, bodies[place + last - 1]
+        end
+    end
+    writes.hset_all(S.p .. 'id', ids)
+    writes.hset_all(S.p .. 'job', contents)
+    writes.hset_all(S.p .. 'headers', headers)
+    writes.hset_all(S.live, lives)
+    writes.zadd_all(S.alive, numbers)
+    writes.zadd_all(keys.of_task(queue.number, new.task), numbers)
+    return members, came
+end
+
+-- Store such jobs. Returns false, and stores none of them, if there is anything unusual about the lane of one.
+function arrivals.store(new, bodies, place)
+    step.put_flows()
+    local queue, class, count = catalog.queue(new.queue), new.class, #new.ids
+    local domain = step.domain(queue.number, class, '')
+    local a = lanes_of(queue, domain, new.lanes, count)
+    local granted = load_places(queue, a) and grant_all(queue, class, a)
+    if not granted then
+        return false
+    end
+    local member, arrival = file(new, queue, class, a, granted, bodies, place)
+    stand(queue, class, domain, a, granted, member, arrival)
+    save_places(queue, a)
+    step.count(queue.number, class, 'p', count)
+    return true
+end
