@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import AsyncIterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -225,3 +226,25 @@ async def test_places_that_a_fault_has_left_free_are_handed_on_and_noted_no_long
         assert client.exists(f"{prefix}short") == 0
     assert await worker.claim_ids(10) == ids[1:]
     await worker.complete(first)
+
+
+async def test_a_change_of_rules_leaves_the_lanes_alone_that_it_is_not_about(kit: Kit, store: RedisStore) -> None:
+    rules = [LaneRule(pattern="one:*", limit=1), LaneRule(pattern="two:*", limit=2)]
+    await kit.settings("default", *rules)
+    numbers = count()
+
+    async def commands(lanes: int) -> int:
+        """How many commands it takes to limit a lane, when there are so many more that have jobs."""
+        for _ in range(lanes):
+            names = [f"{kind}:{next(numbers)}" for kind in ("one", "two", "free")]
+            await store.enqueue([kit.new(lane=lane) for lane in names for _ in range(3)])
+        rules.append(LaneRule(pattern=f"other:{lanes}", limit=1))
+        with redis.Redis(port=valkey.server().port) as client:
+            client.config_resetstat()
+            await kit.settings("default", *rules, version=len(rules))
+            told = client.info("commandstats")
+        return sum(of["calls"] for name, of in told.items() if not name.startswith(("cmdstat_config", "cmdstat_info")))
+
+    few, many = await commands(5), await commands(100)
+    assert many <= few + 3
+    assert (await store.recount()).differences == ()

@@ -272,3 +272,31 @@ async def test_an_expired_job_survives_the_end_of_its_lane_s_limit_only_until_th
     assert (await kit.store.promote()).expired == 1
     assert (await kit.state(first), await kit.state(late)) == (JobState.PENDING, JobState.CANCELLED)
     assert (await kit.store.recount()).differences == ()
+
+
+LANE = (Priority.NORMAL, Priority.LOW, Priority.NORMAL, Priority.HIGH, Priority.LOW)
+"""What waits in a lane that has no limit yet."""
+
+
+async def test_a_lane_that_gets_a_limit_lets_so_many_start_the_highest_class_first(kit: Kit) -> None:
+    worker = await kit.worker(slots=50)
+    ids = [await kit.enqueue(lane="x", priority=priority) for priority in LANE]
+    await kit.settings("default", LaneRule(pattern="x", limit=2))
+    assert (await kit.store.recount()).differences == ()
+    claimed = await worker.claim(10)
+    assert [job.id for job in claimed] == [ids[3], ids[0]]
+    assert await worker.claim_ids(10) == []
+    await worker.complete(*claimed)
+    assert await worker.claim_ids(10) == [ids[2], ids[1]]
+    assert (await kit.store.recount()).differences == ()
+
+
+async def test_a_lane_that_is_paused_starts_nothing_of_what_waited_and_a_resumed_one_all_of_it(kit: Kit) -> None:
+    worker = await kit.worker(slots=50)
+    ids = [await kit.enqueue(lane="x", priority=priority) for priority in LANE]
+    await kit.settings("default", LaneRule(pattern="x", paused=True))
+    assert await worker.claim_ids(10) == []
+    assert (await kit.store.recount()).differences == ()
+    await kit.settings("default", version=1)
+    assert await worker.claim_ids(10) == [ids[3], ids[0], ids[2], ids[1], ids[4]]
+    assert (await kit.store.recount()).differences == ()

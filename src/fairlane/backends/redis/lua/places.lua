@@ -283,7 +283,7 @@ function places.abolish(lane)
     step.drop_lane(lane)
 end
 
--- A lane that had no limit has one now: a pending or running job of it takes its place anew.
+-- A lane that had no limit has one now: a running job of it, or a pending one that has left the line, takes its place anew.
 function places.establish(e)
     if e.state == RUNNING then
         local lane = step.lane_for(e.queue, e.lane_key, catalog.terms(catalog.number(e.queue), e.lane_key))
@@ -291,7 +291,6 @@ function places.establish(e)
         e.lane, e.granted = true, true
         e.rank = not lane.ordered and e.class > 0 and e.class or nil
     else
-        flows.withdraw(e)
         places.arrive(e)
     end
     entries.save(e)

@@ -30,41 +30,57 @@ function settings.open(schema)
     return stored
 end
 
--- Lanes that have jobs get their new places. Costs as much as the queue has lanes, which is why settings change rarely.
-local function apply(queue, changed)
-    if changed then
-        for _, key in ipairs(call('SMEMBERS', S.p .. 'lanes:' .. queue.number)) do
-            local lane = step.lane(queue.number, key)
-            local terms = catalog.terms(queue, key)
-            if not terms.limit then
-                places.abolish(lane)
-            else
-                places.resize(lane, terms.limit, terms.ordered)
-            end
-        end
-        settings.limit_lanes(queue)
+-- Limited lanes that have jobs get their new places. Returns which lanes were limited.
+local function resize_lanes(queue)
+    local lanes, names, limited = call('SMEMBERS', S.p .. 'lanes:' .. queue.number), {}, {}
+    for i, key in ipairs(lanes) do
+        names[i] = keys.lane(queue.number, key)
     end
-    outcomes.tell_queue(queue.number)
+    for i, raw in ipairs(writes.hmget(S.p .. 'lane', names)) do
+        local key = lanes[i]
+        local terms, most, ordered = catalog.terms(queue, key), step.read_lane(raw)
+        limited[key] = true
+        if not terms.limit then
+            places.abolish(step.lane(queue.number, key))
+        elseif most ~= terms.limit or ordered ~= terms.ordered then
+            places.resize(step.lane(queue.number, key), terms.limit, terms.ordered)
+        end
+    end
+    return limited
 end
 
--- Lanes that had no limit and have one now. Running jobs take their places first, then the others in order of arrival.
-function settings.limit_lanes(queue)
-    for _, key in ipairs(call('ZRANGE', S.p .. 'backlog:' .. queue.number, 0, -1)) do
-        if catalog.terms(queue, key).limit then
-            local jobs = entries.in_lane(queue.number, key)
-            table.sort(jobs, function(a, b)
-                if a.state ~= b.state then
-                    return a.state == RUNNING
-                end
-                return (a.arrival or 0) < (b.arrival or 0)
-            end)
-            for _, e in ipairs(jobs) do
-                if not e.lane then
-                    places.establish(e)
-                end
+-- A lane that had no limit has one now. Running jobs take their places first, then the others in order of arrival.
+local function limit_lane(queue, key)
+    local jobs = entries.in_lane(queue.number, key)
+    table.sort(jobs, function(a, b)
+        if a.state ~= b.state then
+            return a.state == RUNNING
+        end
+        return (a.arrival or 0) < (b.arrival or 0)
+    end)
+    -- All leave the line before the first takes a place: none of them has one yet that another could take.
+    for _, e in ipairs(jobs) do
+        if e.state ~= RUNNING then
+            flows.withdraw(e)
+        end
+    end
+    for _, e in ipairs(jobs) do
+        places.establish(e)
+    end
+end
+
+-- The lanes that have jobs get what the rules give them now. All of them are looked at, which is why settings change rarely, but
+-- only those change, job by job, that have got another limit.
+local function apply(queue, changed)
+    if changed then
+        local were_limited = resize_lanes(queue)
+        for _, key in ipairs(call('ZRANGE', S.p .. 'backlog:' .. queue.number, 0, -1)) do
+            if not were_limited[key] and catalog.terms(queue, key).limit then
+                limit_lane(queue, key)
             end
         end
     end
+    outcomes.tell_queue(queue.number)
 end
 
 -- Store settings that the client has merged, unless they changed since it read them. Returns false then.
