@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -53,6 +54,20 @@ def keys(store: RedisStore) -> dict[str, int]:
         for key in client.scan_iter(re.sub(r"([\[\]{}])", r"\\\1", prefix) + "*", count=1000):
             found[key.removeprefix(prefix)] = int(sizes.get(client.type(key), lambda _: 1)(key))
     return found
+
+
+@contextmanager
+def counted() -> Iterator[Callable[[], int]]:
+    """Tells how many commands the server was given meanwhile, those that functions give it included."""
+    with redis.Redis(port=valkey.server().port) as client:
+
+        def calls() -> int:
+            told = client.info("commandstats")
+            others = ("cmdstat_config", "cmdstat_info", "cmdstat_client", "cmdstat_hello")
+            return sum(of["calls"] for name, of in told.items() if not name.startswith(others))
+
+        client.config_resetstat()
+        yield calls
 
 
 async def finish_all(worker: Worker) -> None:
@@ -239,12 +254,22 @@ async def test_a_change_of_rules_leaves_the_lanes_alone_that_it_is_not_about(kit
             names = [f"{kind}:{next(numbers)}" for kind in ("one", "two", "free")]
             await store.enqueue([kit.new(lane=lane) for lane in names for _ in range(3)])
         rules.append(LaneRule(pattern=f"other:{lanes}", limit=1))
-        with redis.Redis(port=valkey.server().port) as client:
-            client.config_resetstat()
+        with counted() as calls:
             await kit.settings("default", *rules, version=len(rules))
-            told = client.info("commandstats")
-        return sum(of["calls"] for name, of in told.items() if not name.startswith(("cmdstat_config", "cmdstat_info")))
+            return calls()
 
     few, many = await commands(5), await commands(100)
     assert many <= few + 3
     assert (await store.recount()).differences == ()
+
+
+async def test_a_lane_in_which_thousands_wait_is_paused_and_resumed_by_few_commands(
+    kit: Kit, store: RedisStore
+) -> None:
+    await kit.enqueue_all([kit.new(lane="many") for _ in range(3_500)])
+    for version, rules in enumerate([[LaneRule(pattern="many", paused=True)], []]):
+        with counted() as calls:
+            await kit.settings("default", *rules, version=version)
+            assert calls() < 150
+        assert (await store.recount()).differences == ()
+    assert len(await (await kit.worker(slots=5_000)).claim(5_000)) == 3_500

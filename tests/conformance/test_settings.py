@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -299,4 +300,45 @@ async def test_a_lane_that_is_paused_starts_nothing_of_what_waited_and_a_resumed
     assert (await kit.store.recount()).differences == ()
     await kit.settings("default", version=1)
     assert await worker.claim_ids(10) == [ids[3], ids[0], ids[2], ids[1], ids[4]]
+    assert (await kit.store.recount()).differences == ()
+
+
+async def test_a_lane_with_many_jobs_of_all_kinds_is_paused_limited_and_freed(kit: Kit) -> None:
+    """More than a store looks at in one go, some of which hold or wait for something else."""
+    worker = await kit.worker(slots=2_000)
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"priority": Priority.LOW},
+        {"priority": Priority.HIGH},
+        {"cost": 2.0},
+        {"expires": 50.0},
+        {"sticky": "key"},
+        {"worker": worker.session.index},
+        {"delay": 5.0},
+    ]
+    jobs = [kit.new(lane="x", **kinds[number % len(kinds)]) for number in range(1_200)]
+    await kit.enqueue_all([*jobs, kit.new(unique="value", lane="x", id="unique"), kit.new(lane="y", id="other")])
+    running = await worker.claim(40)
+
+    await kit.settings("default", LaneRule(pattern="x", paused=True))
+    assert await worker.claim_ids(10) == ["other"]
+    assert (await kit.store.recount()).differences == ()
+    await worker.complete(*running[:20])
+    assert await worker.claim_ids(10) == []
+
+    await kit.settings("default", LaneRule(pattern="x", limit=25), version=1)
+    first = await worker.claim(2_000)
+    assert len(first) == 5
+    assert (await kit.store.recount()).differences == ()
+    await worker.hand_back(*first[:2])
+    kit.clock.advance(6.0)
+    assert (await kit.store.promote()).promoted == 150
+    assert len(await worker.claim(2_000)) == 2
+
+    await kit.settings("default", version=2)
+    assert (await kit.store.recount()).differences == ()
+    rest = await worker.claim(2_000)
+    assert len(rest) == 1_201 - len(running) - 5
+    assert (await kit.store.recount()).differences == ()
+    await worker.complete(*running[20:], *first[2:], *rest)
     assert (await kit.store.recount()).differences == ()

@@ -111,6 +111,8 @@ def end_with_parent() -> Callable[[], None] | None:
     prctl = ctypes.CDLL(None).prctl
 
     def ask() -> None:
+        # Who runs the tests in the background of a shell has it ignored, and each server would take `PATIENCE` to end.
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
         prctl(PR_SET_PDEATHSIG, int(signal.SIGQUIT))
 
     return ask

@@ -104,17 +104,6 @@ function entries.by_id(id)
     return seq and entries.get(seq) or nil
 end
 
--- The jobs of a lane that wait or run. Those that are kept of it are looked through: who asks changes settings, which is rare.
-function entries.in_lane(queue, key)
-    local found = {}
-    for _, e in ipairs(entries.all(call('ZRANGE', S.p .. 'by:lane:' .. keys.lane(queue, key), 0, -1))) do
-        if e.state ~= SCHEDULED then
-            found[#found + 1] = e
-        end
-    end
-    return found
-end
-
 -- The score of a lane in the backlog: how many of its jobs wait, and, among lanes that have equally many, how many run.
 function entries.backlog(waiting, running)
     return waiting * MOST_RUNNING + running

@@ -27,29 +27,35 @@ function flows.load(jobs)
     end
 end
 
--- Make a job claimable; the caller saves it. It is pending, granted and ungated.
-function flows.enter(e)
-    flows.join(e.queue, e.class, e.inbox or '', e.lane_key or '', e.arrival, writes.text(e.seq))
-    e.flow = true
-    -- Only a job that somebody else cannot take can hold its lane's place idle; see `places.move_idle_grants`.
-    e.granted_at = e.lane and e.inbox and S.now or nil
-end
-
--- Put an arrival, the job `member`, into its flow, and tell those who could start it. Returns the flow.
-function flows.join(queue, class, inbox, lane, arrival, member)
-    local flow = step.flow(queue, class, inbox, lane)
-    if not flow.tag then
+-- An arrival, the job `member`, stands in a flow; those are told who could start it. Returns whether nobody stood there before.
+function flows.stand(flow, arrival, member)
+    local is_first = not flow.tag
+    if is_first then
         flow.tag = math.max(flow.domain.clock, flow.finish)
-        flow.head, flow.first = arrival, member
-        flow.dirty = true
-        writes.begin(flow.ready)
         -- Behind others, nobody need be told: who could start it was told of the first one, or is busy.
         step.tell(flow.domain.topic)
-    elseif arrival < flow.head then
+    end
+    if is_first or arrival < flow.head then
         flow.head, flow.first = arrival, member
         flow.dirty = true
     end
-    return flow
+    return is_first
+end
+
+-- Put an arrival into its flow; what stands there is gathered from now on.
+local function join(queue, class, inbox, lane, arrival, member)
+    local flow = step.flow(queue, class, inbox, lane)
+    if flows.stand(flow, arrival, member) then
+        writes.begin(flow.ready)
+    end
+end
+
+-- Make a job claimable; the caller saves it. It is pending, granted and ungated.
+function flows.enter(e)
+    join(e.queue, e.class, e.inbox or '', e.lane_key or '', e.arrival, writes.text(e.seq))
+    e.flow = true
+    -- Only a job that somebody else cannot take can hold its lane's place idle; see `places.move_idle_grants`.
+    e.granted_at = e.lane and e.inbox and S.now or nil
 end
 
 -- Take a job out of the line, before it has started. Nothing was charged for it, so nothing is owed.

@@ -128,7 +128,7 @@ function places.resume(e)
 end
 
 -- Give a place to a waiting job: a turn starts, a job that nothing else holds becomes claimable.
-local function grant(lane, e)
+function places.grant(lane, e)
     lane.granted = lane.granted + 1
     e.granted = true
     if e.waiter then
@@ -147,7 +147,7 @@ function places.hand_on(lane)
         if not waiting then
             break
         end
-        grant(lane, waiting)
+        places.grant(lane, waiting)
         given = given + 1
     end
     if lane.granted == 0 and call('ZCARD', S.p .. 'wait:' .. lane.name) == 0 then
@@ -198,7 +198,7 @@ function places.settle(lane)
         end
         ungrant(weakest)
         lane.granted = lane.granted - 1
-        grant(lane, best)
+        places.grant(lane, best)
     end
 end
 
@@ -261,41 +261,6 @@ function places.resize(lane, limit, ordered)
     places.hand_on(lane)
 end
 
--- The lane has no limit any more: everybody in it may start.
-function places.abolish(lane)
-    -- Expired jobs too: in line a claim finds and cancels them. An expired turn would be started, so it is left out.
-    for _, e in ipairs(members('wait:' .. lane.name)) do
-        if not e.waiter or not e.expires_at or e.expires_at > S.now then
-            grant(lane, e)
-        end
-    end
-    for _, e in ipairs(entries.in_lane(lane.queue, lane.key)) do
-        if e.lane then
-            e.lane, e.granted, e.granted_at = nil, true, nil
-            entries.save(e)
-        end
-    end
-    for _, e in ipairs(members('hold:' .. lane.name)) do
-        -- One that waits for its retry has kept its place.
-        e.lane, e.granted, e.granted_at = nil, true, nil
-        entries.save(e)
-    end
-    step.drop_lane(lane)
-end
-
--- A lane that had no limit has one now: a running job of it, or a pending one that has left the line, takes its place anew.
-function places.establish(e)
-    if e.state == RUNNING then
-        local lane = step.lane_for(e.queue, e.lane_key, catalog.terms(catalog.number(e.queue), e.lane_key))
-        lane.granted = lane.granted + 1
-        e.lane, e.granted = true, true
-        e.rank = not lane.ordered and e.class > 0 and e.class or nil
-    else
-        places.arrive(e)
-    end
-    entries.save(e)
-end
-
 -- Whether a worker could take one more of a class now; a job for anybody can always be taken.
 local function takes(inbox, class)
     if not inbox then
@@ -325,7 +290,7 @@ function places.move_idle_grants(limit)
                 if not expired and not e.gate and e.inbox ~= holder.inbox and takes(e.inbox, e.class) then
                     ungrant(holder)
                     lane.granted = lane.granted - 1
-                    grant(lane, e)
+                    places.grant(lane, e)
                     moved = moved + 1
                     break
                 end

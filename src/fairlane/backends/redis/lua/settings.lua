@@ -41,7 +41,7 @@ local function resize_lanes(queue)
         local terms, most, ordered = catalog.terms(queue, key), step.read_lane(raw)
         limited[key] = true
         if not terms.limit then
-            places.abolish(step.lane(queue.number, key))
+            limits.abolish(step.lane(queue.number, key))
         elseif most ~= terms.limit or ordered ~= terms.ordered then
             places.resize(step.lane(queue.number, key), terms.limit, terms.ordered)
         end
@@ -49,34 +49,15 @@ local function resize_lanes(queue)
     return limited
 end
 
--- A lane that had no limit has one now. Running jobs take their places first, then the others in order of arrival.
-local function limit_lane(queue, key)
-    local jobs = entries.in_lane(queue.number, key)
-    table.sort(jobs, function(a, b)
-        if a.state ~= b.state then
-            return a.state == RUNNING
-        end
-        return (a.arrival or 0) < (b.arrival or 0)
-    end)
-    -- All leave the line before the first takes a place: none of them has one yet that another could take.
-    for _, e in ipairs(jobs) do
-        if e.state ~= RUNNING then
-            flows.withdraw(e)
-        end
-    end
-    for _, e in ipairs(jobs) do
-        places.establish(e)
-    end
-end
-
 -- The lanes that have jobs get what the rules give them now. All of them are looked at, which is why settings change rarely, but
--- only those change, job by job, that have got another limit.
+-- only those change that have got another limit.
 local function apply(queue, changed)
     if changed then
         local were_limited = resize_lanes(queue)
         for _, key in ipairs(call('ZRANGE', S.p .. 'backlog:' .. queue.number, 0, -1)) do
-            if not were_limited[key] and catalog.terms(queue, key).limit then
-                limit_lane(queue, key)
+            local terms = catalog.terms(queue, key)
+            if terms.limit and not were_limited[key] then
+                limits.establish(queue, key, terms)
             end
         end
     end

@@ -126,6 +126,29 @@ function tickets.is_waiting(raw)
     return byte(raw, 1) == 112
 end
 
+function tickets.is_ticket(raw)
+    local kind = byte(raw, 1)
+    return kind == 112 or kind == 114
+end
+
+local function at_flags(raw)
+    return tickets.is_waiting(raw) and AT_FLAGS or 33 + (parts('>H', raw, 30))
+end
+
+-- Where a job stands in its lane: its class, when it came, and whether it has got a place.
+function tickets.standing(raw)
+    local class, flags, _, arrival = parts('>BBI4d', raw, at_flags(raw) - 1)
+    return class, arrival, flags % 8 >= GRANTED
+end
+
+-- The ticket of a job whose lane is limited now, or is not any more.
+function tickets.placed(raw, limited, rank, granted)
+    local at = at_flags(raw)
+    local kept = byte(raw, at) - byte(raw, at) % 8
+    local flags = kept + flags_of({ lane = limited, rank = rank, granted = granted })
+    return sub(raw, 1, at - 1) .. string.char(flags) .. sub(raw, at + 1)
+end
+
 -- Whether this is a waiting job whose start costs what is usual.
 function tickets.is_cheap(raw)
     return byte(raw, 1) == 112 and byte(raw, AT_FLAGS) % 16 < DEAR
