@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fairlane.errors import InvalidInput, QueueFull
-from fairlane.job import JobState, Priority
+from fairlane.job import JobKind, JobState, Priority
 from fairlane.reading import Gate, QueueReading
 from fairlane.settings import LaneRule, QueueOverride, QueueSettings, SettingsChange
 from fairlane.slots import Ask, Reserved
@@ -309,26 +309,26 @@ async def test_a_lane_with_many_jobs_of_all_kinds_is_paused_limited_and_freed(ki
     kinds: list[dict[str, Any]] = [
         {},
         {"priority": Priority.LOW},
-        {"priority": Priority.HIGH},
+        {"delay": 5.0},
         {"cost": 2.0},
-        {"expires": 50.0},
+        {"expires": 50.0, "priority": Priority.HIGH},
         {"sticky": "key"},
         {"worker": worker.session.index},
-        {"delay": 5.0},
+        {"priority": Priority.HIGH},
     ]
     jobs = [kit.new(lane="x", **kinds[number % len(kinds)]) for number in range(1_200)]
     await kit.enqueue_all([*jobs, kit.new(unique="value", lane="x", id="unique"), kit.new(lane="y", id="other")])
-    running = await worker.claim(40)
+    running = await worker.claim(260)
 
     await kit.settings("default", LaneRule(pattern="x", paused=True))
     assert await worker.claim_ids(10) == ["other"]
     assert (await kit.store.recount()).differences == ()
-    await worker.complete(*running[:20])
+    await worker.complete(*running[:220])
     assert await worker.claim_ids(10) == []
 
-    await kit.settings("default", LaneRule(pattern="x", limit=25), version=1)
+    await kit.settings("default", LaneRule(pattern="x", limit=50), version=1)
     first = await worker.claim(2_000)
-    assert len(first) == 5
+    assert len(first) == 10
     assert (await kit.store.recount()).differences == ()
     await worker.hand_back(*first[:2])
     kit.clock.advance(6.0)
@@ -338,7 +338,36 @@ async def test_a_lane_with_many_jobs_of_all_kinds_is_paused_limited_and_freed(ki
     await kit.settings("default", version=2)
     assert (await kit.store.recount()).differences == ()
     rest = await worker.claim(2_000)
-    assert len(rest) == 1_201 - len(running) - 5
+    assert len(rest) == 1_201 - 260 - 10
     assert (await kit.store.recount()).differences == ()
-    await worker.complete(*running[20:], *first[2:], *rest)
+    # Those that came later start later, though their numbers are lower.
+    late = {job.id for job in jobs[2::8]}
+    plain = {job.id for job in jobs[0::8]}
+    order = [job.id in late for job in rest if job.id in late | plain]
+    assert order == sorted(order)
+    await worker.complete(*running[220:], *first[2:], *rest)
+    assert (await kit.store.recount()).differences == ()
+    [again] = await kit.store.enqueue([kit.new(unique="value", lane="x")])
+    assert again.created
+
+
+async def test_a_job_costs_the_same_after_its_lane_was_paused(kit: Kit) -> None:
+    worker = await kit.worker(slots=50)
+    x = [await kit.enqueue(lane="x", cost=cost) for cost in (3.0, 1.0)]
+    await kit.settings("default", LaneRule(pattern="x", paused=True))
+    await kit.settings("default", version=1)
+    y = [await kit.enqueue(lane="y") for _ in range(4)]
+    assert await worker.claim_ids(10) == [x[0], *y[:3], x[1], y[3]]
+
+
+async def test_a_turn_that_has_expired_does_not_begin_when_its_lane_is_freed(kit: Kit) -> None:
+    await kit.settings("default", LaneRule(pattern="x", limit=1))
+    waiter = await kit.waiter()
+    turns = [kit.new(kind=JobKind.TURN, lane="x", waiter=waiter.id, expires=5.0, id=f"turn {n}") for n in range(2)]
+    await kit.store.enqueue(turns)
+    kit.clock.advance(6.0)
+    await kit.settings("default", version=1)
+    assert [await kit.state(turn.id) for turn in turns] == [JobState.RUNNING, JobState.PENDING]
+    await kit.store.promote()
+    assert await kit.state("turn 1") is JobState.CANCELLED
     assert (await kit.store.recount()).differences == ()

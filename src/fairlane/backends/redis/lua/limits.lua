@@ -60,7 +60,6 @@ end
 -- A lane that had no limit has one now. Running jobs have their places; the others wait, and get those that are left in the
 -- order of the lane.
 function limits.establish(queue, key, terms)
-    step.put_flows()
     local lane, moved = step.lane_for(queue.number, key, terms), {}
     local others = sort(queue.number, key, lane.name, function(lists, member, raw)
         local class, arrival = tickets.standing(raw)
@@ -87,7 +86,6 @@ end
 
 -- The lane has no limit any more: everybody in it may start.
 function limits.abolish(lane)
-    step.put_flows()
     local queue, key, first = lane.queue, lane.key, {}
     local others = sort(queue, key, lane.name, function(lists, member, raw)
         local class, arrival, granted = tickets.standing(raw)
