@@ -360,6 +360,17 @@ async def test_a_job_costs_the_same_after_its_lane_was_paused(kit: Kit) -> None:
     assert await worker.claim_ids(10) == [x[0], *y[:3], x[1], y[3]]
 
 
+async def test_who_came_to_a_paused_lane_first_is_its_head_when_it_is_freed(kit: Kit) -> None:
+    worker = await kit.worker()
+    late, early = await kit.enqueue(lane="x", delay=5.0), await kit.enqueue(lane="x")
+    await kit.settings("default", LaneRule(pattern="x", paused=True))
+    kit.clock.advance(6.0)
+    await kit.store.promote()
+    await kit.settings("default", version=1)
+    assert (await kit.store.recount()).differences == ()
+    assert await worker.claim_ids(10) == [early, late]
+
+
 async def test_a_turn_that_has_expired_does_not_begin_when_its_lane_is_freed(kit: Kit) -> None:
     await kit.settings("default", LaneRule(pattern="x", limit=1))
     waiter = await kit.waiter()
