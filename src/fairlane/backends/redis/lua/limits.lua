@@ -108,7 +108,7 @@ function limits.abolish(lane)
         end
         -- One that waits for its retry has kept its place.
         if e.lane then
-            e.lane, e.granted, e.granted_at = nil, true, nil
+            e.lane, e.rank, e.granted, e.granted_at = nil, nil, true, nil
             entries.save(e)
         end
     end
