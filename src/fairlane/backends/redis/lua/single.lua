@@ -95,19 +95,20 @@ local function wait(at, names, lane, flow, member, arrival, clock, finish, tag)
     end
 end
 
--- It starts at a worker who waits for it: what a claim would do, and what the claim would be answered.
-local function start(at, names, queue, lane, place, id, member, ticket, clock, finish, taker, content, headers)
-    local tag = math.max(clock, finish)
-    local started = tickets.started(ticket, tickets.claim(taker.id, taker.number), PRICE)
-    redis.call('HSET', names.live, member, started)
-    redis.call('ZADD', taker.held .. at.class, member, member)
+-- It starts at a worker who waits for it: what a claim would do, and what the claim would be answered. `tag`: the turn of its
+-- flow; `topics`: for who waits for it, or in its lane.
+local function start(at, names, taker, job, flow, tag, topics)
+    local started = tickets.started(job.ticket, tickets.claim(taker.id, taker.number), PRICE)
+    redis.call('HSET', names.live, job.member, started)
+    redis.call('ZADD', taker.held .. at.class, job.member, job.member)
     redis.call('HINCRBY', at.tally, at.running, 1)
-    redis.call('HSET', names.flow, at.domain, tag, at.flows .. lane, step.flow_bytes(tag + PRICE))
+    redis.call('HSET', names.flow, at.domain, tag, flow, step.flow_bytes(tag + PRICE))
     redis.call('HSET', names.session, taker.id, taker.next_record)
-    local answer = bytes(ANSWER, taker.number, #at.topic, at.topic, #content + #S.stamp, S.stamp .. content, #headers, headers)
+    local content, headers = S.stamp .. job.content, job.headers
+    local answer = bytes(ANSWER, taker.number, #at.topic, at.topic, #content, content, #headers, headers)
     redis.call('LPUSH', taker.sent, answer .. started)
     if redis.call('PUBSUB', 'NUMSUB', names.jobs)[2] > 0 then
-        redis.call('PUBLISH', names.jobs, 'job:' .. id .. (place and '\nplace:' .. queue.name .. '/' .. lane or ''))
+        redis.call('PUBLISH', names.jobs, topics)
     end
 end
 
@@ -157,7 +158,9 @@ function single.enqueue(id, name, class, task, lane, after, content, headers)
     local has_place = not place or place.is_free
     local taker = may_start and has_place and idle.taker(at.topic, class)
     if taker then
-        start(at, names, queue, lane, place, id, member, ticket, clock, finish, taker, content, headers)
+        local job = { member = member, ticket = ticket, content = content, headers = headers }
+        local topics = 'job:' .. id .. (place and '\nplace:' .. name .. '/' .. lane or '')
+        start(at, names, taker, job, flow, math.max(clock, finish), topics)
     else
         redis.call('HSET', names.live, member, ticket)
         if has_place then
