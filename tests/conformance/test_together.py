@@ -167,3 +167,16 @@ async def test_jobs_that_are_sent_together_are_told_to_who_could_start_them(
     await kit.store.enqueue([kit.new(lane=lane) for lane in lanes])
     assert await ear.wait(5) == {queue_topic("default")}
     ear.close()
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_a_place_that_waits_for_one_worker_alone_is_taken_by_a_higher_class(kit: Kit, together: bool) -> None:
+    await kit.settings("default", *RULES)
+    worker = await kit.worker(slots=50)
+    weak = await kit.enqueue(lane="classes:1", priority=Priority.LOW, worker=worker.session.index)
+    jobs = [kit.new(lane="classes:1", id=id) for id in ("strong", "next")]
+    for call in [jobs] if together else [[job] for job in jobs]:
+        await kit.store.enqueue(call)
+    assert await worker.claim_ids(10) == ["strong"]
+    assert await kit.state(weak) is JobState.PENDING
+    assert (await kit.store.recount()).differences == ()
