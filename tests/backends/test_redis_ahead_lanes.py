@@ -125,3 +125,54 @@ async def test_a_lane_that_may_hold_no_more_refuses_a_job_that_is_sent_alone(idl
     with pytest.raises(QueueFull, match="takes at most 1"):
         await idle.kit.enqueue(lane="full:1")
     await sound(idle.kit)
+
+
+@pytest.mark.parametrize("how", ["dies", "leaves", "asks on"])
+async def test_a_place_that_was_sent_to_who_never_comes_for_it_is_free_again(idle: Idle, how: str) -> None:
+    first, second = [await idle.kit.enqueue(lane="one:1") for _ in range(2)]
+    assert await idle.kit.state(first) is JobState.RUNNING
+    if how == "dies":
+        idle.kit.clock.advance(16.0)
+        assert (await idle.kit.store.rescue()).declared == (idle.worker.id,)
+    elif how == "leaves":
+        await idle.store.leave(idle.worker.id, begun=[])
+    else:
+        assert await idle.claim(105) == []
+        assert (await idle.store.renew(idle.worker.id, [], claim=105)).taken_back == (first,)
+    await sound(idle.kit)
+    other = await idle.kit.worker()
+    [again] = await other.claim(10)
+    assert again.id == first
+    await other.complete(again)
+    assert await other.claim_ids(10) == [second]
+    await sound(idle.kit)
+
+
+@pytest.mark.parametrize("rule", [LaneRule(pattern="a", limit=1), LaneRule(pattern="a", paused=True)])
+async def test_a_lane_that_gets_a_limit_counts_the_job_that_is_on_its_way(idle: Idle, rule: LaneRule) -> None:
+    first, second = [await idle.kit.enqueue(lane="a") for _ in range(2)]
+    await idle.kit.settings("default", *RULES, rule, version=1)
+    await sound(idle.kit)
+    # It was sent when there was no limit; the store goes by what it knows itself.
+    [claimed] = await idle.claim(104)
+    assert (claimed.id, claimed.limited) == (first, False)
+    other = await idle.kit.worker()
+    assert await other.claim(10) == []
+    await idle.worker.complete(claimed)
+    assert await other.claim_ids(10) == ([] if rule.paused else [second])
+    await sound(idle.kit)
+
+
+async def test_a_lane_that_loses_its_limit_frees_who_waited_behind_the_job_that_is_on_its_way(idle: Idle) -> None:
+    first, second = [await idle.kit.enqueue(lane="one:1") for _ in range(2)]
+    await idle.kit.settings("default", *RULES[1:], version=1)
+    other = await idle.kit.worker()
+    [claimed] = await other.claim(10)
+    assert claimed.id == second
+    # The message was lost, and comes again as the answer to the claim.
+    [again] = await idle.claim(104, store=idle.kit.store)
+    assert (again.id, again.limited) == (first, False)
+    await idle.worker.complete(again)
+    await other.complete(claimed)
+    await sound(idle.kit)
+    assert await lanes(idle) == {}

@@ -74,12 +74,13 @@ local function has_weaker(queue, class, a, n)
     if a.ordered[n] or class == 2 or a.taken[n] == 0 or a.is_firm[n] then
         return false
     end
-    local is_firm = call('EXISTS', S.p .. 'hold:' .. a.key[n]) == 0
-    for lower = class + 1, 2 do
-        is_firm = is_firm and call('EXISTS', keys.ready(queue.number, lower, a.name[n])) == 0
+    for _, set in ipairs(places.weaker(queue.number, a.name[n], class)) do
+        if call('EXISTS', set) == 1 then
+            return true
+        end
     end
-    a.is_firm[n] = is_firm
-    return not is_firm
+    a.is_firm[n] = true
+    return false
 end
 
 -- Which of the jobs may start; nil if one could take the place of a weaker one.
@@ -142,8 +143,8 @@ local function stand(queue, class, domain, a, granted, member, arrival)
             heads[n] = heads[n] or i
             add(lists, times, readies .. a.flow[n], arrival[i], member[i])
         else
-            local rank = a.ordered[n] and 0 or class
-            add(lists, times, waits .. a.key[n], rank * entries.RANK + arrival[i], member[i])
+            local rank = entries.rank(a.ordered[n], class)
+            add(lists, times, waits .. a.key[n], entries.turn(rank, arrival[i]), member[i])
         end
         if lane ~= '' then
             add(lists, times, by_lane .. lane, member[i], member[i])
@@ -183,7 +184,7 @@ local function file(new, queue, class, a, granted, bodies, place)
     for i, id in ipairs(new.ids) do
         local member, arrival, n, before = writes.text(step.new_seq()), step.next_arrival(), a.of_job[i], free
         if a.limit[n] then
-            local rank = not a.ordered[n] and class > 0
+            local rank = entries.rank(a.ordered[n], class)
             local kind = (granted[i] and 2 or 0) + (rank and 1 or 0)
             before = befores[kind] or tickets.before(new, queue.number, granted[i], true, rank)
             befores[kind] = before

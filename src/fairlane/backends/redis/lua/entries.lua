@@ -7,9 +7,19 @@
 -- has arrived in a limited lane), rank, granted, granted_at, arrival, due, expires_at, session, claim, waiter, binding, fence,
 -- attempt, crashes, suspect, cancel, refused, paid, started_at. What is nil or false is nought.
 
-entries.RANK = 2 ^ 50 -- of a class among those that wait in an unordered lane
+entries.RANK = 2 ^ 50 -- how far classes are apart in an unordered lane
 local MOST_RUNNING = 2 ^ 20 -- of a lane
 entries.REMEMBERED = '~'
+
+-- How a job of a class stands in a limited lane: by arrival alone if that is ordered, else by class first.
+function entries.rank(ordered, class)
+    return not ordered and class > 0 and class or nil
+end
+
+-- Where it stands among those that wait for a place.
+function entries.turn(rank, arrival)
+    return (rank or 0) * entries.RANK + arrival
+end
 
 function entries.flow(e)
     return keys.flow(keys.domain(e.queue, e.class, e.inbox or ''), e.lane_key or '')
@@ -44,7 +54,7 @@ local function indexed_by(e)
     if e.lane and not e.session and (e.inbox or not e.flow) then
         -- Those that anybody may claim are found by their flow.
         local set = e.granted and 'hold:' or 'wait:'
-        found[p .. set .. keys.lane(e.queue, e.lane_key)] = (e.rank or 0) * entries.RANK + e.arrival
+        found[p .. set .. keys.lane(e.queue, e.lane_key)] = entries.turn(e.rank, e.arrival)
     end
     if e.granted_at then
         found[p .. 'holding'] = e.granted_at
@@ -233,7 +243,7 @@ function entries.add(e)
     if e.lane_key then
         note_lane(e.queue, e.lane_key, 1, 0)
         if e.lane and not e.granted then
-            writes.zadd(S.p .. 'wait:' .. keys.lane(e.queue, e.lane_key), (e.rank or 0) * entries.RANK + e.arrival, member)
+            writes.zadd(S.p .. 'wait:' .. keys.lane(e.queue, e.lane_key), entries.turn(e.rank, e.arrival), member)
         end
     end
     return true

@@ -16,12 +16,13 @@ local function each_page(queue, key, visit)
     end
 end
 
--- Sort the jobs of a lane: `visit` gets each that has a ticket, with lists to be filled; the others are returned, as entries.
--- Lists: lives, waits (to be added), started (no longer waiting for a place), and by class ready (to be added) and left.
-local function sort(queue, key, name, visit)
+-- Change the jobs of a lane that have tickets: `visit` gets each of them, and lists to put it in: `lives`, its new ticket;
+-- `waits` and `got`, it waits for a place now, or does not any more; by class `ready` and `left`, it stands in its flow now, or
+-- does not any more. The others are returned, as entries.
+local function change_tickets(queue, key, name, visit)
     local others = {}
     each_page(queue, key, function(members, raws)
-        local lists = { lives = {}, waits = {}, started = {}, ready = { [0] = {}, {}, {} }, left = { [0] = {}, {}, {} } }
+        local lists = { lives = {}, waits = {}, got = {}, ready = { [0] = {}, {}, {} }, left = { [0] = {}, {}, {} } }
         for i, raw in ipairs(raws) do
             local member = members[i]
             if raw and tickets.is_ticket(raw) then
@@ -33,17 +34,13 @@ local function sort(queue, key, name, visit)
         end
         writes.hset_all(S.live, lists.lives)
         writes.zadd_all(S.p .. 'wait:' .. name, lists.waits)
-        writes.zrem_all(S.p .. 'wait:' .. name, lists.started)
+        writes.zrem_all(S.p .. 'wait:' .. name, lists.got)
         for class = 0, 2 do
             writes.zadd_all(keys.ready(queue, class, key), lists.ready[class])
             writes.zrem_all(keys.ready(queue, class, key), lists.left[class])
         end
     end)
     return entries.all(others)
-end
-
-local function rank_in(lane, class)
-    return not lane.ordered and class > 0 and class or nil
 end
 
 -- One that has no ticket waits for a place now, or has one if it runs.
@@ -53,7 +50,7 @@ local function enter(lane, e)
     else
         flows.withdraw(e)
     end
-    e.lane, e.granted, e.rank = true, e.state == RUNNING or nil, rank_in(lane, e.class)
+    e.lane, e.granted, e.rank = true, e.state == RUNNING or nil, entries.rank(lane.ordered, e.class)
     entries.save(e)
 end
 
@@ -61,13 +58,14 @@ end
 -- order of the lane.
 function limits.establish(queue, key, terms)
     local lane, moved = step.lane_for(queue.number, key, terms), {}
-    local others = sort(queue.number, key, lane.name, function(lists, member, raw)
+    local others = change_tickets(queue.number, key, lane.name, function(lists, member, raw)
         local class, arrival = tickets.standing(raw)
-        local rank, lives, waits, is_waiting = rank_in(lane, class), lists.lives, lists.waits, tickets.is_waiting(raw)
+        local rank, is_waiting = entries.rank(lane.ordered, class), tickets.is_waiting(raw)
+        local lives, waits, left = lists.lives, lists.waits, lists.left[class]
         lives[#lives + 1], lives[#lives + 2] = member, tickets.placed(raw, true, rank, not is_waiting)
         if is_waiting then
-            waits[#waits + 1], waits[#waits + 2] = (rank or 0) * entries.RANK + arrival, member
-            lists.left[class][#lists.left[class] + 1] = member
+            waits[#waits + 1], waits[#waits + 2] = entries.turn(rank, arrival), member
+            left[#left + 1] = member
             moved[class] = true
         else
             lane.granted = lane.granted + 1
@@ -87,12 +85,12 @@ end
 -- The lane has no limit any more: everybody in it may start.
 function limits.abolish(lane)
     local queue, key, first = lane.queue, lane.key, {}
-    local others = sort(queue, key, lane.name, function(lists, member, raw)
+    local others = change_tickets(queue, key, lane.name, function(lists, member, raw)
         local class, arrival, granted = tickets.standing(raw)
-        local lives, started, ready = lists.lives, lists.started, lists.ready[class]
+        local lives, got, ready = lists.lives, lists.got, lists.ready[class]
         lives[#lives + 1], lives[#lives + 2] = member, tickets.placed(raw, false, nil, true)
         if not granted then
-            started[#started + 1], ready[#ready + 1], ready[#ready + 2] = member, arrival, member
+            got[#got + 1], ready[#ready + 1], ready[#ready + 2] = member, arrival, member
             if not first[class] or arrival < first[class].arrival then
                 first[class] = { arrival = arrival, member = member }
             end

@@ -74,6 +74,15 @@ local function next_of(lane)
     return nil
 end
 
+-- Where those of lower classes are who hold a place of an unordered lane and have not started.
+function places.weaker(queue, key, class)
+    local sets = { S.p .. 'hold:' .. keys.lane(queue, key) }
+    for lower = class + 1, 2 do
+        sets[#sets + 1] = keys.ready(queue, lower, key)
+    end
+    return sets
+end
+
 -- In an unordered lane a job of a higher class takes the place of the weakest one that has not started.
 local function take_from_weaker(lane, class)
     local weakest = weakest_of(lane)
@@ -95,7 +104,7 @@ function places.arrive(e)
     end
     local lane = step.lane_for(e.queue, e.lane_key, terms)
     e.lane, e.granted = true, nil
-    e.rank = not lane.ordered and e.class > 0 and e.class or nil
+    e.rank = entries.rank(lane.ordered, e.class)
     if e.kind == 'turn' and e.expires_at and e.expires_at < S.now then
         return -- too late to start; the sweeper cancels it
     end
@@ -122,7 +131,7 @@ end
 function places.resume(e)
     if e.lane then
         local lane = step.lane(e.queue, e.lane_key)
-        e.rank = not lane.ordered and e.class > 0 and e.class or nil
+        e.rank = entries.rank(lane.ordered, e.class)
     end
     open(e)
 end
@@ -226,7 +235,7 @@ local function rerank(lane)
     end
     for _, set in ipairs(sets) do
         for _, e in ipairs(entries.all(call('ZRANGE', set, 0, -1))) do
-            e.rank = not lane.ordered and e.class > 0 and e.class or nil
+            e.rank = entries.rank(lane.ordered, e.class)
             entries.save(e)
         end
     end

@@ -14,7 +14,7 @@ local function line_of(queue, class)
         local function before(granted, limited, rank)
             return tickets.before({ class = class }, number, granted, limited, rank)
         end
-        local rank = class > 0
+        local rank = entries.rank(false, class)
         found = {
             class = class,
             domain = domain,
@@ -50,11 +50,7 @@ local function place_of(queue, at, names, lane, terms)
     end
     place.is_free = place.granted < place.places
     if not (place.is_free or place.ordered) and at.class < 2 and place.granted > 0 then
-        local sets = { S.p .. 'hold:' .. name }
-        for lower = at.class + 1, 2 do
-            sets[#sets + 1] = keys.ready(queue.number, lower, lane)
-        end
-        if redis.call('EXISTS', unpack(sets)) > 0 then
+        if redis.call('EXISTS', unpack(places.weaker(queue.number, lane, at.class))) > 0 then
             return nil
         end
     end
@@ -77,8 +73,8 @@ end
 
 -- It waits for a place of its lane.
 local function wait_for_place(at, place, member, arrival)
-    local rank = not place.ordered and at.class > 0 and at.class or 0
-    redis.call('ZADD', S.p .. 'wait:' .. place.name, rank * entries.RANK + arrival, member)
+    local turn = entries.turn(entries.rank(place.ordered, at.class), arrival)
+    redis.call('ZADD', S.p .. 'wait:' .. place.name, turn, member)
     redis.call('HINCRBY', at.tally, at.waiting, 1)
 end
 

@@ -31,7 +31,8 @@ verb('enqueue', {}, function(args)
     return step.signed({ answers = admission.enqueue(unpacked(args[3]), args, 4) })
 end)
 
--- id, queue, class, task, the end of its ticket, content, headers, and its lane if it has one; answers like `enqueue`, or with the signature alone
+-- id, queue, class, task, the end of its ticket, content, headers, and its lane if it has one; answers like `enqueue`, or with
+-- the signature alone
 redis.register_function({
     function_name = NAME .. '_enqueue_one',
     callback = function(names, args)
