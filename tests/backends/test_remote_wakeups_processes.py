@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -19,7 +16,7 @@ from fairlane.backends.ears import Ear
 
 from .carriers import Carrier, Open
 from .notices import threads
-from .wakeup_process import Wakeups
+from .wakeup_process import Wakeups, echoed, running
 
 pytestmark = pytest.mark.anyio
 
@@ -31,18 +28,6 @@ def wakeups(opened: Open) -> Wakeups:
     return opened()
 
 
-@contextmanager
-def running(role: str, carrier: Carrier) -> Iterator[subprocess.Popen[bytes]]:
-    """Another process that plays a role of `wakeup_process`; killed at the end if it has not ended by itself."""
-    program = (sys.executable, "-W", "error", "-m", "tests.backends.wakeup_process")
-    process = subprocess.Popen([*program, role, carrier.url, carrier.name])
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
 def open_files() -> list[str]:
     """The descriptors of this process."""
     return sorted(entry.name for entry in Path("/proc/self/fd").iterdir())
@@ -52,32 +37,19 @@ def open_files() -> list[str]:
 
 
 async def test_processes_wake_each_other_within_milliseconds(wakeups: Wakeups, carrier: Carrier) -> None:
-    ear = wakeups.subscribe(["job:*", "session:ready"])
-    spans = []
-    with running("echo", carrier) as echo:
-        assert await ear.wait(30) == {"session:ready"}
-        for number in range(200):
-            sent = time.monotonic_ns()
-            wakeups.publish([f"queue:{number}"])
-            [answer] = await ear.wait(5)
-            echoed, _, heard = answer.removeprefix("job:").partition("/")
-            assert int(echoed) == number
-            spans.append((int(heard) - sent) / 1e6)
-        wakeups.publish(["leader"])
-        assert await asyncio.to_thread(echo.wait, 10) == 0
-    spans.sort()
+    spans = await echoed(wakeups, 200, carrier.url, carrier.name)
     sys.stdout.write(f"heard in another process after {median(spans):.3f} ms, p99 {spans[-3]:.3f} ms\n")
     assert median(spans) < 20
 
 
 async def test_a_forked_child_may_publish_and_takes_nothing_from_its_parent(carrier: Carrier) -> None:
-    with running("fork", carrier) as parent:
+    with running("fork", carrier.url, carrier.name) as parent:
         assert await asyncio.to_thread(parent.wait, 30) == 0
 
 
 async def test_what_a_process_publishes_as_its_last_act_is_heard(wakeups: Wakeups, carrier: Carrier) -> None:
     ear = wakeups.subscribe(["queue:last", "job:last"])
-    with running("leave", carrier) as leaving:
+    with running("leave", carrier.url, carrier.name) as leaving:
         assert await ear.wait(30)
         assert await asyncio.to_thread(leaving.wait, 10) == 0
 

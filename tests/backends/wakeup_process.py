@@ -1,24 +1,31 @@
-"""Another process with wake-ups of its own, for whatever server the URL names.
+"""Another process with wake-ups of its own, for whatever store the URL names.
 
-``python -m tests.backends.wakeup_process ROLE URL NAME`` plays one role in the schema or the namespace NAME, and fails
-if anything is not as it should be.
+``python -m tests.backends.wakeup_process ROLE URL NAME`` plays one role in the schema or the namespace NAME, or beside
+the database NAME, and fails if anything is not as it should be.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
-from fairlane.backends.ears import NotifiedWakeups
+from fairlane.backends.ears import Ear, NotifiedWakeups
+from fairlane.backends.sqlite.wakeups import DatagramWakeups
+from fairlane.wakeups import Subscription
 
 Wakeups = NotifiedWakeups[Any]
-kept: list[Wakeups] = []
+AnyWakeups = Wakeups | DatagramWakeups
+SQLITE = "sqlite:"
+kept: list[AnyWakeups] = []
 """Wake-ups that nothing but the end of the process ends."""
 
 
@@ -35,7 +42,36 @@ def wakeups_at(url: str, name: str) -> Wakeups:
     return NotifyWakeups(url, name)
 
 
-async def echo(wakeups: Wakeups) -> None:
+@contextmanager
+def running(role: str, url: str, name: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that plays a role; killed at the end if it has not ended by itself."""
+    process = subprocess.Popen([sys.executable, "-W", "error", "-m", "tests.backends.wakeup_process", role, url, name])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def echoed(wakeups: AnyWakeups, times: int, url: str, name: str) -> list[float]:
+    """After how many milliseconds another process hears what is published here, the shortest first."""
+    ear = wakeups.subscribe(["job:*", "session:ready"])
+    spans = []
+    with running("echo", url, name) as other:
+        assert await ear.wait(30) == {"session:ready"}
+        for number in range(times):
+            sent = time.monotonic_ns()
+            wakeups.publish([f"queue:{number}"])
+            [answer] = await ear.wait(5)
+            again, _, heard = answer.removeprefix("job:").partition("/")
+            assert int(again) == number
+            spans.append((int(heard) - sent) / 1e6)
+        wakeups.publish(["leader"])
+        assert await asyncio.to_thread(other.wait, 10) == 0
+    return sorted(spans)
+
+
+async def echo(wakeups: AnyWakeups) -> None:
     """Answer a topic queue:N by job:N/T, T the time of hearing it on the clock that all processes share."""
     ear = wakeups.subscribe(["queue:*", "leader"])
     wakeups.publish(["session:ready"])
@@ -45,7 +81,15 @@ async def echo(wakeups: Wakeups) -> None:
     wakeups.close()
 
 
-async def fork(wakeups: Wakeups) -> None:
+def locks_of(wakeups: AnyWakeups, ear: Subscription) -> Sequence[AbstractContextManager[object]]:
+    """All that a thread could hold while another forks."""
+    if isinstance(wakeups, DatagramWakeups):
+        return [wakeups._lock]
+    assert isinstance(ear, Ear)
+    return [wakeups._notifier._lock, wakeups._ears._lock, ear._lock]
+
+
+async def fork(wakeups: AnyWakeups) -> None:
     """Fork while another thread holds every lock. The child publishes, and the parent hears it and goes on."""
     ear = wakeups.subscribe(["queue:*"])
     wakeups.publish(["queue:before"])
@@ -53,7 +97,9 @@ async def fork(wakeups: Wakeups) -> None:
     held, forked = threading.Event(), threading.Event()
 
     def publish_slowly() -> None:
-        with wakeups._notifier._lock, wakeups._ears._lock, ear._lock:
+        with ExitStack() as locks:
+            for lock in locks_of(wakeups, ear):
+                locks.enter_context(lock)
             held.set()
             forked.wait(30)
 
@@ -78,17 +124,21 @@ async def fork(wakeups: Wakeups) -> None:
     wakeups.close()
 
 
-def leave(wakeups: Wakeups) -> None:
+def leave(wakeups: AnyWakeups) -> None:
     """Publish as the last act, without an event loop, and do not close anything."""
     kept.append(wakeups)
     wakeups.publish(["queue:last", "job:last"])
 
 
-ROLES: dict[str, Callable[[Wakeups], Coroutine[Any, Any, None] | None]] = {"echo": echo, "fork": fork, "leave": leave}
+ROLES: dict[str, Callable[[AnyWakeups], Coroutine[Any, Any, None] | None]] = {
+    "echo": echo,
+    "fork": fork,
+    "leave": leave,
+}
 
 
 if __name__ == "__main__":
     role, url, name = sys.argv[1:]
-    playing = ROLES[role](wakeups_at(url, name))
+    playing = ROLES[role](DatagramWakeups(Path(name)) if url == SQLITE else wakeups_at(url, name))
     if playing is not None:
         asyncio.run(playing)

@@ -56,6 +56,27 @@ async def test_what_one_store_object_publishes_another_hears(store: Store, ear: 
     subscription.close()
 
 
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("steps", range(6))
+async def test_a_wait_that_is_cancelled_at_any_moment_loses_nothing(store: Store, steps: int, apart: bool) -> None:
+    subscription = store.wakeups.subscribe(["queue:a"])
+    waiting = asyncio.create_task(subscription.wait())
+    await asyncio.sleep(0)
+    if apart:
+        await asyncio.to_thread(store.wakeups.publish, ["queue:a"])
+    else:
+        store.wakeups.publish(["queue:a"])
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    waiting.cancel()
+    try:
+        heard = await waiting
+    except asyncio.CancelledError:
+        heard = await subscription.wait(0)
+    assert heard == {"queue:a"}
+    subscription.close()
+
+
 async def test_a_bell_rings_for_all_that_is_heard_whoever_waits(store: Store, ear: Store) -> None:
     rung: list[int] = []
     subscription = ear.wakeups.subscribe([DEFAULT, "leader"], lambda: rung.append(len(rung)))
