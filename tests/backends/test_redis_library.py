@@ -202,7 +202,9 @@ def test_a_namespace_is_named_by_the_url() -> None:
     assert parse("redis://host?namespace=jobs").prefix == "{jobs}:"
 
 
-@pytest.mark.parametrize("lost", ["flow", "line:1.1.", "backlog:1", "unique", "alive", "tally:1", "ready:1.1.|lane"])
+@pytest.mark.parametrize(
+    "lost", ["flow", "line:1.1.", "backlog:1", "unique", "alive/", "alive/0", "tally:1", "ready:1.1.|lane"]
+)
 async def test_a_recount_makes_anew_whatever_follows_from_the_jobs(kit: Kit, store: RedisStore, lost: str) -> None:
     worker = await kit.worker(slots=10)
     ids = [await kit.enqueue(lane="lane", unique="value"), await kit.enqueue(lane="lane")]
@@ -215,11 +217,26 @@ async def test_a_recount_makes_anew_whatever_follows_from_the_jobs(kit: Kit, sto
     assert not again.created
 
 
+async def test_a_recount_finds_what_a_session_holds(kit: Kit, store: RedisStore) -> None:
+    worker = await kit.worker(slots=2)
+    id = await kit.enqueue()
+    [claimed] = await worker.claim()
+    with redis.Redis(port=valkey.server().port) as client:
+        held = f"{store._functions._prefix}held:{worker.id}:1"
+        assert client.delete(held) == 1
+        assert (await store.recount()).differences == (f"job {id} in held:{worker.id}:1 was nil, is true",)
+        assert client.scard(held) == 1
+        client.sadd(held, "99")
+    assert (await store.recount()).differences == (f"number 99 in held:{worker.id}:1 was there, is nil",)
+    assert (await store.recount()).differences == ()
+    await worker.complete(claimed)
+
+
 async def test_a_recount_removes_what_stands_for_no_job(kit: Kit, store: RedisStore) -> None:
     await kit.enqueue()
     prefix = store._functions._prefix
     with redis.Redis(port=valkey.server().port) as client:
-        client.zadd(f"{prefix}alive", {"999": 999})
+        client.sadd(f"{prefix}alive/0", "99")
         client.zadd(f"{prefix}line:1.1.", {"0000000000000999nobody": 5})
         client.zadd(f"{prefix}backlog:1", {"nobody": 5})
     assert len((await store.recount()).differences) == 3

@@ -10,9 +10,9 @@ from hashlib import sha256
 from importlib.resources import files
 
 MODULES = (
-    "head", "keys", "writes", "step", "catalog", "tickets", "entries", "flows", "places", "limits", "bindings",
-    "broadcasts", "outcomes", "admission", "arrivals", "idle", "single", "presence", "report", "batches", "dispatch",
-    "settings", "pruning", "recounting", "reading", "standings", "losses", "passes", "verbs",
+    "head", "keys", "writes", "step", "catalog", "numbers", "tickets", "entries", "flows", "places", "limits",
+    "bindings", "broadcasts", "outcomes", "admission", "arrivals", "idle", "single", "presence", "report", "batches",
+    "dispatch", "settings", "pruning", "recounting", "reading", "standings", "losses", "passes", "verbs",
 )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ MOST_SCANNED = 100
 _COUNTS = ("scheduled", "pending", "running", "completed", "failed", "cancelled")
 SETS_OF_STATES = {
     JobState.SCHEDULED: "later",
-    JobState.PENDING: "alive",
+    JobState.PENDING: "alive/",
     JobState.FAILED: f"by:state:{STATES.index(JobState.FAILED)}",
     JobState.CANCELLED: f"by:state:{STATES.index(JobState.CANCELLED)}",
 }
@@ -103,7 +103,7 @@ async def _sets_of(functions: Functions, where: Filter) -> list[str]:
         return [SETS_OF_STATES[where.state]]
     names = [name.decode() for name in await functions.look("SMEMBERS", "tasks")]
     return [
-        f"by:task:{name}"
+        f"by:task:{name}/"
         for name in names
         for queue, _, task in [name.partition(":")]
         if number in (None, queue) and where.task in (None, task)
@@ -114,7 +114,7 @@ async def _sets_of_worker(functions: Functions, worker: str) -> list[str]:
     """What waits for it, runs there now and ended there, over all sessions that had this place."""
     held = [session.id for session in await sessions(functions) if session.worker == worker]
     live = [name for id in held for name in _held_sets(id)]
-    return [f"inboxed:{worker}", *live, *(f"by:session:{id}" for id in held)]
+    return [f"inboxed:{worker}", *live, *(f"by:session:{id}/" for id in held)]
 
 
 async def queues(functions: Functions) -> list[QueueReading]:

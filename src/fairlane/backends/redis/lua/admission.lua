@@ -124,7 +124,7 @@ local function file(e, content, headers)
     if headers and headers ~= '' then
         writes.hset(S.p .. 'headers', member, headers)
     end
-    writes.zadd(keys.of_task(e.queue, e.task), member, member)
+    numbers.add(keys.of_task(e.queue, e.task), member)
     if e.lane_key then
         call('ZADD', S.p .. 'by:lane:' .. keys.lane(e.queue, e.lane_key), member, member)
     end

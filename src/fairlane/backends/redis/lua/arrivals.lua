@@ -30,14 +30,14 @@ end
 -- have a lane for every job.
 local function lanes_of(queue, domain, lanes, count)
     local a = { name = {}, flow = {}, limit = {}, times = {}, of_job = {}, limited = {} }
-    local numbers, before = {}, keys.flow(domain.key, '')
+    local places_of, before = {}, keys.flow(domain.key, '')
     for i = 1, count do
         local lane = lanes and lanes[i] or ''
-        local n = numbers[lane]
+        local n = places_of[lane]
         if not n then
             n = #a.name + 1
             local terms = catalog.terms(queue, lane)
-            numbers[lane], a.name[n], a.flow[n], a.times[n] = n, lane, before .. lane, 0
+            places_of[lane], a.name[n], a.flow[n], a.times[n] = n, lane, before .. lane, 0
             if terms.limit then
                 a.limit[n], a.limited[#a.limited + 1] = terms, n
             end
@@ -179,7 +179,7 @@ end
 
 -- Write the jobs themselves. `place`: that of the first one's content among the bodies. Returns their numbers and arrivals.
 local function file(new, queue, class, a, granted, bodies, place)
-    local ids, contents, lives, numbers, headers, members, came = {}, {}, {}, {}, {}, {}, {}
+    local ids, contents, lives, headers, members, came = {}, {}, {}, {}, {}, {}
     local free, rest, befores = tickets.before(new, queue.number, true), tickets.rest(new), {}
     for i, id in ipairs(new.ids) do
         local member, arrival, n, before = writes.text(step.new_seq()), step.next_arrival(), a.of_job[i], free
@@ -194,7 +194,6 @@ local function file(new, queue, class, a, granted, bodies, place)
         ids[last - 1], ids[last] = id, member
         contents[last - 1], contents[last] = member, S.stamp .. bodies[place + last - 2]
         lives[last - 1], lives[last] = member, tickets.of_lane(before, arrival, id, a.name[n], rest)
-        numbers[last - 1], numbers[last] = member, member
         if bodies[place + last - 1] ~= '' then
             headers[#headers + 1], headers[#headers + 2] = member, bodies[place + last - 1]
         end
@@ -203,8 +202,9 @@ local function file(new, queue, class, a, granted, bodies, place)
     writes.hset_all(S.p .. 'job', contents)
     writes.hset_all(S.p .. 'headers', headers)
     writes.hset_all(S.live, lives)
-    writes.zadd_all(S.alive, numbers)
-    writes.zadd_all(keys.of_task(queue.number, new.task), numbers)
+    local first = S.seq - #members + 1
+    numbers.add_run(S.alive, members, first)
+    numbers.add_run(keys.of_task(queue.number, new.task), members, first)
     return members, came
 end
 

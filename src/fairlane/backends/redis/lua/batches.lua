@@ -17,16 +17,15 @@ end
 
 -- The tickets of jobs that start now, and where they are kept from now on. Those who listen are told by the caller.
 local function start_all(c, domain, members, raws)
-    local lives, held = {}, {}
+    local lives = {}
     for i, member in ipairs(members) do
         local ticket = tickets.started(raws[i], c.ticket, PRICE)
         lives[2 * i - 1], lives[2 * i] = member, ticket
-        held[2 * i - 1], held[2 * i] = member, member
         entries.forget_indexed(member)
         dispatch.note(c, member, ticket)
     end
     writes.hset_all(S.live, lives)
-    writes.zadd_all(keys.held(c.who.id, domain.class), held)
+    writes.sadd_all(keys.held(c.who.id, domain.class), members)
     step.count(domain.queue, domain.class, 'p', -#members)
     step.count(domain.queue, domain.class, 'r', #members)
 end

@@ -1,13 +1,14 @@
 -- Queues and their settings, remembered between steps. They change rarely; a counter tells when.
 
-local known = {} -- by prefix: {mark, names, numbers, tasks, keys}
+local known = {} -- by prefix: {mark, names, numbers, tasks, keys, steps, blocks}
 
 -- Keys that do not depend on the job.
 local function key_names()
     local found = {}
-    for _, name in ipairs({ 'flow', 'topics', 'id', 'job', 'live', 'alive', 'headers', 'session', 'jobs', 'lane' }) do
+    for _, name in ipairs({ 'flow', 'topics', 'id', 'job', 'live', 'headers', 'session', 'jobs', 'lane' }) do
         found[name] = S.p .. name
     end
+    found.alive = S.p .. 'alive/'
     return found
 end
 
@@ -15,7 +16,7 @@ local function refresh()
     local mark = S.generation .. ' ' .. S.settings
     local found = known[S.p]
     if not found or found.mark ~= mark then
-        found = { mark = mark, names = {}, numbers = {}, tasks = {}, keys = key_names() }
+        found = { mark = mark, names = {}, numbers = {}, tasks = {}, keys = key_names(), blocks = {} }
         -- What has no generation yet cannot be told from what comes after the next loss.
         known[S.p] = S.generation ~= '' and found or nil
     end
@@ -100,6 +101,32 @@ function catalog.note_task(name)
     if not S.catalog.tasks[name] then
         S.catalog.tasks[name] = true
         call('SADD', S.p .. 'tasks', name)
+    end
+end
+
+-- Which block of each set of numbers was noted last (see numbers.lua). It holds as long as every step since was one of this
+-- server: another that was in charge meanwhile, or a copy of other data, may not have it.
+function catalog.blocks()
+    if not S.fresh then
+        refresh()
+    end
+    local found = S.catalog
+    if found.steps ~= S.steps then
+        found.steps, found.blocks = S.steps, {}
+    end
+    return found.blocks
+end
+
+function catalog.forget_blocks()
+    catalog.blocks()
+    S.catalog.blocks = {}
+end
+
+-- This step was counted.
+function catalog.wrote()
+    local found = known[S.p]
+    if found and found.steps == S.steps then
+        found.steps = S.steps + 1
     end
 end
 

@@ -68,7 +68,7 @@ local function start_ticket(c, raw, member, head, queue)
     local count = started.count + 1
     started.count = count
     started.lives[2 * count - 1], started.lives[2 * count] = member, ticket
-    started.held[2 * count - 1], started.held[2 * count] = member, member
+    started.held[count] = member
     if not head.taken[1] then
         started.heads[#started.heads + 1] = head
     end
@@ -97,7 +97,7 @@ local function settle(c, domain)
     end
     if started.count > 0 then
         writes.hset_all(S.live, started.lives)
-        writes.zadd_all(keys.held(c.who.id, domain.class), started.held)
+        writes.sadd_all(keys.held(c.who.id, domain.class), started.held)
         step.count(domain.queue, domain.class, 'p', -started.count)
         step.count(domain.queue, domain.class, 'r', started.count)
     end
@@ -285,7 +285,7 @@ local function repeated(who, number)
     local members, told_ = {}, {}
     for class = 0, 2 do
         local of_class = {}
-        for _, e in ipairs(entries.all(call('ZRANGE', S.p .. 'held:' .. who.id .. ':' .. class, 0, -1))) do
+        for _, e in ipairs(entries.all(call('SMEMBERS', keys.held(who.id, class)))) do
             if e.claim == number then
                 of_class[#of_class + 1] = e
             end

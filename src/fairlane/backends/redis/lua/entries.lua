@@ -25,16 +25,20 @@ function entries.flow(e)
     return keys.flow(keys.domain(e.queue, e.class, e.inbox or ''), e.lane_key or '')
 end
 
--- The sorted sets a job is in, with its score in each.
+-- The sets a job is in, with its score in each; true where those are sets of numbers.
 local function indexed_by(e)
     local p, found = S.p, {}
-    found[p .. (e.state == SCHEDULED and 'later' or 'alive')] = e.seq
+    if e.state == SCHEDULED then
+        found[p .. 'later'] = e.seq
+    else
+        found[S.alive] = true
+    end
     if e.flow and not e.session then
         found[p .. 'ready:' .. entries.flow(e)] = e.arrival
     end
     if e.session then
         -- By class, so that their number tells the slots in use; turns take none.
-        found[keys.held(e.session, e.waiter and 't' or e.class)] = e.seq
+        found[keys.held(e.session, e.waiter and 't' or e.class)] = true
     end
     if e.due then
         found[p .. (e.gate == PARENT and 'joining' or 'due:' .. e.class)] = e.due
@@ -160,16 +164,37 @@ function entries.flush_lanes()
     S.noted = {}
 end
 
+-- Put a job into one of the sets of `indexed_by`.
+function entries.put_in(set, score, member)
+    if set == S.alive then
+        numbers.add(set, member)
+    elseif score == true then
+        writes.sadd(set, member)
+    else
+        writes.zadd(set, score, member)
+    end
+end
+
+function entries.take_from(set, score, member)
+    if set == S.alive then
+        numbers.drop(set, member)
+    elseif score == true then
+        writes.srem(set, member)
+    else
+        writes.zrem(set, member)
+    end
+end
+
 local function move_between(seq, was, is)
     local member = writes.text(seq)
     for set, score in pairs(is) do
         if was[set] ~= score then
-            writes.zadd(set, score, member)
+            entries.put_in(set, score, member)
         end
     end
-    for set in pairs(was) do
+    for set, score in pairs(was) do
         if not is[set] then
-            writes.zrem(set, member)
+            entries.take_from(set, score, member)
         end
     end
 end
@@ -236,7 +261,7 @@ function entries.add(e)
         return false
     end
     writes.hset(S.live, member, ticket)
-    writes.zadd(S.alive, member, member)
+    numbers.add(S.alive, member)
     if e.flow then
         writes.zadd_new(step.flow_of(e).ready, e.arrival, member)
     end

@@ -4,7 +4,7 @@
 
 local call, pack, unpacked, bytes, parts, sub, byte -- set by the first step: while the library is loaded they are not there yet
 local S = {} -- the step under way
-local keys, writes, step, catalog, tickets, entries, flows, places, limits = {}, {}, {}, {}, {}, {}, {}, {}, {}
+local keys, writes, step, catalog, numbers, tickets, entries, flows, places, limits = {}, {}, {}, {}, {}, {}, {}, {}, {}, {}
 local bindings, broadcasts, outcomes, admission, arrivals, idle, single, presence = {}, {}, {}, {}, {}, {}, {}, {}
 local report, batches, dispatch, settings, pruning, reading, standings, losses, recounting, passes = {}, {}, {}, {}, {}, {}, {}, {}, {}, {}
 

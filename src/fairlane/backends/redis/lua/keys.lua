@@ -18,7 +18,8 @@
 --   tally:QUEUE      class and column -> number
 --   ahead:SESSION (a list)  the answer to a claim that he has not made yet (see idle.lua)
 -- Names: a domain is "queue.class.inbox", a flow "domain|lane", a limited lane "queue|lane".
--- Sorted sets: those of live jobs are listed in entries.lua; the others stand here.
+-- Sorted sets: those of live jobs are listed in entries.lua; the others stand here. Sets of numbers are `alive/`, `by:task:…/`,
+-- `by:session:…/` (see numbers.lua) and `held:SESSION:CLASS`.
 --   line:DOMAIN      flows with a claimable job: tag, then head and lane
 --   backlog:QUEUE    lanes with jobs, by how many of them wait and run (see entries.lua)
 --   by:KIND:VALUE    jobs by number, for reading
@@ -78,10 +79,20 @@ function keys.by(kind, value)
     return shared('by', kind, value, by)
 end
 
+-- The jobs that ended in a session; see numbers.lua.
+function keys.of_session(session)
+    return S.p .. 'by:session:' .. session .. '/'
+end
+
+-- The jobs of a task, `name` with its queue before it; see numbers.lua.
+function keys.task(name)
+    return S.p .. 'by:task:' .. name .. '/'
+end
+
 local function of_task(queue, task)
     local name = queue .. ':' .. task
     catalog.note_task(name)
-    return S.p .. 'by:task:' .. name
+    return keys.task(name)
 end
 
 -- The jobs of a task in a queue, for who adds one.

@@ -110,7 +110,7 @@ function outcomes.finish(e, state, ending)
         writes.zadd(keys.by('group', ending.group), member, member)
     end
     if session then
-        writes.zadd(keys.by('session', session), member, member)
+        numbers.add(keys.of_session(session), member)
     end
     step.count(e.queue, e.class, COLUMNS[e.state], -1)
     step.count(e.queue, e.class, COLUMNS[state], 1)
@@ -155,7 +155,7 @@ local function group_of(done, queue, class)
             return group
         end
     end
-    local group = { queue = queue, class = class, count = 0, members = {}, records = {}, ended = {}, of_session = {} }
+    local group = { queue = queue, class = class, count = 0, members = {}, records = {}, ended = {} }
     done[#done + 1] = group
     return group
 end
@@ -167,12 +167,11 @@ function outcomes.complete(done, queue, class, lane, member, id, raw, result)
         done.last = group
     end
     local count = group.count + 1
-    local at, ended, of_session, records = 2 * count, group.ended, group.of_session, group.records
+    local at, ended, records = 2 * count, group.ended, group.records
     group.count = count
     group.members[count] = member
     records[at - 1], records[at] = member, tickets.ended(raw, result)
     ended[at - 1], ended[at] = S.now, keys.padded(member)
-    of_session[at - 1], of_session[at] = member, member
     if lane ~= '' then
         entries.left(queue, lane)
     end
@@ -183,13 +182,13 @@ end
 
 function outcomes.file(done)
     for _, group in ipairs(done) do
-        local queue, class = group.queue, group.class
-        writes.zrem_all(S.alive, group.members)
-        writes.zrem_all(keys.held(done.session, class), group.members)
+        local queue, class, blocks = group.queue, group.class, numbers.by_block(group.members)
+        numbers.drop_all(S.alive, blocks)
+        writes.srem_all(keys.held(done.session, class), group.members)
         writes.hdel_all(S.live, group.members)
         writes.hset_all(S.p .. 'outcome', group.records)
         writes.zadd_all(keys.ended(queue, COMPLETED), group.ended)
-        writes.zadd_all(keys.by('session', done.session), group.of_session)
+        numbers.add_all(keys.of_session(done.session), blocks)
         step.count(queue, class, 'r', -group.count)
         step.count(queue, class, 'c', group.count)
         outcomes.tell_room(queue)

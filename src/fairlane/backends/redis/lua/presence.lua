@@ -37,7 +37,7 @@ end
 -- What a worker runs, by class.
 function presence.running(who)
     local p = S.p .. 'held:' .. who.id .. ':'
-    return { [0] = call('ZCARD', p .. '0'), call('ZCARD', p .. '1'), call('ZCARD', p .. '2') }
+    return { [0] = call('SCARD', p .. '0'), call('SCARD', p .. '1'), call('SCARD', p .. '2') }
 end
 
 -- The last session of every place of a pool, by index.
@@ -81,7 +81,7 @@ end
 local function held_by(who)
     local found = {}
     for _, class in ipairs({ '0', '1', '2', 't' }) do
-        for _, e in ipairs(entries.all(call('ZRANGE', S.p .. 'held:' .. who.id .. ':' .. class, 0, -1))) do
+        for _, e in ipairs(entries.all(call('SMEMBERS', keys.held(who.id, class)))) do
             found[#found + 1] = e
         end
     end

@@ -1,7 +1,7 @@
 -- Forgetting what retention does not keep.
 
-
-local function forget_job(seq, outcome, until_)
+-- `tasks`: where to note of which task it was.
+local function forget_job(seq, outcome, until_, tasks)
     if until_ > S.now then
         local mark = redis.sha1hex(string.sub(call('HGET', S.p .. 'job', seq), 9))
         local remembered = pack({ mark = mark, state = outcome.state, until_ = until_ })
@@ -13,13 +13,10 @@ local function forget_job(seq, outcome, until_)
     for _, hash in ipairs({ 'job', 'headers', 'outcome', 'attempts', 'progress' }) do
         call('HDEL', S.p .. hash, seq)
     end
-    call('ZREM', keys.ended(outcome.queue, outcome.state), keys.padded(writes.text(seq)))
-    local name = outcome.queue .. ':' .. outcome.task
-    call('ZREM', S.p .. 'by:task:' .. name, seq)
-    if call('EXISTS', S.p .. 'by:task:' .. name) == 0 then
-        call('SREM', S.p .. 'tasks', name)
-        catalog.changed() -- it remembers which there are
-    end
+    local member, name = writes.text(seq), outcome.queue .. ':' .. outcome.task
+    call('ZREM', keys.ended(outcome.queue, outcome.state), keys.padded(member))
+    numbers.drop(keys.task(name), member)
+    tasks[name] = true
     call('ZREM', keys.by('state', outcome.state), seq)
     if outcome.lane_key then
         call('ZREM', keys.by('lane', keys.lane(outcome.queue, outcome.lane_key)), seq)
@@ -31,15 +28,26 @@ local function forget_job(seq, outcome, until_)
         call('ZREM', keys.by('group', outcome.group), seq)
     end
     if outcome.session then
-        call('ZREM', keys.by('session', outcome.session), seq)
+        numbers.drop(keys.of_session(outcome.session), member)
     end
     if outcome.parent then
         call('ZREM', S.p .. 'children:' .. outcome.parent, seq)
     end
 end
 
+-- Tasks of which there are no jobs left are listed no longer.
+local function forget_tasks(tasks)
+    numbers.settle()
+    for name in pairs(tasks) do
+        if call('EXISTS', keys.task(name)) == 0 then
+            call('SREM', S.p .. 'tasks', name)
+            catalog.changed() -- it remembers which there are
+        end
+    end
+end
+
 -- Finished jobs of a queue and state past their age or beyond their number.
-local function prune_state(keep, queue, state, limit)
+local function prune_state(keep, queue, state, limit, tasks)
     local completed = state == COMPLETED
     local age = completed and keep.completed_seconds or keep.failed_seconds
     local count = completed and keep.completed_count or keep.failed_count
@@ -54,7 +62,7 @@ local function prune_state(keep, queue, state, limit)
     for _, member in ipairs(seqs) do
         local seq = tonumber(member)
         local outcome = outcomes.get(seq)
-        forget_job(seq, outcome, outcome.finished_at + keep.id_seconds)
+        forget_job(seq, outcome, outcome.finished_at + keep.id_seconds, tasks)
     end
     return #seqs
 end
@@ -63,7 +71,7 @@ end
 local function prune_sessions(before, limit)
     local gone = 0
     for _, id in ipairs(call('ZRANGEBYSCORE', S.p .. 'sessions_over', '-inf', before, 'LIMIT', 0, limit)) do
-        if call('EXISTS', keys.by('session', id)) == 0 then
+        if call('EXISTS', keys.of_session(id)) == 0 then
             local who = presence.get(id)
             step.drop('session', id)
             call('LTRIM', S.p .. 'ahead:' .. id, 1, 0)
@@ -141,12 +149,13 @@ end
 
 -- Delete finished jobs past their age or beyond their number, and old records of other kinds.
 function pruning.prune(keep, limit)
-    local jobs = 0
+    local jobs, tasks = 0, {}
     for _, number in ipairs(call('HVALS', S.p .. 'queues')) do
         for state = COMPLETED, CANCELLED do
-            jobs = jobs + prune_state(keep, tonumber(number), state, limit - jobs)
+            jobs = jobs + prune_state(keep, tonumber(number), state, limit - jobs, tasks)
         end
     end
+    forget_tasks(tasks)
     local before = S.now - keep.history_seconds
     local other = prune_sessions(before, limit) + prune_bindings(before, limit)
         + prune_ids(limit) + prune_uniques(limit)

@@ -51,14 +51,24 @@ function reading.sessions(id)
     return found
 end
 
--- Jobs that are in any of these sorted sets, by number from before `before` downwards; no more than `count`. Returns them and
--- whether there are more.
+-- The highest numbers of a set below `before`, at least `count` of them. What a session holds is looked at as a whole.
+local function below(set, before, count)
+    local key = S.p .. set
+    if string.sub(set, -1) == '/' then
+        return numbers.below(key, tonumber(before), count)
+    elseif string.sub(set, 1, 5) == 'held:' then
+        return call('SMEMBERS', key)
+    end
+    return call('ZREVRANGEBYSCORE', key, '(' .. before, '-inf', 'LIMIT', 0, count)
+end
+
+-- Jobs that are in any of these sets, by number from before `before` downwards; no more than `count`. Returns them and whether
+-- there are more.
 function reading.scan(sets, before, count)
     local seqs, seen = {}, {}
     for _, set in ipairs(sets) do
-        local part = call('ZREVRANGEBYSCORE', S.p .. set, '(' .. before, '-inf', 'LIMIT', 0, count + 1)
-        for _, seq in ipairs(part) do
-            if not seen[seq] then
+        for _, seq in ipairs(below(set, before, count + 1)) do
+            if not seen[seq] and tonumber(seq) < tonumber(before) then
                 seen[seq] = true
                 seqs[#seqs + 1] = tonumber(seq)
             end

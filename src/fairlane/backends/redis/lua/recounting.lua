@@ -37,10 +37,36 @@ local function check_unique(differences, e)
     end
 end
 
+local function is_held(set)
+    return string.sub(set, #S.p + 1, #S.p + 5) == 'held:'
+end
+
+-- The members of a set in which live jobs may be.
+local function members_of(set)
+    if set == S.alive then
+        return numbers.all(set)
+    elseif is_held(set) then
+        return call('SMEMBERS', set)
+    end
+    return call('ZRANGE', set, 0, -1)
+end
+
+-- Whether a job is in a set of numbers. `known`: what was looked at, by set.
+local function is_in(known, set, seq)
+    if not known[set] then
+        known[set] = {}
+        for _, member in ipairs(members_of(set)) do
+            known[set][member] = true
+        end
+    end
+    return known[set][seq]
+end
+
 -- What tallies, lanes and flows should be, out of the live jobs; each job is put where it belongs. `belongs`: who is to be in
--- each sorted set.
+-- each set.
 local function count_live(differences)
-    local tallies, granted, heads, waiting, belongs, jobs = {}, {}, {}, {}, {}, 0
+    local tallies, granted, heads, waiting, belongs, known, jobs = {}, {}, {}, {}, {}, {}, 0
+    catalog.forget_blocks() -- what it remembers may be what is wrong
     for _, seq in ipairs(call('HKEYS', S.p .. 'live')) do
         local e = entries.get(seq)
         jobs = jobs + 1
@@ -62,10 +88,15 @@ local function count_live(differences)
         for set, score in pairs(S.indexed[e.seq]) do
             belongs[set] = belongs[set] or {}
             belongs[set][seq] = true
-            local stored = tonumber(call('ZSCORE', set, seq) or nil)
+            local stored
+            if score == true then
+                stored = is_in(known, set, seq)
+            else
+                stored = tonumber(call('ZSCORE', set, seq) or nil)
+            end
             if stored ~= score then
                 compare(differences, 'job ' .. e.id .. ' in ' .. string.sub(set, #S.p + 1), stored, score)
-                call('ZADD', set, score, seq)
+                entries.put_in(set, score, seq)
             end
         end
     end
@@ -136,9 +167,9 @@ local function recount_backlogs(differences, waiting)
     end
 end
 
--- The sorted sets in which live jobs may be.
+-- The sets in which live jobs may be.
 local function sets_of_jobs()
-    local found = { 'alive', 'later', 'expiry', 'holding', 'due:0', 'due:1', 'due:2' }
+    local found = { 'alive/', 'later', 'expiry', 'holding', 'due:0', 'due:1', 'due:2' }
     for _, flow in pairs(S.flows) do
         found[#found + 1] = 'ready:' .. flow.key
     end
@@ -160,11 +191,22 @@ end
 local function drop_strangers(differences, belongs)
     for _, name in ipairs(sets_of_jobs()) do
         local set = S.p .. name
-        for _, seq in ipairs(call('ZRANGE', set, 0, -1)) do
+        for _, seq in ipairs(members_of(set)) do
             if not (belongs[set] and belongs[set][seq]) then
                 compare(differences, 'number ' .. seq .. ' in ' .. name, 'there', nil)
-                call('ZREM', set, seq)
+                entries.take_from(set, is_held(set), seq)
             end
+        end
+    end
+end
+
+-- What is noted of blocks that are empty.
+local function drop_blocks(differences)
+    numbers.settle()
+    for _, block in ipairs(call('ZRANGE', S.alive, 0, -1)) do
+        if call('EXISTS', S.alive .. block) == 0 then
+            compare(differences, 'block ' .. block .. ' of alive', 'there', nil)
+            call('ZREM', S.alive, block)
         end
     end
 end
@@ -176,6 +218,7 @@ function recounting.recount()
     recount_flows(differences, heads)
     recount_backlogs(differences, waiting)
     drop_strangers(differences, belongs)
+    drop_blocks(differences)
     for _, number in ipairs(call('HVALS', S.p .. 'queues')) do
         local name = catalog.number(tonumber(number)).name
         for class = 0, 2 do

@@ -96,7 +96,7 @@ end
 local function start(at, names, taker, job, flow, tag, topics)
     local started = tickets.started(job.ticket, tickets.claim(taker.id, taker.number), PRICE)
     redis.call('HSET', names.live, job.member, started)
-    redis.call('ZADD', taker.held .. at.class, job.member, job.member)
+    redis.call('SADD', taker.held .. at.class, job.member)
     redis.call('HINCRBY', at.tally, at.running, 1)
     redis.call('HSET', names.flow, at.domain, tag, flow, step.flow_bytes(tag + PRICE))
     redis.call('HSET', names.session, taker.id, taker.next_record)
@@ -112,7 +112,7 @@ end
 local function task_key(queue, at, task)
     local found = at.tasks[task]
     if not found and S.catalog.tasks[queue.number .. ':' .. task] then
-        found = S.p .. 'by:task:' .. queue.number .. ':' .. task
+        found = keys.task(queue.number .. ':' .. task)
         at.tasks[task] = found
     end
     return found
@@ -144,8 +144,11 @@ function single.enqueue(id, name, class, task, lane, after, content, headers)
         return false
     end
     redis.call('HSET', names.job, member, S.stamp .. content)
-    redis.call('ZADD', names.alive, member, member)
-    redis.call('ZADD', of_task, member, member)
+    local block, last = numbers.block(seq), catalog.blocks()
+    redis.call('SADD', names.alive .. block, member)
+    redis.call('SADD', of_task .. block, member)
+    numbers.note(last, names.alive, block)
+    numbers.note(last, of_task, block)
     if headers ~= '' then
         redis.call('HSET', names.headers, member, headers)
     end

@@ -23,6 +23,7 @@ function step.save_counters()
         step.begin_generation()
     end
     redis.call('HSET', S.p .. 'counter', 'steps', S.steps + 1, 'seq', S.seq, 'arrival', S.arrival)
+    catalog.wrote()
 end
 
 -- What a step is about, and when it is: enough for one that gathers nothing. ARGV: the time and the time for leases, both
@@ -49,9 +50,9 @@ local function begin(names, args)
     S.topics, S.changes, S.told = {}, {}, {}
     S.tally, S.domains, S.flows, S.lanes = {}, {}, {}, {}
     S.indexed = {}
-    S.flow, S.domain, S.dirty, S.direct, S.heard = nil, nil, false, false, nil
+    S.flow, S.domain, S.dirty, S.direct, S.heard, S.thinned = nil, nil, false, false, nil, nil
     step.begin_alone(names, args)
-    S.live, S.alive = S.p .. 'live', S.p .. 'alive'
+    S.live, S.alive = S.p .. 'live', S.p .. 'alive/'
 end
 
 -- Refuse a call, which has written nothing yet: an error of ours for the client to raise.
@@ -433,6 +434,7 @@ function step.flush()
     end
     S.lanes, S.flows, S.domains, S.flow, S.domain = {}, {}, {}, nil, nil
     entries.flush_lanes()
+    numbers.settle()
     writes.flush()
     if S.dirty then
         step.save_counters()

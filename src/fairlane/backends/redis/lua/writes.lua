@@ -54,10 +54,11 @@ end
 -- What follows is for who has many members at hand already, each once: a list is quicker than a table with a name for each.
 -- Where something is gathered for the key, it is gathered as well, so that all comes in its order.
 
-local function send_list(command, key, list)
+local function send_list(command, key, list, first, last)
     S.dirty = true
-    for from = 1, #list, MOST_ARGUMENTS do
-        redis.call(command, key, unpack(list, from, math.min(#list, from + MOST_ARGUMENTS - 1)))
+    last = last or #list
+    for from = first or 1, last, MOST_ARGUMENTS do
+        redis.call(command, key, unpack(list, from, math.min(last, from + MOST_ARGUMENTS - 1)))
     end
 end
 
@@ -82,9 +83,15 @@ function writes.zadd_all(key, list)
     put_all('ZADD', key, list, 2, 1)
 end
 
--- For a set, for which nothing is ever gathered.
-function writes.sadd_all(key, list)
-    send_list('SADD', key, list)
+-- `list`: members, all of them or those from `first` to `last`.
+function writes.sadd_all(key, list, first, last)
+    local found = S.writes[key]
+    if not found then
+        return send_list('SADD', key, list, first, last)
+    end
+    for i = first or 1, last or #list do
+        put(found, list[i], true)
+    end
 end
 
 local function drop_all(command, key, list)
@@ -103,6 +110,10 @@ end
 
 function writes.hdel_all(key, list)
     drop_all('HDEL', key, list)
+end
+
+function writes.srem_all(key, list)
+    drop_all('SREM', key, list)
 end
 
 function writes.zadd(key, score, member)
@@ -142,6 +153,17 @@ end
 
 function writes.hdel(key, field)
     drop(S.writes[key] or gathered(key, 'h'), field)
+end
+
+function writes.sadd(key, member)
+    if S.direct then
+        return writes.call('SADD', key, member)
+    end
+    put(S.writes[key] or gathered(key, 's'), member, true)
+end
+
+function writes.srem(key, member)
+    drop(S.writes[key] or gathered(key, 's'), member)
 end
 
 -- A sorted set is empty, but for what was taken away from it in this step: what is gathered from now on is all that it has.
@@ -221,16 +243,22 @@ function writes.zmscore(key, members)
     return scores
 end
 
+-- How what is gathered is sent: hashes, sorted sets, sets.
+local PUT = { h = 'HSET', z = 'ZADD', s = 'SADD' }
+local GONE = { h = 'HDEL', z = 'ZREM', s = 'SREM' }
+
 local function send_put(key, found)
-    local command, sorted = found.kind == 'z' and 'ZADD' or 'HSET', found.kind == 'z'
-    local arguments, count = {}, 0
+    local kind = found.kind
+    local command, arguments, count = PUT[kind], {}, 0
     for name, value in pairs(found.put) do
-        if sorted then
-            arguments[count + 1], arguments[count + 2] = value, name
+        if kind == 's' then
+            arguments[count + 1] = name
+            count = count + 1
         else
-            arguments[count + 1], arguments[count + 2] = name, value
+            local sorted = kind == 'z'
+            arguments[count + 1], arguments[count + 2] = sorted and value or name, sorted and name or value
+            count = count + 2
         end
-        count = count + 2
         if count >= MOST_ARGUMENTS then
             redis.call(command, key, unpack(arguments, 1, count))
             count = 0
@@ -245,8 +273,7 @@ local function send_gone(key, found)
     if not found.gone then
         return
     end
-    local command = found.kind == 'z' and 'ZREM' or 'HDEL'
-    local arguments, count = {}, 0
+    local command, arguments, count = GONE[found.kind], {}, 0
     for name in pairs(found.gone) do
         count = count + 1
         arguments[count] = name

@@ -1,0 +1,117 @@
+-- Sets of job numbers that nearly all jobs pass through. They are kept in blocks, each of which has the numbers of one range: a
+-- small set of integers takes half of the time and a tenth of the memory of a sorted set (measured). The name of such a
+-- set ends in '/': alone it is the key of the sorted set of its blocks, and with the number of a block the key of that.
+
+local BLOCK = 512 -- as many as a server keeps as integers unless it is told otherwise
+
+function numbers.block(number)
+    return math.floor(number / BLOCK)
+end
+
+-- There is something in this block. `last`: the block of each set that is known to be noted, see `catalog.blocks`. Past `call`:
+-- nothing is gathered for the blocks of a set.
+function numbers.note(last, name, block)
+    if last[name] ~= block then
+        redis.call('ZADD', name, block, block)
+        last[name] = block
+    end
+end
+
+local function thinned(name, block)
+    S.thinned = S.thinned or {}
+    S.thinned[name .. block] = { name = name, block = block }
+end
+
+function numbers.add(name, member)
+    local block = numbers.block(member)
+    numbers.note(catalog.blocks(), name, block)
+    writes.sadd(name .. block, member)
+end
+
+function numbers.drop(name, member)
+    local block = numbers.block(member)
+    writes.srem(name .. block, member)
+    thinned(name, block)
+end
+
+-- Many members by their blocks, for `add_all` and `drop_all`. Mostly those that follow each other are of one.
+function numbers.by_block(members)
+    local blocks, last, list = {}, nil, nil
+    for _, member in ipairs(members) do
+        local block = numbers.block(member)
+        if block ~= last then
+            list = blocks[block] or {}
+            blocks[block], last = list, block
+        end
+        list[#list + 1] = member
+    end
+    return blocks
+end
+
+function numbers.add_all(name, blocks)
+    for block, list in pairs(blocks) do
+        numbers.note(catalog.blocks(), name, block)
+        writes.sadd_all(name .. block, list)
+    end
+end
+
+-- Add members that count on from the number `first`.
+function numbers.add_run(name, members, first)
+    local count, from = #members, 1
+    while from <= count do
+        local block = numbers.block(first + from - 1)
+        local to = math.min(count, (block + 1) * BLOCK - first)
+        numbers.note(catalog.blocks(), name, block)
+        writes.sadd_all(name .. block, members, from, to)
+        from = to + 1
+    end
+end
+
+function numbers.drop_all(name, blocks)
+    for block, list in pairs(blocks) do
+        writes.srem_all(name .. block, list)
+        thinned(name, block)
+    end
+end
+
+-- Blocks that have become empty in this step are noted no longer.
+function numbers.settle()
+    local all, last = S.thinned, nil
+    S.thinned = nil
+    for key, at in pairs(all or {}) do
+        if call('EXISTS', key) == 0 then
+            last = last or catalog.blocks()
+            last[at.name] = nil
+            redis.call('ZREM', at.name, at.block)
+        end
+    end
+end
+
+-- All numbers of a set, as they are stored: for who computes everything anew.
+function numbers.all(name)
+    local found = {}
+    for _, block in ipairs(call('ZRANGE', name, 0, -1)) do
+        for _, member in ipairs(call('SMEMBERS', name .. block)) do
+            found[#found + 1] = member
+        end
+    end
+    return found
+end
+
+-- The highest numbers of a set below `before`: `count` of them, or a few more.
+function numbers.below(name, before, count)
+    local found = {}
+    -- Of those in the first block, all may be too high.
+    local blocks = call('ZREVRANGEBYSCORE', name, numbers.block(before), '-inf', 'LIMIT', 0, count + 1)
+    for _, block in ipairs(blocks) do
+        for _, member in ipairs(call('SMEMBERS', name .. block)) do
+            if tonumber(member) < before then
+                found[#found + 1] = member
+            end
+        end
+        if #found >= count then
+            break
+        end
+    end
+    return found
+end
