@@ -325,3 +325,23 @@ async def test_lanes_are_read_with_terms_and_counts_the_longest_backlog_first(ki
     assert (long.terms.limit, long.terms.weight, long.terms.ordered) == (2, 3.0, False)
     assert (short.lane, short.pending, short.running, short.terms.limit) == ("short", 2, 1, None)
     assert [lane.lane for lane in await kit.store.lanes("default", limit=1)] == ["long"]
+
+
+async def test_of_very_many_lanes_the_first_are_read_and_what_has_no_lane_is_one_of_them(kit: Kit) -> None:
+    names = [f"user:{number:04}" for number in range(1_200)]
+    await kit.enqueue_all(bulk(kit, None, 3))
+    await kit.enqueue_all([kit.new(lane=name) for name in names])
+    await kit.enqueue_all(bulk(kit, "user:0700", 4))
+    worker = await kit.worker()
+    # The first without a lane, and the first of the first two lanes.
+    started = await worker.claim(3)
+    expected = [("user:0700", 5, 0), (None, 2, 1), *((name, 1, 0) for name in names if name != "user:0700")]
+    expected = [each for each in expected if each[0] not in names[:2]] + [(name, 0, 1) for name in names[:2]]
+
+    async def read(limit: int) -> list[tuple[str | None, int, int]]:
+        return [(each.lane, each.pending, each.running) for each in await kit.store.lanes("default", limit=limit)]
+
+    for limit in (1, 2, 7, 500):
+        assert await read(limit) == expected[:limit]
+    await worker.complete(*started)
+    assert await read(3) == [("user:0700", 5, 0), (None, 2, 0), (names[2], 1, 0)]

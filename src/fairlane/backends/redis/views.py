@@ -143,11 +143,7 @@ async def lanes(functions: Functions, queue: str, *, limit: int = 100) -> list[L
     check_page(limit)
     answer = await functions.call("lanes", queue, limit)
     settings = msgspec.json.decode(answer["settings"], type=QueueSettings)
-    rows: list[tuple[str | None, int, int]] = [tuple(row) for row in answer["lanes"]]
-    pending = answer["pending"] - sum(waits for _, waits, _ in rows)
-    running = answer["running"] - sum(runs for _, _, runs in rows)
-    if pending or running:
-        rows.append((None, pending, running))
+    rows = [(lane or None, waits, runs) for lane, waits, runs in answer["lanes"]]
     rows.sort(key=lambda row: (-row[1], -row[2], row[0] or ""))
     return [
         LaneReading(queue=queue, lane=lane, terms=terms(settings, lane), pending=waits, running=runs)

@@ -10,6 +10,7 @@
 entries.RANK = 2 ^ 50 -- how far classes are apart in an unordered lane
 local MOST_RUNNING = 2 ^ 20 -- of a lane
 entries.REMEMBERED = '~'
+entries.IN_LANES = 'lanes' -- the sum of all lanes of a queue, in its tally
 
 -- How a job of a class stands in a limited lane: by arrival alone if that is ordered, else by class first.
 function entries.rank(ordered, class)
@@ -118,13 +119,14 @@ function entries.by_id(id)
     return seq and entries.get(seq) or nil
 end
 
--- The score of a lane in the backlog: how many of its jobs wait, and, among lanes that have equally many, how many run.
+-- The score of a lane in the backlog: how many of its jobs wait, and, among lanes that have equally many, how many run. It is
+-- negative, so that the longest comes first, and those that are equal stand by their names.
 function entries.backlog(waiting, running)
-    return waiting * MOST_RUNNING + running
+    return -waiting * MOST_RUNNING - running
 end
 
 function entries.in_backlog(score)
-    local both = tonumber(score or 0)
+    local both = -tonumber(score or 0)
     local waiting = math.floor(both / MOST_RUNNING)
     return waiting, both - waiting * MOST_RUNNING
 end
@@ -143,16 +145,20 @@ end
 -- lanes leave nothing.
 function entries.flush_lanes()
     for queue, noted in pairs(S.noted) do
-        local backlog, lanes, changed, empty = S.p .. 'backlog:' .. queue, {}, {}, {}
+        local backlog, lanes, changed, empty, sum = S.p .. 'backlog:' .. queue, {}, {}, {}, 0
         for key, by in pairs(noted) do
             if by ~= 0 then
                 lanes[#lanes + 1] = key
+                sum = sum + by
             end
+        end
+        if sum ~= 0 then
+            call('HINCRBY', keys.tally(queue), entries.IN_LANES, sum)
         end
         for i, was in ipairs(writes.zmscore(backlog, lanes)) do
             local lane = lanes[i]
             local is = (was and tonumber(was) or 0) + noted[lane]
-            if is > 0 then
+            if is < 0 then
                 changed[#changed + 1], changed[#changed + 2] = is, lane
             else
                 empty[#empty + 1] = lane

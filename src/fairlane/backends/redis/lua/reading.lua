@@ -113,7 +113,7 @@ function reading.queues()
 end
 
 -- The lanes of a queue that have work, with what waits and what runs, the longest backlog first.
--- What has no lane is the first, without a name.
+-- What has no lane comes first, without a name.
 function reading.lanes(name, limit)
     local queue = catalog.known(name)
     if not queue then
@@ -125,12 +125,16 @@ function reading.lanes(name, limit)
         pending = pending + step.tallied(number, class, 'p')
         running = running + step.tallied(number, class, 'r')
     end
+    local waiting, busy = entries.in_backlog(call('HGET', keys.tally(number), entries.IN_LANES))
     local found = {}
-    local stored = call('ZREVRANGE', S.p .. 'backlog:' .. number, 0, math.max(limit, MOST_LOOKED_AT) - 1, 'WITHSCORES')
+    if pending > waiting or running > busy then
+        found[1] = { false, pending - waiting, running - busy }
+    end
+    local stored = call('ZRANGE', S.p .. 'backlog:' .. number, 0, limit - 1, 'WITHSCORES')
     for i = 1, #stored, 2 do
         found[#found + 1] = { stored[i], entries.in_backlog(stored[i + 1]) }
     end
-    return { lanes = found, settings = step.get('queue', number).settings or '{}', pending = pending, running = running }
+    return { lanes = found, settings = step.get('queue', number).settings or '{}' }
 end
 
 local function tie_of(seq)

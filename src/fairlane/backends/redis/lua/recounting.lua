@@ -146,7 +146,15 @@ end
 
 local function recount_backlogs(differences, waiting)
     for _, number in ipairs(call('HVALS', S.p .. 'queues')) do
-        local backlog, of_queue = S.p .. 'backlog:' .. number, waiting[tonumber(number)] or {}
+        local backlog, of_queue, sum = S.p .. 'backlog:' .. number, waiting[tonumber(number)] or {}, 0
+        for _, is in pairs(of_queue) do
+            sum = sum + is
+        end
+        local was = tonumber(call('HGET', keys.tally(number), entries.IN_LANES) or 0)
+        if was ~= sum then
+            compare(differences, 'lanes of queue ' .. catalog.number(tonumber(number)).name, was, sum)
+            call('HSET', keys.tally(number), entries.IN_LANES, sum)
+        end
         local stored = call('ZRANGE', backlog, 0, -1, 'WITHSCORES')
         for i = 1, #stored, 2 do
             local is = of_queue[stored[i]]

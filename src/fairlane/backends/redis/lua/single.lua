@@ -171,6 +171,7 @@ function single.enqueue(id, name, class, task, lane, after, content, headers)
     if lane ~= '' then
         redis.call('ZADD', at.by_lane .. lane, member, member)
         redis.call('ZINCRBY', at.backlog, taker and RUNS or WAITS, lane)
+        redis.call('HINCRBY', at.tally, entries.IN_LANES, taker and RUNS or WAITS)
     end
     if place then
         save_place(at, names, lane, place)
