@@ -382,3 +382,21 @@ async def test_a_turn_that_has_expired_does_not_begin_when_its_lane_is_freed(kit
     await kit.store.promote()
     assert await kit.state("turn 1") is JobState.CANCELLED
     assert (await kit.store.recount()).differences == ()
+
+
+async def test_a_lane_that_is_ordered_otherwise_gives_its_places_to_who_comes_first_then(kit: Kit) -> None:
+    unordered, ordered = (LaneRule(pattern="x", limit=2, ordered=ordered) for ordered in (False, True))
+    await kit.settings("default", unordered)
+    worker = await kit.worker()
+    low = [await kit.enqueue(lane="x", priority=Priority.LOW) for _ in range(3)]
+    high = await kit.enqueue(lane="x", priority=Priority.HIGH)  # it takes the place of the second
+    await kit.settings("default", ordered, version=1)
+    assert (await kit.store.recount()).differences == ()
+    assert await worker.claim_ids(10) == low[:2]
+    for again in (unordered, ordered, unordered):
+        await kit.settings("default", again, version=2)
+    assert [await kit.state(id) for id in low] == [JobState.RUNNING, JobState.RUNNING, JobState.PENDING]
+    await worker.leave()
+    assert (await kit.store.recount()).differences == ()
+    [first, _] = await (await kit.worker()).claim_ids(10)
+    assert first == high

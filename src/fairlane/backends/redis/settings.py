@@ -13,6 +13,9 @@ from ...settings import QueueOverride, QueueSettings, SettingsChange
 from .functions import Functions
 from .requests import decode, encode
 
+MOST_MOVED = 1_000
+"""How many jobs change in one step when the limit of their lane does."""
+
 
 async def configure(functions: Functions, changes: Sequence[SettingsChange]) -> None:
     """Store changes, all in one step."""
@@ -27,9 +30,16 @@ async def configure(functions: Functions, changes: Sequence[SettingsChange]) -> 
                     after = _changed(after, change)
             if after != before:
                 made.append(_request(queue, before, after))
-        if not made or (await functions.call("configure", seen, encode(made)))["done"]:
+        if not made:
             return
+        answer = await functions.call("configure", seen, encode(made), MOST_MOVED)
+        if answer["done"]:
+            break
         await asyncio.sleep(0)
+    # Jobs of lanes that got other limits are changed in steps, and others have their turn in between. If we are gone
+    # before the last of them, the leader goes on.
+    while answer["more"]:
+        answer = await functions.call("settle", MOST_MOVED)
 
 
 class _Record(NamedTuple):

@@ -31,6 +31,7 @@ local function remember(number, record)
         settings = settings,
         rules = settings.lanes or {},
         single = {}, -- see single.lua
+        settling = {}, -- lanes that do, see limits.lua
         paused = settings.paused,
         max_pending = settings.max_pending,
         closed = settings.closed and #settings.closed > 0 and settings.closed or nil,
@@ -42,6 +43,9 @@ local function remember(number, record)
     if settings.limit then
         local reserved = settings.reserved or {}
         queue.slots = { total = settings.limit, high = reserved.high or 0, normal = reserved.normal or 0 }
+    end
+    for _, lane in ipairs(call('HKEYS', S.p .. 'settling:' .. number)) do
+        queue.settling[lane] = true
     end
     S.catalog.names[record.name] = queue
     S.catalog.numbers[number] = queue
@@ -83,7 +87,7 @@ end
 
 -- What a queue is that nobody has used: it has no settings, and no number yet.
 function catalog.unknown(name)
-    return { name = name, rules = {} }
+    return { name = name, rules = {}, settling = {} }
 end
 
 function catalog.number(number)
@@ -174,9 +178,9 @@ local function compiled(rules)
     return { exact = exact, prefixes = prefixes, lengths = lengths }
 end
 
--- What holds for a lane; '' is the lane of jobs without one. The longest literal prefix wins, an exact key before a prefix.
--- Not remembered by lane: a table of thousands of lanes would be walked through by each collection of garbage.
-function catalog.terms(queue, key)
+-- What the rules say of a lane; '' is the lane of jobs without one. The longest literal prefix wins, an exact key before a
+-- prefix. Not remembered by lane: a table of thousands of lanes would be walked through by each collection of garbage.
+function catalog.rule(queue, key)
     if key == '' or #queue.rules == 0 then
         return OPEN
     end
@@ -196,6 +200,23 @@ function catalog.terms(queue, key)
         end
     end
     return OPEN
+end
+
+-- The lanes of a queue that settle, see limits.lua.
+function catalog.settling(queue)
+    return queue.settling
+end
+
+-- What holds for a lane: what its rule says, unless it settles.
+function catalog.terms(queue, key)
+    local found = catalog.rule(queue, key)
+    if queue.settling[key] then
+        return {
+            limit = limits.UNSETTLED, ordered = found.ordered, weight = found.weight, max_pending = found.max_pending,
+            paused = found.paused,
+        }
+    end
+    return found
 end
 
 -- How many more jobs of a class may start, given what runs of each class (from 0 on).

@@ -27,8 +27,16 @@ function flows.load(jobs)
     end
 end
 
+-- Whether a flow is kept out of line, because its lane settles (see limits.lua).
+local function is_held(flow)
+    return catalog.settling(catalog.number(flow.domain.queue))[flow.lane]
+end
+
 -- An arrival, the job `member`, stands in a flow; those are told who could start it. Returns whether nobody stood there before.
 function flows.stand(flow, arrival, member)
+    if is_held(flow) then
+        return false
+    end
     local is_first = not flow.tag
     if is_first then
         flow.tag = math.max(flow.domain.clock, flow.finish)

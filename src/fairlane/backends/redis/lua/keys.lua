@@ -11,6 +11,7 @@
 --   attempts         seq -> list of claims     progress   seq -> bytes
 --   flow             flow -> finish, tag, head, first; domain -> clock
 --   lane             lane -> places, whether it is ordered, granted
+--   settling:QUEUE   lane -> the last number that it has settled; unsettled (a set): the queues that have such
 --   session          id -> session             pool:POOL  index -> id of the last session there
 --   binding          number -> binding         bound:POOL key -> number of the open binding
 --   unique           task NUL value -> {seq, id, state, until_}

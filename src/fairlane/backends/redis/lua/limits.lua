@@ -1,114 +1,230 @@
--- A lane gets a limit, or loses it: every job of it changes, whoever waits, runs or waits for its retry. Those with tickets do so
--- by lists, because an operator pauses just that lane in which a hundred thousand wait.
+-- A lane gets a limit, loses it, or is ordered otherwise: then every job of it changes, whether it waits, runs or waits for its
+-- retry. It takes as many steps as there are thousands of jobs, because an operator pauses just that lane in which a million
+-- wait, and nobody else is to wait for that. Meanwhile the lane settles: it starts nothing. It has no place to give, whoever
+-- comes to it waits, and its flows are out of line. Whether it settles is remembered with the rules (`catalog.settling`), and how
+-- far it has come, by the numbers of its jobs, is in the hash `settling:QUEUE`.
 
-local PAGE = 1000
+limits.UNSETTLED = -1 -- how many places a lane has that settles
 
--- Look at the jobs of a lane that are not over, page by page: `visit` gets their numbers and records, false for what is over.
-local function each_page(queue, key, visit)
-    local set, after = S.p .. 'by:lane:' .. keys.lane(queue, key), '-inf'
-    while true do
-        local members = call('ZRANGEBYSCORE', set, after, '+inf', 'LIMIT', 0, PAGE)
-        visit(members, writes.hmget(S.live, members))
-        if #members < PAGE then
-            return
+local function key_of(queue)
+    return S.p .. 'settling:' .. queue.number
+end
+
+-- The flows of a lane that have somebody in them, in all inboxes and classes.
+local function flows_of(queue, key)
+    local found = {}
+    for _, domain in ipairs(call('SMEMBERS', S.p .. 'domains:' .. queue.number)) do
+        if call('EXISTS', S.p .. 'ready:' .. keys.flow(domain, key)) == 1 then
+            local class, inbox = string.match(domain, '^%d+%.(%d)%.(.*)$')
+            found[#found + 1] = step.flow(queue.number, tonumber(class), inbox, key)
         end
-        after = '(' .. members[PAGE]
+    end
+    return found
+end
+
+local function leave_line(queue, key)
+    for _, flow in ipairs(flows_of(queue, key)) do
+        if flow.tag then
+            flow.tag, flow.head, flow.first, flow.dirty = nil, nil, nil, true
+        end
     end
 end
 
--- Change the jobs of a lane that have tickets: `visit` gets each of them, and lists to put it in: `lives`, its new ticket;
--- `waits` and `got`, it waits for a place now, or does not any more; by class `ready` and `left`, it stands in its flow now, or
--- does not any more. The others are returned, as entries.
-local function change_tickets(queue, key, name, visit)
-    local others = {}
-    each_page(queue, key, function(members, raws)
-        local lists = { lives = {}, waits = {}, got = {}, ready = { [0] = {}, {}, {} }, left = { [0] = {}, {}, {} } }
-        for i, raw in ipairs(raws) do
-            local member = members[i]
-            if raw and tickets.is_ticket(raw) then
-                entries.forget_indexed(member)
-                visit(lists, member, raw)
-            elseif raw then
-                others[#others + 1] = member
-            end
+-- Nobody was served meanwhile, so each stands where it stood.
+local function join_line(queue, key)
+    for _, flow in ipairs(flows_of(queue, key)) do
+        flows.find_head(flow)
+        if flow.head then
+            flow.tag = math.max(flow.domain.clock, flow.finish)
+            step.tell(flow.domain.topic)
         end
-        writes.hset_all(S.live, lists.lives)
-        writes.zadd_all(S.p .. 'wait:' .. name, lists.waits)
-        writes.zrem_all(S.p .. 'wait:' .. name, lists.got)
-        for class = 0, 2 do
-            writes.zadd_all(keys.ready(queue, class, key), lists.ready[class])
-            writes.zrem_all(keys.ready(queue, class, key), lists.left[class])
-        end
-    end)
-    return entries.all(others)
+    end
 end
 
--- One that has no ticket waits for a place now, or has one if it runs.
-local function enter(lane, e)
-    if e.state == RUNNING then
-        lane.granted = lane.granted + 1
+-- Let a lane settle, from its first job on. Nothing of it starts from now on.
+function limits.begin(queue, key)
+    local terms = catalog.rule(queue, key)
+    catalog.settling(queue)[key] = true
+    call('HSET', key_of(queue), key, 0)
+    call('SADD', S.p .. 'unsettled', queue.number)
+    local lane = step.lane_for(queue.number, key, { limit = limits.UNSETTLED, ordered = terms.ordered })
+    lane.places = limits.UNSETTLED
+    if terms.limit then
+        lane.ordered = terms.ordered
+    end
+    step.save_lane(lane)
+    leave_line(queue, key)
+end
+
+-- What follows is for jobs with tickets. `lists`: `lives`, its new ticket; `waits` and `got`, it waits for a place now, or does
+-- not any more; by class `ready` and `left`, it stands in its flow now, or does not any more.
+
+local function put(list, first, second)
+    list[#list + 1], list[#list + 2] = first, second
+end
+
+-- The lane is limited: who runs has a place, and all others wait for one. Those who have got one already keep it, and whoever
+-- was in the lane before has another rank.
+local function limit_ticket(lane, lists, member, raw)
+    local class, arrival, granted, limited = tickets.standing(raw)
+    local rank, is_waiting = entries.rank(lane.ordered, class), tickets.is_waiting(raw)
+    if limited then
+        put(lists.lives, member, tickets.placed(raw, true, rank, granted))
+        if not granted then
+            put(lists.waits, entries.turn(rank, arrival), member)
+        end
+    elseif is_waiting then
+        put(lists.lives, member, tickets.placed(raw, true, rank, false))
+        put(lists.waits, entries.turn(rank, arrival), member)
+        put(lists.left[class], member)
     else
-        flows.withdraw(e)
+        put(lists.lives, member, tickets.placed(raw, true, rank, true))
+        lane.granted = lane.granted + 1
     end
-    e.lane, e.granted, e.rank = true, e.state == RUNNING or nil, entries.rank(lane.ordered, e.class)
+end
+
+-- The lane has no limit: everybody in it may start.
+local function free_ticket(lane, lists, member, raw)
+    local class, arrival, granted, limited = tickets.standing(raw)
+    if not limited then
+        return
+    end
+    put(lists.lives, member, tickets.placed(raw, false, nil, true))
+    if granted then
+        lane.granted = lane.granted - 1
+    else
+        put(lists.got, member)
+        put(lists.ready[class], arrival, member)
+    end
+end
+
+-- The same for those that have no tickets.
+
+local function limit_entry(lane, e)
+    if e.lane and e.due and not lane.ordered then
+        -- In an unordered lane a job that waits for its retry holds no place: it comes back when it is due.
+        lane.granted = lane.granted - (e.granted and 1 or 0)
+        e.lane, e.granted = nil, nil
+    elseif e.lane and e.state ~= RUNNING then
+        e.rank = entries.rank(lane.ordered, e.class)
+    elseif not e.lane and e.state ~= SCHEDULED then
+        if e.state == RUNNING then
+            lane.granted = lane.granted + 1
+        else
+            flows.withdraw(e)
+        end
+        e.lane, e.granted, e.rank = true, e.state == RUNNING or nil, entries.rank(lane.ordered, e.class)
+    end
     entries.save(e)
 end
 
--- A lane that had no limit has one now. Running jobs have their places; the others wait, and get those that are left in the
--- order of the lane.
-function limits.establish(queue, key, terms)
-    local lane, moved = step.lane_for(queue.number, key, terms), {}
-    local others = change_tickets(queue.number, key, lane.name, function(lists, member, raw)
-        local class, arrival = tickets.standing(raw)
-        local rank, is_waiting = entries.rank(lane.ordered, class), tickets.is_waiting(raw)
-        local lives, waits, left = lists.lives, lists.waits, lists.left[class]
-        lives[#lives + 1], lives[#lives + 2] = member, tickets.placed(raw, true, rank, not is_waiting)
-        if is_waiting then
-            waits[#waits + 1], waits[#waits + 2] = entries.turn(rank, arrival), member
-            left[#left + 1] = member
-            moved[class] = true
-        else
-            lane.granted = lane.granted + 1
-        end
-    end)
-    for class in pairs(moved) do
-        flows.find_head(step.flow(queue.number, class, '', key))
+local function free_entry(lane, e)
+    if not e.lane then
+        return
     end
-    for _, e in ipairs(others) do
-        if e.state ~= SCHEDULED then
-            enter(lane, e)
-        end
+    -- Expired jobs too: in line a claim finds and cancels them. An expired turn would be started, so it is left out.
+    if not e.granted and (not e.waiter or not e.expires_at or e.expires_at > S.now) then
+        places.grant(lane, e)
     end
-    places.hand_on(lane)
+    lane.granted = lane.granted - (e.granted and 1 or 0)
+    -- One that waits for its retry has kept its place.
+    e.lane, e.rank, e.granted, e.granted_at = nil, nil, true, nil
+    entries.save(e)
 end
 
--- The lane has no limit any more: everybody in it may start.
-function limits.abolish(lane)
-    local queue, key, first = lane.queue, lane.key, {}
-    local others = change_tickets(queue, key, lane.name, function(lists, member, raw)
-        local class, arrival, granted = tickets.standing(raw)
-        local lives, got, ready = lists.lives, lists.got, lists.ready[class]
-        lives[#lives + 1], lives[#lives + 2] = member, tickets.placed(raw, false, nil, true)
-        if not granted then
-            got[#got + 1], ready[#ready + 1], ready[#ready + 2] = member, arrival, member
-            if not first[class] or arrival < first[class].arrival then
-                first[class] = { arrival = arrival, member = member }
-            end
-        end
-    end)
-    for class, each in pairs(first) do
-        flows.stand(step.flow(queue, class, '', key), each.arrival, each.member)
-    end
-    for _, e in ipairs(others) do
-        -- Expired jobs too: in line a claim finds and cancels them. An expired turn would be started, so it is left out.
-        if e.lane and not e.granted and (not e.waiter or not e.expires_at or e.expires_at > S.now) then
-            places.grant(lane, e)
-        end
-        -- One that waits for its retry has kept its place.
-        if e.lane then
-            e.lane, e.rank, e.granted, e.granted_at = nil, nil, true, nil
-            entries.save(e)
+-- Change some jobs of a lane; `members` are their numbers.
+local function change(queue, key, lane, members)
+    local limited = catalog.rule(queue, key).limit
+    local change_ticket, change_entry = limited and limit_ticket or free_ticket, limited and limit_entry or free_entry
+    local lists, others = { lives = {}, waits = {}, got = {}, ready = { [0] = {}, {}, {} }, left = { [0] = {}, {}, {} } }, {}
+    for i, raw in ipairs(writes.hmget(S.live, members)) do
+        local member = members[i]
+        if raw and tickets.is_ticket(raw) then
+            entries.forget_indexed(member)
+            change_ticket(lane, lists, member, raw)
+        elseif raw then
+            others[#others + 1] = member
         end
     end
-    step.drop_lane(lane)
+    writes.hset_all(S.live, lists.lives)
+    writes.zadd_all(S.p .. 'wait:' .. lane.name, lists.waits)
+    writes.zrem_all(S.p .. 'wait:' .. lane.name, lists.got)
+    for class = 0, 2 do
+        writes.zadd_all(keys.ready(queue.number, class, key), lists.ready[class])
+        writes.zrem_all(keys.ready(queue.number, class, key), lists.left[class])
+    end
+    for _, e in ipairs(entries.all(others)) do
+        change_entry(lane, e)
+    end
+end
+
+-- The lane has settled: it gives its places, or is not limited any more.
+local function finish(queue, key, lane)
+    local terms = catalog.rule(queue, key)
+    catalog.settling(queue)[key] = nil
+    call('HDEL', key_of(queue), key)
+    if terms.limit then
+        lane.places = terms.limit
+        step.save_lane(lane)
+        join_line(queue, key)
+        places.trim(lane)
+        places.settle(lane)
+        places.hand_on(lane)
+    else
+        join_line(queue, key)
+        step.drop_lane(lane)
+    end
+end
+
+-- Let a lane settle further, by no more than `most` jobs. Returns how many were looked at.
+local function go_on(queue, key, most)
+    local lane, after = step.lane(queue.number, key), call('HGET', key_of(queue), key)
+    local set = S.p .. 'by:lane:' .. keys.lane(queue.number, key)
+    local members = call('ZRANGEBYSCORE', set, '(' .. after, '+inf', 'LIMIT', 0, most)
+    change(queue, key, lane, members)
+    if #members == most then
+        call('HSET', key_of(queue), key, members[most])
+        step.save_lane(lane)
+        return most
+    end
+    if not catalog.rule(queue, key).limit then
+        -- Whoever came back meanwhile waits as well, with a number that was passed already.
+        local late = call('ZRANGE', S.p .. 'wait:' .. lane.name, 0, most - 1)
+        change(queue, key, lane, late)
+        if #late == most then
+            step.save_lane(lane)
+            return most
+        end
+    end
+    finish(queue, key, lane)
+    return #members
+end
+
+-- Let the lanes of a queue settle further, by no more than `most` jobs together. Returns how many were left of those.
+local function settle_queue(queue, most)
+    local has_settled = false
+    for key in pairs(catalog.settling(queue)) do
+        if most <= 0 then
+            break
+        end
+        most = most - math.max(1, go_on(queue, key, most))
+        has_settled = has_settled or not catalog.settling(queue)[key]
+    end
+    if not next(catalog.settling(queue)) then
+        call('SREM', S.p .. 'unsettled', queue.number)
+    end
+    if has_settled then
+        catalog.changed() -- another version of this library, or another server, may remember that they settle
+    end
+    return most
+end
+
+-- The same for all queues. Returns whether there is more to do.
+function limits.settle(most)
+    for _, number in ipairs(call('SMEMBERS', S.p .. 'unsettled')) do
+        if most > 0 then
+            most = settle_queue(catalog.number(tonumber(number)), most)
+        end
+    end
+    return call('EXISTS', S.p .. 'unsettled') == 1
 end

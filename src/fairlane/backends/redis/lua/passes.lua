@@ -84,5 +84,7 @@ function passes.admit(limit)
             call('SREM', S.p .. 'short', name)
         end
     end
-    return { admitted = 0, moved = moved, repaired = repaired, more = bound == limit }
+    -- Whoever has changed the rules sees to it, unless he has died meanwhile.
+    local unsettled = limits.settle(MOST_LOOKED_AT)
+    return { admitted = 0, moved = moved, repaired = repaired, more = bound == limit or unsettled }
 end

@@ -111,7 +111,7 @@ function places.arrive(e)
     if lane.granted < lane.places then
         lane.granted = lane.granted + 1
         e.granted = true
-    elseif not lane.ordered and e.class < 2 and take_from_weaker(lane, e.class) then
+    elseif not lane.ordered and lane.places >= 0 and e.class < 2 and take_from_weaker(lane, e.class) then
         e.granted = true
     end
     if e.granted then
@@ -159,7 +159,7 @@ function places.hand_on(lane)
         places.grant(lane, waiting)
         given = given + 1
     end
-    if lane.granted == 0 and call('ZCARD', S.p .. 'wait:' .. lane.name) == 0 then
+    if lane.granted == 0 and lane.places >= 0 and call('ZCARD', S.p .. 'wait:' .. lane.name) == 0 then
         step.drop_lane(lane)
     end
     return given
@@ -190,7 +190,7 @@ end
 -- After a job went back from running to waiting, or the order changed: whoever comes first has the place. By arrival in an
 -- ordered lane; by class in an unordered one.
 function places.settle(lane)
-    while true do
+    while lane.places >= 0 do
         local best = next_of(lane)
         local weakest = best and weakest_of(lane)
         if not weakest then
@@ -213,7 +213,7 @@ end
 
 -- A limit was lowered while jobs ran: take back unstarted grants, newest first, until it holds.
 function places.trim(lane)
-    while lane.granted > lane.places do
+    while lane.granted > lane.places and lane.places >= 0 do
         local weakest = weakest_of(lane)
         if not weakest then
             return
@@ -223,46 +223,8 @@ function places.trim(lane)
     end
 end
 
-local function members(set)
-    return entries.all(call('ZRANGE', S.p .. set, 0, -1))
-end
-
--- Only of those that wait; a running job gets its rank when it comes back.
-local function rerank(lane)
-    local sets = { S.p .. 'wait:' .. lane.name, S.p .. 'hold:' .. lane.name }
-    for class = 0, 2 do
-        sets[#sets + 1] = keys.ready(lane.queue, class, lane.key)
-    end
-    for _, set in ipairs(sets) do
-        for _, e in ipairs(entries.all(call('ZRANGE', set, 0, -1))) do
-            e.rank = entries.rank(lane.ordered, e.class)
-            entries.save(e)
-        end
-    end
-end
-
--- In an unordered lane a job that waits for its retry holds no place: it comes back when it is due.
-local function drop_kept(lane)
-    for _, set in ipairs({ 'hold:', 'wait:' }) do
-        for _, e in ipairs(members(set .. lane.name)) do
-            if e.due then
-                lane.granted = lane.granted - (e.granted and 1 or 0)
-                e.lane, e.granted = nil, nil
-                entries.save(e)
-            end
-        end
-    end
-end
-
--- Apply new terms: a lower limit takes back unstarted grants, newest first; a higher one hands out at once.
-function places.resize(lane, limit, ordered)
-    if ordered ~= lane.ordered then
-        lane.ordered = ordered
-        rerank(lane)
-        if not ordered then
-            drop_kept(lane)
-        end
-    end
+-- Apply another limit: a lower one takes back unstarted grants, newest first; a higher one hands out at once.
+function places.resize(lane, limit)
     lane.places = limit
     step.save_lane(lane)
     places.trim(lane)

@@ -30,7 +30,7 @@ function settings.open(schema)
     return stored
 end
 
--- Limited lanes that have jobs get their new places. Returns which lanes were limited.
+-- Limited lanes that have jobs get their new places, at once if nothing else changes. Returns which lanes were limited.
 local function resize_lanes(queue)
     local lanes, names, limited = call('SMEMBERS', S.p .. 'lanes:' .. queue.number), {}, {}
     for i, key in ipairs(lanes) do
@@ -38,12 +38,12 @@ local function resize_lanes(queue)
     end
     for i, raw in ipairs(writes.hmget(S.p .. 'lane', names)) do
         local key = lanes[i]
-        local terms, most, ordered = catalog.terms(queue, key), step.read_lane(raw)
+        local terms, most, ordered = catalog.rule(queue, key), step.read_lane(raw)
         limited[key] = true
-        if not terms.limit then
-            limits.abolish(step.lane(queue.number, key))
-        elseif most ~= terms.limit or ordered ~= terms.ordered then
-            places.resize(step.lane(queue.number, key), terms.limit, terms.ordered)
+        if not terms.limit or ordered ~= terms.ordered or most == limits.UNSETTLED then
+            limits.begin(queue, key)
+        elseif most ~= terms.limit then
+            places.resize(step.lane(queue.number, key), terms.limit)
         end
     end
     return limited
@@ -55,19 +55,19 @@ local function apply(queue, changed)
     if changed then
         local were_limited = resize_lanes(queue)
         for _, key in ipairs(call('ZRANGE', S.p .. 'backlog:' .. queue.number, 0, -1)) do
-            local terms = catalog.terms(queue, key)
-            if terms.limit and not were_limited[key] then
-                limits.establish(queue, key, terms)
+            if catalog.rule(queue, key).limit and not were_limited[key] then
+                limits.begin(queue, key)
             end
         end
     end
     outcomes.tell_queue(queue.number)
 end
 
--- Store settings that the client has merged, unless they changed since it read them. Returns false then.
-function settings.configure(seen, changes)
+-- Store settings that the client has merged, unless they changed since it read them. Returns whether they are stored, and
+-- whether lanes settle now that have more than `most` jobs together.
+function settings.configure(seen, changes, most)
     if tonumber(S.settings) ~= seen then
-        return false
+        return false, false
     end
     for _, change in ipairs(changes) do
         local queue = catalog.queue(change.queue)
@@ -78,7 +78,7 @@ function settings.configure(seen, changes)
         catalog.changed()
         apply(catalog.queue(change.queue), change.lanes_changed)
     end
-    return true
+    return true, limits.settle(most)
 end
 
 -- Store schedules; a changed timetable begins anew.

@@ -181,7 +181,7 @@ local function line_of(e, own, limits)
             if key ~= mine and #blocked < limits.lanes and not tag then
                 local lane = step.lane(e.queue, key)
                 local waits = lane_waits(e.queue, lane, e.class, most)
-                blocked[#blocked + 1] = { key, finish or NONE, lane.places, waits }
+                blocked[#blocked + 1] = { key, finish or NONE, math.max(0, lane.places), waits }
             end
         end
     end
@@ -198,7 +198,14 @@ local function line_of(e, own, limits)
 end
 
 local function figures_of(e, queue, limits)
+    local settles = catalog.settling(catalog.number(e.queue))[e.lane_key or '']
+    if settles and e.state == PENDING then
+        e.lane, e.granted, e.flow = true, nil, nil -- it waits for its lane, whatever was changed of it already
+    end
     local ordered = e.lane and catalog.terms(catalog.number(e.queue), e.lane_key).ordered or false
+    if settles then
+        ordered = step.lane(e.queue, e.lane_key).ordered
+    end
     -- In an ordered lane a job that waits for its retry keeps its place; elsewhere what is scheduled has none yet.
     local in_line = e.arrival and (e.state ~= SCHEDULED or e.lane)
     local place, of, own = nil, 0, 0

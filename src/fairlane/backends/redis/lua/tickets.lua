@@ -135,10 +135,10 @@ local function at_flags(raw)
     return tickets.is_waiting(raw) and AT_FLAGS or 33 + (parts('>H', raw, 30))
 end
 
--- Where a job stands in its lane: its class, when it came, and whether it has got a place.
+-- Where a job stands in its lane: its class, when it came, whether it has got a place, and whether it needs one.
 function tickets.standing(raw)
     local class, flags, _, arrival = parts('>BBI4d', raw, at_flags(raw) - 1)
-    return class, arrival, flags % 8 >= GRANTED
+    return class, arrival, flags % 8 >= GRANTED, flags % 2 == 1
 end
 
 -- The ticket of a job whose lane is limited now, or is not any more.

@@ -138,7 +138,13 @@ end)
 
 -- the counter of settings that was seen, m changes
 verb('configure', { 'allow-oom' }, function(args)
-    return pack({ done = settings.configure(tonumber(args[3]), unpacked(args[4])) })
+    local done, more = settings.configure(tonumber(args[3]), unpacked(args[4]), tonumber(args[5]))
+    return pack({ done = done, more = more })
+end)
+
+-- most
+verb('settle', { 'allow-oom' }, function(args)
+    return pack({ more = limits.settle(tonumber(args[3])) })
 end)
 
 -- m schedules {name, timetable, place of its job}, then the jobs
