@@ -69,14 +69,14 @@ async def diagnose(
         return [Finding(Level.ERROR, "store", f"cannot be used: {exc}", "check --url, and that the server runs")]
     findings = [_reached(time.monotonic() - began, version), _clock(now - (before + after) / 2)]
     checks: list[Check] = [_server, _leader, _sessions, _queues, _lanes, _bindings, _failures]
+    if recount:
+        checks.append(_recount)
     for check in checks:
         try:
             findings += await check(evidence)
         except FairlaneError as exc:
             topic = check.__name__.removeprefix("_")
             findings.append(Finding(Level.ERROR, topic, f"could not be looked at: {exc}", "run the doctor again"))
-    if recount:
-        findings.append(await _recount(evidence))
     return findings
 
 
@@ -243,12 +243,11 @@ def _groups(jobs: Sequence[Job]) -> Counter[tuple[str, str]]:
     return Counter((job.task, job.error_group or (job.reason.value if job.reason else "error")) for job in jobs)
 
 
-async def _recount(evidence: Evidence) -> Finding:
+async def _recount(evidence: Evidence) -> list[Finding]:
     found = await evidence.client.recount()
     if found.differences:
         some = "; ".join(found.differences[:5])
         what = f"{len(found.differences)} numbers differed from the {found.jobs:,} jobs, and were corrected: {some}"
-        return Finding(
-            Level.ERROR, "recount", what, "report it: numbers and jobs change in one step and may never differ"
-        )
-    return Finding(Level.OK, "recount", f"every number agrees with the {found.jobs:,} jobs")
+        advice = "report it: numbers and jobs change in one step and may never differ"
+        return [Finding(Level.ERROR, "recount", what, advice)]
+    return [Finding(Level.OK, "recount", f"every number agrees with the {found.jobs:,} jobs")]

@@ -13,9 +13,11 @@ import pytest
 import redis
 
 from fairlane.backends.redis import library
+from fairlane.backends.redis import store as redis_store
 from fairlane.backends.redis.address import parse
 from fairlane.backends.redis.store import RedisStore
 from fairlane.clock import ManualClock
+from fairlane.errors import StoreError
 from fairlane.job import JobKind, Priority
 from fairlane.reading import Filter
 from fairlane.settings import LaneRule
@@ -290,3 +292,14 @@ async def test_a_lane_in_which_thousands_wait_is_paused_and_resumed_by_few_comma
             assert calls() < 150
         assert (await store.recount()).differences == ()
     assert len(await (await kit.worker(slots=5_000)).claim(5_000)) == 3_500
+
+
+async def test_a_recount_of_more_jobs_than_others_can_wait_for_is_refused(
+    kit: Kit, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_store, "MOST_RECOUNTED", 3)
+    await kit.enqueue_all([kit.new() for _ in range(3)])
+    assert (await store.recount()).jobs == 3
+    await kit.enqueue()
+    with pytest.raises(StoreError, match=r"4 jobs are too many for a recount.* at most 3 that wait or run"):
+        await store.recount()

@@ -150,6 +150,11 @@ def _refuse(code: str, message: Any, detail: Any = None) -> NoReturn:
         if "lane" in detail:
             where = f"lane {detail['lane']!r} of {where}"
         raise FullQueue(f"{where} has {message} jobs waiting and takes at most {detail['most']}", detail)
+    if code == "too_many":
+        raise StoreError(
+            f"{message:,} jobs are too many for a recount: in the seconds that it takes nobody else is served, and "
+            f"leases run out. Do it when there are at most {detail:,} that wait or run."
+        )
     kinds = {
         "conflict": Conflict,
         "not_found": NotFound,

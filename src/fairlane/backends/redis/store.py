@@ -42,6 +42,8 @@ MOST_STAMPS = 100_000
 MOST_AT_ONCE = 100
 """Jobs in a call that need not wait for another call."""
 SCHEMA = 1
+MOST_RECOUNTED = 200_000
+"""How many jobs a recount looks at: in one step, of 16 µs for each."""
 """Which keys there are and what they hold. Code that knows less refuses a namespace that has more."""
 
 
@@ -297,7 +299,7 @@ class RedisStore:
     # -- the store itself ----------------------------------------------------------------------------------------
 
     async def recount(self) -> Recount:
-        answer = await self._call("recount")
+        answer = await self._call("recount", MOST_RECOUNTED)
         return Recount(jobs=answer["jobs"], differences=tuple(answer["differences"]))
 
     async def migrate(self) -> int:

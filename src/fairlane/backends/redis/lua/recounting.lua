@@ -220,9 +220,13 @@ local function drop_blocks(differences)
     end
 end
 
--- Compute everything derived anew from the job records, correct what differs, and say what did.
-function recounting.recount()
-    local differences = {}
+-- Compute everything derived anew from the job records, correct what differs, and say what did. With more than `most` jobs it
+-- is refused: everybody else would have to wait for it.
+function recounting.recount(most)
+    local count, differences = call('HLEN', S.live), {}
+    if count > most then
+        step.refuse('too_many', count, most)
+    end
     local tallies, granted, heads, waiting, belongs, jobs = count_live(differences)
     recount_flows(differences, heads)
     recount_backlogs(differences, waiting)

@@ -196,8 +196,8 @@ verb('schedules', { 'no-writes' }, function()
     return reading.schedules()
 end)
 
-verb('recount', { 'allow-oom' }, function()
-    return pack(recounting.recount())
+verb('recount', { 'allow-oom' }, function(args)
+    return pack(recounting.recount(tonumber(args[3])))
 end)
 
 -- queue, class

@@ -9,8 +9,8 @@ local MOST_ARGUMENTS = 1000
 
 -- Commands that leave nothing behind.
 local READS = {
-    EXISTS = true, GET = true, HEXISTS = true, HGET = true, HGETALL = true, HKEYS = true, HMGET = true, HSCAN = true,
-    HVALS = true, LRANGE = true, PUBLISH = true, SCARD = true, SMEMBERS = true, SRANDMEMBER = true, ZCARD = true, ZCOUNT = true,
+    EXISTS = true, GET = true, HEXISTS = true, HGET = true, HGETALL = true, HKEYS = true, HLEN = true, HMGET = true,
+    HSCAN = true, HVALS = true, LRANGE = true, PUBLISH = true, SCARD = true, SMEMBERS = true, SRANDMEMBER = true, ZCARD = true, ZCOUNT = true,
     ZMSCORE = true, ZRANGE = true, ZRANGEBYSCORE = true, ZRANK = true, ZREVRANGE = true, ZREVRANGEBYSCORE = true,
     ZSCORE = true,
 }
