@@ -1,5 +1,5 @@
-"""A PostgreSQL store by the server's own clock and somebody else on the same database; and, for the tests of wake-ups,
-the servers that carry them."""
+"""A PostgreSQL store by the server's own clock and somebody else on the same database; a Redis store whose lanes settle
+job by job; and, for the tests of wake-ups, the servers that carry them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import pytest
 
 from fairlane.backends.postgresql.address import driver
 from fairlane.backends.postgresql.store import PostgresqlStore
+from fairlane.backends.redis.store import RedisStore
 from fairlane.clock import ManualClock
 from tests.conformance.kit import Kit
+from tests.servers import valkey
 from tests.servers.postgresql import server
 
 from .carriers import SERVERS, Carrier, Open, carried_by, opening, shared_server
 from .notices import Tap
+from .settling import Settling
 
 
 @pytest.fixture
@@ -35,6 +38,15 @@ async def other(kit: Kit) -> AsyncIterator[Any]:
     connection = await driver().connect(kit.store._address.dsn)
     yield connection
     await connection.close()
+
+
+@pytest.fixture
+async def settling(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Settling]:
+    """A Redis store in which the jobs of a lane whose limit changes do so one by one."""
+    clock = ManualClock()
+    store = await RedisStore.open(valkey.server().fresh_namespace(), clock=clock)
+    yield Settling(store, Kit(store, clock), monkeypatch)
+    await store.close()
 
 
 @pytest.fixture(params=SERVERS)

@@ -2,84 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from random import Random
-from typing import Any
-
 import pytest
 import redis
 
-from fairlane.backends.redis import settings
-from fairlane.backends.redis.store import RedisStore
-from fairlane.clock import ManualClock
-from fairlane.job import Claimed, JobState, Priority, Reason
+from fairlane.job import Held, JobKind, JobState, Priority
 from fairlane.settings import LaneRule
-from fairlane.states import complete, fail, hand_back, retry
 from fairlane.upkeep import Retention
 from tests.conformance.kit import Kit, Worker
-from tests.conformance.runs import bulk, drain, everything
+from tests.conformance.runs import bulk, drain
 from tests.servers import valkey
 
-PAUSED, FREE = LaneRule(pattern="slow", paused=True), LaneRule(pattern="slow")
-RULES = (
-    FREE,
-    PAUSED,
-    LaneRule(pattern="slow", limit=1),
-    LaneRule(pattern="slow", limit=2),
-    LaneRule(pattern="slow", limit=2, ordered=True),
-    LaneRule(pattern="slow", limit=3),
-)
+from .settling import Settling
 
-
-class DiedError(Exception):
-    """Whoever changes the rules is gone after the first step."""
-
-
-class Settling:
-    """A store in which the jobs of a lane change one by one, and only when the test says so."""
-
-    def __init__(self, store: RedisStore, kit: Kit, patch: pytest.MonkeyPatch) -> None:
-        self.store = store
-        self.kit = kit
-        self._version = 0
-        self._patch = patch
-        self._call = store._functions.call
-        patch.setattr(store._functions, "call", self._dying)
-
-    def let_live(self) -> None:
-        """Whoever changes the rules lives on from now on."""
-        self._patch.setattr(self.store._functions, "call", self._call)
-
-    async def _dying(self, verb: str, *arguments: Any) -> Any:
-        if verb == "settle":
-            raise DiedError
-        return await self._call(verb, *arguments)
-
-    async def change(self, *rules: LaneRule) -> bool:
-        """Change the rules, and die after the first step. Returns whether that was not the last."""
-        self._version += 1
-        try:
-            await self.kit.settings("default", *rules, version=self._version)
-        except DiedError:
-            return True
-        return False
-
-    async def go_on(self, most: int = 1) -> bool:
-        """One step more. Returns whether that was not the last."""
-        return bool((await self._call("settle", most))["more"])
-
-    async def end(self) -> None:
-        while await self.go_on(3):
-            pass
-
-
-@pytest.fixture
-async def settling(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Settling]:
-    monkeypatch.setattr(settings, "MOST_MOVED", 1)
-    clock = ManualClock()
-    store = await RedisStore.open(valkey.server().fresh_namespace(), clock=clock)
-    yield Settling(store, Kit(store, clock), monkeypatch)
-    await store.close()
+FREE, PAUSED = LaneRule(pattern="slow"), LaneRule(pattern="slow", paused=True)
+ONE, TWO = LaneRule(pattern="slow", limit=1), LaneRule(pattern="slow", limit=2)
+TWO_IN_ORDER = LaneRule(pattern="slow", limit=2, ordered=True)
 
 
 @pytest.fixture
@@ -106,7 +43,7 @@ async def test_a_lane_that_settles_starts_nothing_and_all_others_go_on(settling:
 async def test_the_leader_goes_on_where_whoever_changed_the_rules_has_died(settling: Settling, kit: Kit) -> None:
     slow = [await kit.enqueue(lane="slow") for _ in range(5)]
     worker = await kit.worker(slots=50)
-    assert await settling.change(LaneRule(pattern="slow", limit=2))
+    assert await settling.change(TWO)
     assert not await worker.claim(50)
     assert not (await kit.store.admit()).more
     assert await worker.claim_ids(50) == slow[:2]
@@ -116,12 +53,12 @@ async def test_whoever_changes_the_rules_waits_until_they_hold(settling: Settlin
     slow = [await kit.enqueue(lane="slow") for _ in range(5)]
     settling.let_live()
     worker = await kit.worker(slots=50)
-    await kit.settings("default", LaneRule(pattern="slow", limit=2), version=1)
+    await kit.settings("default", TWO, version=1)
     assert await worker.claim_ids(50) == slow[:2]
 
 
 async def test_a_lane_that_is_freed_keeps_its_order_for_those_who_come_meanwhile(settling: Settling, kit: Kit) -> None:
-    await settling.change(LaneRule(pattern="slow", limit=1))
+    await settling.change(ONE)
     worker = await kit.worker(slots=50)
     slow = [await kit.enqueue(lane="slow", priority=Priority.LOW) for _ in range(7)]
     [first] = await worker.claim(50)
@@ -184,7 +121,7 @@ async def test_workers_are_told_when_a_lane_has_settled(settling: Settling, kit:
 async def test_a_lane_that_begins_to_settle_and_stays_as_it_was_stays_closed_for_its_head(
     settling: Settling, kit: Kit
 ) -> None:
-    ordered = LaneRule(pattern="slow", limit=1)
+    ordered = ONE
     await settling.change(ordered)
     worker = await kit.worker()
     slow = [await kit.enqueue(lane="slow") for _ in range(4)]
@@ -199,92 +136,121 @@ async def test_a_lane_that_begins_to_settle_and_stays_as_it_was_stays_closed_for
     assert await drain(worker, batch=1) == slow[1:]
 
 
-class Crowd:
-    """Jobs of all kinds in one lane and beside it, and workers who do with them whatever comes to their minds."""
-
-    def __init__(self, rng: Random, settling: Settling, workers: list[Worker]) -> None:
-        self.rng = rng
-        self.settling = settling
-        self.kit = settling.kit
-        self.workers = workers
-        self.held: list[tuple[Worker, Claimed]] = []
-        self.ids: list[str] = []
-        self.rule = FREE
-        self.settles = False
-
-    def slow(self) -> int:
-        return sum(job.lane == "slow" for _, job in self.held)
-
-    async def send(self) -> None:
-        lane = self.rng.choice(["slow", "slow", "slow", "other", None])
-        kind = self.rng.randrange(8)
-        more: dict[str, Any] = {"sticky": "a"} if kind == 0 else {"delay": 3.0} if kind == 1 else {}
-        jobs = bulk(self.kit, lane, self.rng.choice([1, 1, 4]), priority=self.rng.choice(list(Priority)), **more)
-        self.ids += [job.id for job in await self.kit.enqueue_all(jobs)]
-
-    async def claim(self) -> None:
-        worker, before = self.rng.choice(self.workers), self.slow()
-        self.held += [(worker, job) for job in await worker.claim(self.rng.choice([1, 3, 10]))]
-        started = self.slow() - before
-        assert not started or not self.settles, "a lane that settles has started something"
-        most = 0 if self.rule.paused else self.rule.limit
-        assert not started or most is None or self.slow() <= most, f"{self.slow()} run in a lane with a limit of {most}"
-
-    async def decide(self) -> None:
-        if self.held:
-            worker, job = self.held.pop(self.rng.randrange(len(self.held)))
-            ways = [
-                complete(job.held),
-                complete(job.held),
-                hand_back(job.held),
-                *(retry(job.held, delay, Reason.ERROR, "boom") for delay in (0.0, 2.0)),
-                fail(job.held, Reason.ERROR, "boom"),
-            ]
-            await worker.finish(self.rng.choice(ways))
-
-    async def cancel(self) -> None:
-        if self.ids:
-            id = self.rng.choice(self.ids)
-            if await self.kit.state(id) in (JobState.PENDING, JobState.SCHEDULED):
-                await self.kit.store.cancel([id])
-
-    async def change(self) -> None:
-        self.rule = self.rng.choice(RULES)
-        self.settles = await self.settling.change(self.rule)
-
-    async def go_on(self) -> None:
-        self.settles = await self.settling.go_on(self.rng.choice([1, 2, 5]))
-
-    async def wait(self) -> None:
-        self.kit.clock.advance(1)
-        await self.kit.store.promote()
-        await self.kit.store.prune(Retention(), limit=100)
-        for worker in self.workers:
-            await worker.renew(*[job for held_by, job in self.held if held_by is worker])
-
-    async def look(self) -> None:
-        await self.kit.store.standing(self.ids)
-        assert (await self.settling.store.recount()).differences == ()
+async def test_whoever_asks_for_rules_that_are_stored_waits_until_they_hold(settling: Settling, kit: Kit) -> None:
+    """Whoever stored them may have died before the lanes had settled."""
+    slow = [await kit.enqueue(lane="slow") for _ in range(5)]
+    assert await settling.change(TWO)
+    settling.let_live()
+    await kit.settings("default", TWO, version=1)
+    assert await (await kit.worker()).claim_ids(10) == slow[:2]
 
 
-@pytest.mark.parametrize("seed", range(16))
-async def test_whatever_happens_while_a_lane_settles_its_limit_holds_and_nothing_is_lost(
-    settling: Settling, kit: Kit, seed: int
-) -> None:
-    rng = Random(seed)
-    crowd = Crowd(rng, settling, [await kit.worker(slots=20), await kit.worker(slots=20)])
-    acts = [crowd.send] * 4 + [crowd.claim] * 3 + [crowd.decide] * 3 + [crowd.go_on] * 4
-    for _ in range(250):
-        await rng.choice([*acts, crowd.cancel, crowd.change, crowd.wait, crowd.look])()
-    await settling.change(FREE)
+async def test_a_lane_that_begins_to_settle_anew_starts_its_first_job_first(settling: Settling, kit: Kit) -> None:
+    await settling.change(TWO)
+    first, second = [await kit.enqueue(lane="slow") for _ in range(2)]
+    # The first has lost its place by the time the other rule comes, and the second has not.
+    assert await settling.change(FREE)
+    await settling.change(LaneRule(pattern="slow", limit=1, ordered=False))
     await settling.end()
-    crowd.rule, crowd.settles = FREE, False
-    for _ in range(200):
-        for worker, job in crowd.held:
-            await worker.complete(job)
-        crowd.held.clear()
-        await crowd.wait()
-        await crowd.claim()
-    await crowd.look()
-    left = [job.id for job in await everything(kit) if job.state in (JobState.PENDING, JobState.RUNNING)]
-    assert left == []
+    worker = await kit.worker()
+    assert await drain(worker, batch=1) == [first, second]
+
+
+async def test_a_retry_keeps_an_ordered_lane_closed_though_it_was_not_passed_yet(settling: Settling, kit: Kit) -> None:
+    worker = await kit.worker()
+    slow = [await kit.enqueue(lane="slow") for _ in range(4)]
+    first, second = await worker.claim(2)
+    assert await settling.change(ONE)
+    await worker.retry(second, delay=1.0)
+    await worker.complete(first)
+    await settling.end()
+    assert not await worker.claim(5)
+    kit.clock.advance(2)
+    await kit.store.promote()
+    assert await drain(worker) == slow[1:]
+
+
+async def test_a_running_job_has_the_rank_of_the_new_order_when_it_comes_back(settling: Settling, kit: Kit) -> None:
+    await settling.change(TWO)
+    worker = await kit.worker()
+    await kit.enqueue(lane="slow", sticky="key", priority=Priority.LOW)
+    [held] = await worker.claim(1)
+    await settling.change(TWO_IN_ORDER)
+    await settling.end()
+    await worker.retry(held, delay=5.0)
+    for _ in range(2):
+        await kit.enqueue(lane="slow", priority=Priority.LOW)
+    await settling.change(ONE)
+    await settling.end()
+    assert not await worker.claim(5), "the lane is closed for the first one, which waits for its retry"
+
+
+async def turn(kit: Kit, waiter: Worker) -> str:
+    new = kit.new("turn", lane="slow", kind=JobKind.TURN, waiter=waiter.id)
+    return (await kit.store.enqueue([new]))[0].id
+
+
+async def test_a_turn_does_not_start_in_a_lane_that_is_being_paused(settling: Settling, kit: Kit) -> None:
+    await settling.change(ONE)
+    busy = await kit.worker(slots=1)
+    await kit.enqueue(sticky="key")
+    held = await busy.claim(1)
+    await kit.enqueue(lane="slow", sticky="key")  # it has the place of the lane, and nobody can start it
+    waiting = await turn(kit, await kit.waiter())
+    kit.clock.advance(3)
+    await busy.renew(*held)
+    assert await settling.change(PAUSED)
+    await kit.store.admit()
+    assert await kit.state(waiting) is JobState.PENDING
+
+
+async def test_no_place_moves_to_a_late_job_of_a_lane_that_is_being_freed(settling: Settling, kit: Kit) -> None:
+    await settling.change(TWO)
+    busy, idle = await kit.worker(slots=1), await kit.worker()
+    await kit.enqueue(sticky="key")
+    held = await busy.claim(1)
+    first = await kit.enqueue(lane="slow")
+    claimed = await idle.claim(1)
+    await kit.enqueue(lane="slow", sticky="key")  # it has the other place, and nobody can start it
+    last = await kit.enqueue(lane="slow")
+    assert await settling.change(FREE)
+    await idle.hand_back(*claimed)  # its number was passed already
+    kit.clock.advance(3)
+    await busy.renew(*held)
+    await kit.store.admit()
+    assert await drain(idle) == [first, last]
+    assert (await settling.store.recount()).differences == ()
+
+
+async def test_a_turn_starts_in_a_lane_that_has_settled_without_a_leader(settling: Settling, kit: Kit) -> None:
+    await settling.change(ONE)
+    waiter = await kit.waiter()
+    for _ in range(3):
+        await waiter.complete(Held(await turn(kit, waiter), 1))
+    await turn(kit, waiter)
+    assert await settling.change(TWO)
+    settling.let_live()
+    await kit.settings("default", TWO, version=2)
+    assert await kit.state(await turn(kit, waiter)) is JobState.RUNNING
+
+
+async def test_a_job_can_start_that_is_the_first_ever_in_its_inbox_when_the_lane_has_settled(
+    settling: Settling, kit: Kit
+) -> None:
+    await settling.change(PAUSED)
+    workers = [await kit.worker(), await kit.worker()]
+    slow = [await kit.enqueue(lane="slow", sticky=key) for key in "ab"]
+    assert await settling.change(FREE)
+    assert not await settling.go_on(10)
+    assert [await worker.claim_ids(5) for worker in workers] == [[id] for id in slow]
+
+
+async def test_places_are_not_called_exact_while_a_lane_settles(settling: Settling, kit: Kit) -> None:
+    await kit.worker()
+    slow = [await kit.enqueue(lane="slow", sticky="key") for _ in range(5)]
+    assert await settling.change(TWO)
+    assert not any(standing.exact for standing in await kit.store.standing(slow) if standing)
+    await settling.end()
+    settled = [standing for standing in await kit.store.standing(slow) if standing]
+    assert [standing.place for standing in settled] == [1, 2, 3, 4, 5]
+    assert all(standing.exact for standing in settled)

@@ -95,6 +95,8 @@ class JobFigures(msgspec.Struct, kw_only=True):
     workers: list[Worker] | None
     """The worker that its inbox names, if it names one: it alone could run it."""
     line: LineFigures | None
+    settling: bool = False
+    """Whether the jobs of its lane are just being given other places, so that they cannot be counted exactly."""
 
 
 def counted(own: int, active: int, limited: int) -> int:
@@ -147,7 +149,7 @@ class _Stander:
             queue=self.queue.name,
             place=job.place,
             of=job.of,
-            exact=job.place is None or job.place <= EXACT_PLACES,
+            exact=job.place is None or (job.place <= EXACT_PLACES and not job.settling),
             queue_ahead=self._queue_ahead(all_slots),
             servers=all_slots,
             lane_limit=self.terms.limit,

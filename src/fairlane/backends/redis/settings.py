@@ -31,15 +31,18 @@ async def configure(functions: Functions, changes: Sequence[SettingsChange]) -> 
             if after != before:
                 made.append(_request(queue, before, after))
         if not made:
-            return
+            # Whoever has made the same changes may have died before the lanes had settled.
+            more = bool(await functions.look("EXISTS", "unsettled"))
+            break
         answer = await functions.call("configure", seen, encode(made), MOST_MOVED)
+        more = answer["more"]
         if answer["done"]:
             break
         await asyncio.sleep(0)
     # Jobs of lanes that got other limits are changed in steps, and others have their turn in between. If we are gone
     # before the last of them, the leader goes on.
-    while answer["more"]:
-        answer = await functions.call("settle", MOST_MOVED)
+    while more:
+        more = (await functions.call("settle", MOST_MOVED))["more"]
 
 
 class _Record(NamedTuple):

@@ -1,59 +1,117 @@
 -- A lane gets a limit, loses it, or is ordered otherwise: then every job of it changes, whether it waits, runs or waits for its
 -- retry. It takes as many steps as there are thousands of jobs, because an operator pauses just that lane in which a million
--- wait, and nobody else is to wait for that. Meanwhile the lane settles: it starts nothing. It has no place to give, whoever
--- comes to it waits, and its flows are out of line. Whether it settles is remembered with the rules (`catalog.settling`), and how
--- far it has come, by the numbers of its jobs, is in the hash `settling:QUEUE`.
+-- wait, and nobody else is to wait for that. Meanwhile the lane settles: none of its jobs can be claimed. It has no place to
+-- give, whoever comes to it waits, and its flows are out of line. Whether it settles is remembered with the rules
+-- (`catalog.settling`), and how far it has come, by the numbers of its jobs, is in the hash `settling:QUEUE`.
 
-limits.UNSETTLED = -1 -- how many places a lane has that settles
+-- How many places a lane has that settles; and one that has begun anew, with other rules, before it had settled.
+limits.UNSETTLED, limits.ANEW = -1, -2
+local LOOKS_LIKE_A_JOB = 50 -- as many flows are looked at in the time that it takes to change a job
 
 local function key_of(queue)
     return S.p .. 'settling:' .. queue.number
 end
 
--- The flows of a lane that have somebody in them, in all inboxes and classes.
-local function flows_of(queue, key)
-    local found = {}
-    for _, domain in ipairs(call('SMEMBERS', S.p .. 'domains:' .. queue.number)) do
-        if call('EXISTS', S.p .. 'ready:' .. keys.flow(domain, key)) == 1 then
-            local class, inbox = string.match(domain, '^%d+%.(%d)%.(.*)$')
-            found[#found + 1] = step.flow(queue.number, tonumber(class), inbox, key)
-        end
+-- The domains of a queue. Whoever has many workers has many of them, so what was looked up before in this step (`known`) holds
+-- as long as none has come since.
+local function domains_of(queue, known)
+    local set = S.p .. 'domains:' .. queue.number
+    if known and call('SCARD', set) == #known then
+        return known
     end
-    return found
+    local domains = call('SMEMBERS', set)
+    for i, name in ipairs(domains) do
+        local class, inbox = string.match(name, '^%d+%.(%d)%.(.*)$')
+        domains[i] = { name = name, class = tonumber(class), inbox = inbox }
+    end
+    return domains
 end
 
-local function leave_line(queue, key)
-    for _, flow in ipairs(flows_of(queue, key)) do
-        if flow.tag then
-            flow.tag, flow.head, flow.first, flow.dirty = nil, nil, nil, true
+-- Take the flows of these lanes out of line, in all inboxes and classes.
+local function leave_line(queue, lanes)
+    step.save_lines()
+    local leaving = {}
+    for _, key in ipairs(lanes) do
+        leaving[key] = true
+    end
+    local function leave(domain, key)
+        local flow = step.flow(queue.number, domain.class, domain.inbox, key)
+        flow.tag, flow.head, flow.first, flow.dirty = nil, nil, nil, true
+    end
+    for _, domain in ipairs(domains_of(queue)) do
+        local line = S.p .. 'line:' .. domain.name
+        -- By the line or by the lanes, whatever there is less of.
+        if call('ZCARD', line) <= #lanes then
+            for _, place in ipairs(call('ZRANGE', line, 0, -1)) do
+                if leaving[sub(place, 17)] then
+                    leave(domain, sub(place, 17))
+                end
+            end
+        else
+            local fields = {}
+            for i, key in ipairs(lanes) do
+                fields[i] = keys.flow(domain.name, key)
+            end
+            for i, stored in ipairs(writes.hmget(S.p .. 'flow', fields)) do
+                if stored and select(2, step.read_flow(stored)) then
+                    leave(domain, lanes[i])
+                end
+            end
         end
     end
 end
 
--- Nobody was served meanwhile, so each stands where it stood.
-local function join_line(queue, key)
-    for _, flow in ipairs(flows_of(queue, key)) do
-        flows.find_head(flow)
-        if flow.head then
-            flow.tag = math.max(flow.domain.clock, flow.finish)
-            step.tell(flow.domain.topic)
+-- Whether somebody stands in a flow of this lane, in any of these domains.
+local function stand_in(domains, key)
+    local sets, before = {}, S.p .. 'ready:'
+    for i, domain in ipairs(domains) do
+        sets[i] = before .. keys.flow(domain.name, key)
+        if S.writes[sets[i]] then
+            return true
+        end
+    end
+    for from = 1, #sets, MOST_LOOKED_AT do
+        if call('EXISTS', unpack(sets, from, math.min(#sets, from + MOST_LOOKED_AT - 1))) > 0 then
+            return true
+        end
+    end
+    return false
+end
+
+-- Nobody was served meanwhile, so each flow stands where it stood.
+local function join_line(queue, key, domains)
+    if not stand_in(domains, key) then
+        return
+    end
+    for _, domain in ipairs(domains) do
+        if call('EXISTS', S.p .. 'ready:' .. keys.flow(domain.name, key)) == 1 then
+            local flow = step.flow(queue.number, domain.class, domain.inbox, key)
+            flows.find_head(flow)
+            if flow.head then
+                flow.tag = math.max(flow.domain.clock, flow.finish)
+                step.tell(flow.domain.topic)
+            end
         end
     end
 end
 
--- Let a lane settle, from its first job on. Nothing of it starts from now on.
-function limits.begin(queue, key)
-    local terms = catalog.rule(queue, key)
-    catalog.settling(queue)[key] = true
-    call('HSET', key_of(queue), key, 0)
-    call('SADD', S.p .. 'unsettled', queue.number)
-    local lane = step.lane_for(queue.number, key, { limit = limits.UNSETTLED, ordered = terms.ordered })
-    lane.places = limits.UNSETTLED
-    if terms.limit then
-        lane.ordered = terms.ordered
+-- Let lanes settle, each from its first job on. None of their jobs can be claimed from now on.
+function limits.begin(queue, lanes)
+    for _, key in ipairs(lanes) do
+        local terms = catalog.rule(queue, key)
+        catalog.settling(queue)[key] = true
+        call('HSET', key_of(queue), key, 0)
+        call('SADD', S.p .. 'unsettled', queue.number)
+        local lane = step.lane_for(queue.number, key, { limit = 0, ordered = terms.ordered })
+        lane.places = lane.places < 0 and limits.ANEW or limits.UNSETTLED
+        if terms.limit then
+            lane.ordered = terms.ordered
+        end
+        step.save_lane(lane)
     end
-    step.save_lane(lane)
-    leave_line(queue, key)
+    if lanes[1] then
+        leave_line(queue, lanes)
+    end
 end
 
 -- What follows is for jobs with tickets. `lists`: `lives`, its new ticket; `waits` and `got`, it waits for a place now, or does
@@ -68,7 +126,13 @@ end
 local function limit_ticket(lane, lists, member, raw)
     local class, arrival, granted, limited = tickets.standing(raw)
     local rank, is_waiting = entries.rank(lane.ordered, class), tickets.is_waiting(raw)
-    if limited then
+    if limited and is_waiting and granted and lane.places == limits.ANEW then
+        -- Who came before it may have lost his place when the lane was without a limit for a while.
+        put(lists.lives, member, tickets.placed(raw, true, rank, false))
+        put(lists.waits, entries.turn(rank, arrival), member)
+        put(lists.left[class], member)
+        lane.granted = lane.granted - 1
+    elseif limited then
         put(lists.lives, member, tickets.placed(raw, true, rank, granted))
         if not granted then
             put(lists.waits, entries.turn(rank, arrival), member)
@@ -105,9 +169,14 @@ local function limit_entry(lane, e)
         -- In an unordered lane a job that waits for its retry holds no place: it comes back when it is due.
         lane.granted = lane.granted - (e.granted and 1 or 0)
         e.lane, e.granted = nil, nil
-    elseif e.lane and e.state ~= RUNNING then
+    elseif e.lane then
         e.rank = entries.rank(lane.ordered, e.class)
-    elseif not e.lane and e.state ~= SCHEDULED then
+        if lane.places == limits.ANEW and e.state == PENDING and e.granted then
+            flows.withdraw(e)
+            lane.granted = lane.granted - 1
+            e.granted, e.granted_at = nil, nil
+        end
+    elseif e.state ~= SCHEDULED then
         if e.state == RUNNING then
             lane.granted = lane.granted + 1
         else
@@ -158,26 +227,34 @@ local function change(queue, key, lane, members)
     end
 end
 
+-- A running job goes back: in a lane that gets a limit it has a place by then, even if it was not passed yet.
+function limits.reach(e)
+    local queue = catalog.number(e.queue)
+    if e.lane_key and not e.lane and catalog.settling(queue)[e.lane_key] and catalog.rule(queue, e.lane_key).limit then
+        limit_entry(step.lane(e.queue, e.lane_key), e)
+    end
+end
+
 -- The lane has settled: it gives its places, or is not limited any more.
-local function finish(queue, key, lane)
-    local terms = catalog.rule(queue, key)
+local function finish(queue, key, lane, known)
+    local terms, domains = catalog.rule(queue, key), domains_of(queue, known)
     catalog.settling(queue)[key] = nil
     call('HDEL', key_of(queue), key)
     if terms.limit then
         lane.places = terms.limit
         step.save_lane(lane)
-        join_line(queue, key)
+        join_line(queue, key, domains)
         places.trim(lane)
         places.settle(lane)
         places.hand_on(lane)
     else
-        join_line(queue, key)
+        join_line(queue, key, domains)
         step.drop_lane(lane)
     end
 end
 
 -- Let a lane settle further, by no more than `most` jobs. Returns how many were looked at.
-local function go_on(queue, key, most)
+local function go_on(queue, key, most, known)
     local lane, after = step.lane(queue.number, key), call('HGET', key_of(queue), key)
     local set = S.p .. 'by:lane:' .. keys.lane(queue.number, key)
     local members = call('ZRANGEBYSCORE', set, '(' .. after, '+inf', 'LIMIT', 0, most)
@@ -196,18 +273,18 @@ local function go_on(queue, key, most)
             return most
         end
     end
-    finish(queue, key, lane)
+    finish(queue, key, lane, known)
     return #members
 end
 
 -- Let the lanes of a queue settle further, by no more than `most` jobs together. Returns how many were left of those.
 local function settle_queue(queue, most)
-    local has_settled = false
+    local has_settled, domains = false, domains_of(queue)
     for key in pairs(catalog.settling(queue)) do
         if most <= 0 then
             break
         end
-        most = most - math.max(1, go_on(queue, key, most))
+        most = most - math.max(1, go_on(queue, key, most, domains)) - math.floor(#domains / LOOKS_LIKE_A_JOB)
         has_settled = has_settled or not catalog.settling(queue)[key]
     end
     if not next(catalog.settling(queue)) then

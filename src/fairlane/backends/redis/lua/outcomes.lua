@@ -201,6 +201,7 @@ function outcomes.expire(e)
 end
 
 local function go_back(e, delay, keep_arrival)
+    limits.reach(e)
     outcomes.tell_room(e.queue)
     local lane = e.lane and step.lane(e.queue, e.lane_key)
     local keeps_place = lane and (lane.ordered or (keep_arrival and delay <= 0))

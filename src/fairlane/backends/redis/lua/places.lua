@@ -252,7 +252,7 @@ function places.move_idle_grants(limit)
         local holder = entries.get(seq)
         local lane = holder and holder.lane and holder.granted and step.lane(holder.queue, holder.lane_key)
         -- One in whose lane nobody waits does not count.
-        local wanted = lane and not lane.ordered and call('EXISTS', S.p .. 'wait:' .. lane.name) == 1
+        local wanted = lane and lane.places >= 0 and not lane.ordered and call('EXISTS', S.p .. 'wait:' .. lane.name) == 1
         looked = looked + (wanted and 1 or 0)
         if wanted and (holder.gate or not takes(holder.inbox, holder.class)) then
             for _, other in ipairs(call('ZRANGE', S.p .. 'wait:' .. lane.name, 0, MOST_LOOKED_AT)) do

@@ -31,7 +31,8 @@ function settings.open(schema)
 end
 
 -- Limited lanes that have jobs get their new places, at once if nothing else changes. Returns which lanes were limited.
-local function resize_lanes(queue)
+-- `unsettled`: where to note those that have to settle.
+local function resize_lanes(queue, unsettled)
     local lanes, names, limited = call('SMEMBERS', S.p .. 'lanes:' .. queue.number), {}, {}
     for i, key in ipairs(lanes) do
         names[i] = keys.lane(queue.number, key)
@@ -40,8 +41,8 @@ local function resize_lanes(queue)
         local key = lanes[i]
         local terms, most, ordered = catalog.rule(queue, key), step.read_lane(raw)
         limited[key] = true
-        if not terms.limit or ordered ~= terms.ordered or most == limits.UNSETTLED then
-            limits.begin(queue, key)
+        if not terms.limit or ordered ~= terms.ordered or most < 0 then
+            unsettled[#unsettled + 1] = key
         elseif most ~= terms.limit then
             places.resize(step.lane(queue.number, key), terms.limit)
         end
@@ -53,12 +54,14 @@ end
 -- only those change that have got another limit.
 local function apply(queue, changed)
     if changed then
-        local were_limited = resize_lanes(queue)
+        local unsettled = {}
+        local were_limited = resize_lanes(queue, unsettled)
         for _, key in ipairs(call('ZRANGE', S.p .. 'backlog:' .. queue.number, 0, -1)) do
             if catalog.rule(queue, key).limit and not were_limited[key] then
-                limits.begin(queue, key)
+                unsettled[#unsettled + 1] = key
             end
         end
+        limits.begin(queue, unsettled)
     end
     outcomes.tell_queue(queue.number)
 end

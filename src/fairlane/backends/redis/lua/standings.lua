@@ -250,6 +250,7 @@ local function figures_of(e, queue, limits)
         retry_until = or_none(retrying),
         workers = or_none(workers),
         line = place and e.kind ~= 'turn' and line_of(e, own, limits) or NONE,
+        settling = settles or false,
     }
 end
 
