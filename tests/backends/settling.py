@@ -1,4 +1,7 @@
-"""A store in which the jobs of a lane whose limit changes do so one by one, and only when the test says so."""
+"""A store in which the jobs of a lane whose limit changes do so one by one, and only when the test says so.
+
+Workers that are gone lose their keys one by one as well.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import pytest
 import redis
 
 from fairlane.backends.redis import settings
+from fairlane.backends.redis import store as redis_store
 from fairlane.backends.redis.store import RedisStore
 from fairlane.settings import LaneRule
 from tests.conformance.kit import Kit
@@ -23,6 +27,7 @@ class Settling:
 
     def __init__(self, store: RedisStore, kit: Kit, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(settings, "MOST_MOVED", 1)
+        patch.setattr(redis_store, "MOST_LOST", 1)
         self.store = store
         self.kit = kit
         self._version = 0

@@ -1,4 +1,5 @@
-"""Whatever workers, waiters and operators do while lanes settle: limits hold, nothing is lost, and a recount agrees."""
+"""Whatever workers, waiters and operators do while lanes settle and keys are lost: limits hold, no job is lost, and a
+recount agrees."""
 
 from __future__ import annotations
 
@@ -180,6 +181,9 @@ class Crowd:
     async def admit(self) -> None:
         await self.store.admit()
 
+    async def rescue(self) -> None:
+        await self.store.rescue()
+
     async def prune(self) -> None:
         await self.store.prune(Retention(), limit=100)
 
@@ -215,12 +219,13 @@ class Crowd:
             await self.end_turns()
             await self.wait()
             await self.admit()
+            await self.rescue()
 
 
 ACTS = (
     *(["send"] * 10 + ["claim"] * 8 + ["go_on"] * 8 + ["decide"] * 6 + ["change"] * 4 + ["wait"] * 4 + ["look"] * 4),
-    *(["turn", "complete_all", "end_turns", "cancel", "release", "broadcast", "prune", "admit", "forget"] * 2),
-    "leave",
+    *(["turn", "complete_all", "end_turns", "cancel", "release", "broadcast", "prune", "admit", "rescue"] * 2),
+    *["forget", "forget", "leave", "leave"],
 )
 
 

@@ -42,9 +42,11 @@ MOST_STAMPS = 100_000
 MOST_AT_ONCE = 100
 """Jobs in a call that need not wait for another call."""
 SCHEMA = 1
+"""Which keys there are and what they hold. Code that knows less refuses a namespace that has more."""
 MOST_RECOUNTED = 200_000
 """How many jobs a recount looks at: in one step, of 16 µs for each."""
-"""Which keys there are and what they hold. Code that knows less refuses a namespace that has more."""
+MOST_LOST = 200
+"""Keys of workers that are gone, and jobs of those, that one step sees to. Others wait for it, some 15 ms."""
 
 
 class RedisStore:
@@ -88,7 +90,10 @@ class RedisStore:
         return lock
 
     async def register(self, session: NewSession) -> Session:
-        await self._call("register", encode(requests.session_of(session)))
+        new = encode(requests.session_of(session))
+        # Whoever had its index before may have many keys, which are lost in steps.
+        while (await self._call("register", new, MOST_LOST))["more"]:
+            pass
         [found] = (await self._call("sessions", session.id))["sessions"]
         return records.session_of(found)
 
@@ -105,7 +110,10 @@ class RedisStore:
     async def leave(self, session: str, *, begun: Sequence[Held] | None = None) -> None:
         pairs = b"" if begun is None else encode([(h.id, h.fence) for h in begun])
         self._ahead.forget(session)
-        await self._call("leave", session, pairs)
+        answer = await self._call("leave", session, pairs, MOST_LOST)
+        # If we are gone before the last of its keys is lost, the leader goes on.
+        while answer["more"]:
+            answer = await self._call("lose", MOST_LOST)
 
     # -- jobs ----------------------------------------------------------------------------------------------------
 
@@ -237,7 +245,7 @@ class RedisStore:
         return Admitted(**await self._pass("admit", limit, term))
 
     async def rescue(self, *, limit: int = 1_000, declare: bool = True, term: int | None = None) -> Rescued:
-        answer = await self._pass("rescue", limit, term, int(declare))
+        answer = await self._pass("rescue", limit, term, int(declare), MOST_LOST)
         return Rescued(**(answer | {"declared": tuple(answer["declared"]), "now": float(answer["now"])}))
 
     async def prune(self, retention: Retention, *, limit: int = 1_000, term: int | None = None) -> Pruned:

@@ -2,6 +2,9 @@
 --
 -- `bindings.place` decides where a job goes, before it arrives. A binding's clean-up waits behind the gate CLEANUP until it
 -- is alone; jobs that come while it runs wait behind the same gate.
+-- A worker may have any number of keys, and each of them any number of jobs. So they are lost in steps: `ties_lost:WORKER` has the
+-- bindings that are closed as lost and may still have jobs to place anew. Until it is empty nobody gets that worker's index, and
+-- whoever looks for gone workers finds it among the `bound_workers`.
 -- A binding has: seq, pool, key, index, state (open, draining, released, lost), opened_at, used_at, closed_at, cleanup, failed.
 
 local USED_RESOLUTION = 60 -- `used_at` is written at most this often: it only tells bindings that were idle for a day
@@ -23,6 +26,17 @@ function bindings.of(pool, key)
     return bindings.get(call('HGET', S.p .. 'bound:' .. pool, key) or nil)
 end
 
+-- Whether a worker has no keys, and no jobs of keys that it has lost.
+local function is_clear(worker)
+    return call('EXISTS', S.p .. 'ties_of:' .. worker) + call('EXISTS', S.p .. 'ties_lost:' .. worker) == 0
+end
+
+local function forget_worker(worker)
+    if is_clear(worker) then
+        call('SREM', S.p .. 'bound_workers', worker)
+    end
+end
+
 -- Write a binding and what it is found by.
 local function save(tie)
     local worker = keys.worker(tie.pool, tie.index)
@@ -39,9 +53,7 @@ local function save(tie)
         call('ZREM', S.p .. 'ties_of:' .. worker, tie.seq)
         call('ZREM', S.p .. 'ties_open', tie.seq)
         call('ZADD', S.p .. 'ties_closed', tie.closed_at, tie.seq)
-        if call('ZCARD', S.p .. 'ties_of:' .. worker) == 0 then
-            call('SREM', S.p .. 'bound_workers', worker)
-        end
+        forget_worker(worker)
     end
     if tie.state == 'open' then
         call('ZADD', S.p .. 'ties_used', tie.used_at, tie.seq)
@@ -250,32 +262,66 @@ local function replace(e)
     entries.save(e)
 end
 
--- A worker is gone: close its bindings as lost, cancel their clean-ups, and place their waiting jobs anew.
-function bindings.lose(pool, index)
-    local ties = {}
-    for _, seq in ipairs(call('ZRANGE', S.p .. 'ties_of:' .. keys.worker(pool, index), 0, -1)) do
-        ties[#ties + 1] = bindings.get(seq)
+-- A job of a binding that is lost: if it waits it is placed anew. One that runs is up to who ends its session.
+local function move(e)
+    if e.kind == 'cleanup' then
+        if e.state ~= RUNNING then
+            outcomes.finish(e, CANCELLED, { reason = 'worker_lost' })
+        end
+    elseif e.state == PENDING then
+        replace(e)
+    elseif e.state ~= RUNNING then
+        -- It waits for its retry, and is placed when it arrives.
+        e.binding, e.inbox = nil, nil
+        entries.save(e)
     end
-    for _, tie in ipairs(ties) do
-        close(tie, 'lost')
+end
+
+-- Close up to `most` bindings of a worker that is gone. Returns how many.
+local function close_some(worker, most)
+    local seqs = call('ZRANGE', S.p .. 'ties_of:' .. worker, 0, most - 1)
+    for _, seq in ipairs(seqs) do
+        call('ZADD', S.p .. 'ties_lost:' .. worker, seq, seq)
+        close(bindings.get(seq), 'lost')
     end
-    for _, tie in ipairs(ties) do
-        for _, seq in ipairs(call('ZRANGE', S.p .. 'tied:' .. tie.seq, 0, -1)) do
-            local e = entries.get(seq)
-            if e and e.kind == 'cleanup' then
-                if e.state ~= RUNNING then
-                    outcomes.finish(e, CANCELLED, { reason = 'worker_lost' })
-                end
-            elseif e and e.state == PENDING then
-                replace(e)
-            elseif e and e.state ~= RUNNING then
-                -- It waits for its retry, and is placed when it arrives.
-                e.binding, e.inbox = nil, nil
-                entries.save(e)
+    return #seqs
+end
+
+-- Move up to `most` jobs of the bindings that a worker has lost. Returns how many of those were left.
+local function move_some(worker, most)
+    local lost = S.p .. 'ties_lost:' .. worker
+    local seq = call('ZRANGE', lost, 0, 0)[1]
+    while seq and most > 0 do
+        local jobs = call('ZRANGE', S.p .. 'tied:' .. seq, 0, most - 1)
+        for _, job in ipairs(jobs) do
+            local e = entries.get(job)
+            if e then
+                move(e)
             end
         end
+        if #jobs < most then
+            call('ZREM', lost, seq)
+        end
+        most = most - math.max(1, #jobs)
+        seq = call('ZRANGE', lost, 0, 0)[1]
     end
-    return #ties
+    return most
+end
+
+-- A worker is gone: close its bindings as lost, cancel their clean-ups, and place their waiting jobs anew, up to `most` of all
+-- these. Returns how many bindings were lost, and how many of `most` were left.
+function bindings.lose(pool, index, most)
+    local worker = keys.worker(pool, index)
+    local left = move_some(worker, most)
+    local closed = left > 0 and close_some(worker, left) or 0
+    left = move_some(worker, left - closed)
+    forget_worker(worker)
+    return closed, left
+end
+
+-- Whether an index is without keys and jobs of whoever had it before.
+function bindings.is_clear(pool, index)
+    return is_clear(keys.worker(pool, index))
 end
 
 -- A pool has a live worker: jobs that waited for one are bound, in order of arrival.

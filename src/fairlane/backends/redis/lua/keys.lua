@@ -24,6 +24,7 @@
 --   line:DOMAIN      flows with a claimable job: tag, then head and lane
 --   backlog:QUEUE    lanes with jobs, by how many of them wait and run (see entries.lua)
 --   by:KIND:VALUE    jobs by number, for reading
+--   ties_of:WORKER   its open bindings; ties_lost:WORKER those that it has lost and that may have jobs to move (see bindings.lua)
 --   ended:QUEUE:STATE  finished jobs by time, for retention
 
 -- Keys and names that many jobs of a step share are put together once.

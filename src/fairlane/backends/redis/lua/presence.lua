@@ -113,34 +113,38 @@ local function close(who, state)
     call('ZADD', S.p .. 'sessions_over', S.now, who.id)
 end
 
--- A session is dead, for good. Its bindings go first, so that its jobs are placed anew at once.
-local function declare_dead(who, keep_bindings, fates)
+-- A session is dead, for good. Its bindings go first, so that its jobs are placed anew at once; of very many, up to `most`.
+-- Returns how many bindings were lost, and how many of `most` were left.
+local function declare_dead(who, keep_bindings, fates, most)
     close(who, 'dead')
     fates[CANCELLED] = (fates[CANCELLED] or 0) + waiter_gone(who)
-    local lost = 0
+    local lost, left = 0, most
     if who.index and not keep_bindings then
-        lost = bindings.lose(who.pool, who.index)
+        lost, left = bindings.lose(who.pool, who.index, most)
     end
     for _, e in ipairs(held_by(who)) do
         local fate = outcomes.crash(e, who)
         fates[fate] = (fates[fate] or 0) + 1
     end
-    return lost
+    return lost, left
 end
 
--- The same index cannot be held twice. On the same host the newcomer is the old one restarted.
-local function make_room(new, index)
+-- The same index cannot be held twice. On the same host the newcomer is the old one restarted, and has its keys; else they are
+-- lost first, up to `most`. Returns false if there are more.
+local function make_room(new, index, most)
     local old = last_at(new.pool, index)
     if not old then
-        return
+        return true
     end
-    local left = old.expires - S.mono
-    if presence.is_present(old) then
-        declare_dead(old, old.host == new.host and left > 0, {})
-    elseif old.host ~= new.host or left <= 0 then
-        -- The state its keys were bound to lies on another machine, or was given up.
-        bindings.lose(new.pool, index)
+    -- The state its keys are bound to lies on another machine, or was given up.
+    local is_there, came_back = presence.is_present(old), old.host == new.host and old.expires > S.mono
+    local keeps = came_back and (is_there or old.named)
+    if is_there then
+        declare_dead(old, keeps, {}, most)
+    elseif not keeps then
+        bindings.lose(new.pool, index, most)
     end
+    return keeps or bindings.is_clear(new.pool, index)
 end
 
 local function check_index(new)
@@ -158,7 +162,7 @@ end
 local function lowest_free(pool)
     local index, taken = 0, {}
     for _, who in ipairs(presence.of_pool(pool)) do
-        taken[who.index] = keeps_index(who)
+        taken[who.index] = keeps_index(who) or not bindings.is_clear(pool, who.index)
     end
     while taken[index] do
         index = index + 1
@@ -166,8 +170,9 @@ local function lowest_free(pool)
     return index
 end
 
--- Make a session known, take over or give out an index, and bring the worker what waited for it.
-function presence.register(new)
+-- Make a session known, take over or give out an index, and bring the worker what waited for it. Returns false if it must be
+-- asked again, because whoever had the index before has more than `most` keys and jobs of those to lose.
+function presence.register(new, most)
     local known = presence.get(new.id)
     if known then
         if not presence.is_present(known) then
@@ -176,14 +181,16 @@ function presence.register(new)
         known.expires = S.mono + known.lease
         save(known)
         call('ZADD', S.p .. 'present', known.expires, known.id)
-        return
+        return true
     end
     local is_worker = new.kind == 'worker'
     if is_worker then
         check_index(new)
         new.named = new.index and true or nil
         new.index = new.index or lowest_free(new.pool)
-        make_room(new, new.index)
+        if not make_room(new, new.index, most) then
+            return false
+        end
     end
     new.seq = step.next('session')
     new.state, new.started_at, new.expires, new.claim = 'live', S.now, S.mono + new.lease, 0
@@ -199,6 +206,7 @@ function presence.register(new)
         bindings.bind_unbound(new.pool, MOST_BOUND)
         broadcasts.join(new.pool, new.index)
     end
+    return true
 end
 
 local function name_of(id, fence)
@@ -241,19 +249,42 @@ function presence.renew(id, held, claim, stopping)
     return { lost = lost, cancel = cancel, taken_back = taken_back, now = S.now }
 end
 
--- End a session and give back what it has. `begun` nil: all of it had begun.
-function presence.leave(id, begun)
+-- Go on with the keys of workers that are gone, up to `most` of them and of their jobs. Returns how many keys were lost, and
+-- whether there are more.
+function presence.lose(most)
+    local lost, left = 0, most
+    for _, worker in ipairs(call('SMEMBERS', S.p .. 'bound_workers')) do
+        local pool, index = string.match(worker, '^(.*)/(%d+)$')
+        if not presence.serves(pool, index) then
+            if left <= 0 then
+                return lost, true
+            end
+            local closed
+            closed, left = bindings.lose(pool, index, left)
+            lost = lost + closed
+            if not bindings.is_clear(pool, index) then
+                return lost, true
+            end
+        end
+    end
+    return lost, false
+end
+
+-- End a session and give back what it has. `begun` nil: all of it had begun. Returns whether it has more than `most` keys and jobs
+-- of those to lose.
+function presence.leave(id, begun, most)
     local who = presence.get(id)
     if not who then
         step.refuse('not_found', "there is no session '" .. id .. "'")
     end
     if not presence.is_present(who) then
-        return
+        return false
     end
     close(who, 'ended')
     waiter_gone(who)
-    if who.index and not who.named then
-        bindings.lose(who.pool, who.index)
+    local loses = who.index and not who.named
+    if loses then
+        bindings.lose(who.pool, who.index, most)
     end
     local started = {}
     for _, h in ipairs(begun or {}) do
@@ -266,6 +297,7 @@ function presence.leave(id, begun)
             outcomes.take_back(e, who, 'taken_back')
         end
     end
+    return (loses and not bindings.is_clear(who.pool, who.index)) or false
 end
 
 local function sum(fates)
@@ -278,8 +310,8 @@ end
 
 -- Declare the expired dead, and close bindings nobody serves. What a session holds is given back in the step that ends it, so
 -- nothing is ever left with one that is gone.
-function presence.rescue(limit, declare)
-    local declared, lost, fates, more = {}, 0, {}, false
+function presence.rescue(limit, declare, most)
+    local declared, lost, fates, more, left = {}, 0, {}, false, most
     if declare then
         for _, id in ipairs(call('ZRANGEBYSCORE', S.p .. 'present', '-inf', S.mono, 'LIMIT', 0, limit)) do
             if sum(fates) >= limit then
@@ -287,15 +319,12 @@ function presence.rescue(limit, declare)
                 break
             end
             declared[#declared + 1] = id
-            lost = lost + declare_dead(presence.get(id), false, fates)
+            local its
+            its, left = declare_dead(presence.get(id), false, fates, left)
+            lost = lost + its
         end
     end
-    for _, worker in ipairs(call('SMEMBERS', S.p .. 'bound_workers')) do
-        local pool, index = string.match(worker, '^(.*)/(%d+)$')
-        if not presence.serves(pool, index) then
-            lost = lost + bindings.lose(pool, index)
-        end
-    end
+    local others, loses = presence.lose(left)
     broadcasts.abandon()
     local drained = bindings.drain_idle(limit)
     return {
@@ -303,9 +332,9 @@ function presence.rescue(limit, declare)
         retried = (fates[PENDING] or 0) + (fates[SCHEDULED] or 0),
         failed = fates[FAILED] or 0,
         cancelled = fates[CANCELLED] or 0,
-        lost_bindings = lost,
+        lost_bindings = lost + others,
         drained = drained,
-        more = more or drained == limit,
+        more = more or loses or drained == limit,
         now = S.now,
     }
 end

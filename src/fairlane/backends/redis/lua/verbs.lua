@@ -49,10 +49,9 @@ redis.register_function({
     end,
 })
 
--- m session
+-- m session, most
 verb('register', { 'allow-oom' }, function(args)
-    presence.register(unpacked(args[3]))
-    return step.signed({ done = true })
+    return step.signed({ more = not presence.register(unpacked(args[3]), tonumber(args[4])) })
 end)
 
 -- session, m held, claim, stopping
@@ -60,10 +59,16 @@ verb('renew', { 'allow-oom' }, function(args)
     return step.signed(presence.renew(args[3], unpacked(args[4]), tonumber(args[5]), args[6] == '1'))
 end)
 
--- session, m begun or empty
+-- session, m begun or empty, most
 verb('leave', { 'allow-oom' }, function(args)
-    presence.leave(args[3], args[4] ~= '' and unpacked(args[4]) or nil)
-    return pack({ done = true })
+    local begun = args[4] ~= '' and unpacked(args[4]) or nil
+    return pack({ more = presence.leave(args[3], begun, tonumber(args[5])) })
+end)
+
+-- most
+verb('lose', { 'allow-oom' }, function(args)
+    local _, more = presence.lose(tonumber(args[3]))
+    return pack({ more = more })
 end)
 
 -- session, m {number, total, asks, whether the next claim may be answered ahead}
@@ -113,10 +118,10 @@ verb('admit', { 'allow-oom' }, function(args)
     return pack(passes.admit(tonumber(args[4])))
 end)
 
--- term, limit, declare
+-- term, limit, declare, most
 verb('rescue', { 'allow-oom' }, function(args)
     step.check_term(args[3])
-    return pack(presence.rescue(tonumber(args[4]), args[5] == '1'))
+    return pack(presence.rescue(tonumber(args[4]), args[5] == '1', tonumber(args[6])))
 end)
 
 -- term, limit, m retention
