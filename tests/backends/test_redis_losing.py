@@ -6,13 +6,20 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import redis
 
+from fairlane.backends.redis import requests
 from fairlane.backends.redis import store as redis_store
+from fairlane.backends.redis.requests import encode
 from fairlane.backends.redis.store import RedisStore
 from fairlane.binding import BindingState, Release
 from fairlane.clock import ManualClock
+from fairlane.ids import new_id
 from fairlane.job import Held, JobKind, JobState, Reason
+from fairlane.session import NewSession, SessionKind
 from fairlane.settings import LaneRule
+from fairlane.slots import Slots
+from fairlane.upkeep import Retention
 from tests.conformance.kit import Kit, Worker
 from tests.conformance.runs import drain, everything
 from tests.servers import valkey
@@ -87,8 +94,8 @@ async def test_the_leader_goes_on_where_whoever_left_has_died(
     jobs = [await kit.enqueue(sticky=key) for key in KEYS for _ in range(3)]
     other = await kit.worker()
     await leave_and_die(gone, monkeypatch)
-    assert not await other.claim(100)
-    assert await rescue_all(kit) == len(KEYS) - 2
+    assert len(await everything(kit, worker=gone.name)) > 2 * len(KEYS)
+    assert await rescue_all(kit) == len(KEYS) - 1
     assert await states(kit) == {BindingState.LOST, BindingState.OPEN}
     assert await drain(other) == jobs
     assert (await store.recount()).differences == ()
@@ -213,3 +220,145 @@ async def test_what_runs_waits_or_is_cleaned_up_at_a_worker_that_dies_goes_as_wi
     assert sorted(await drain(other, batch=3)) == sorted(jobs)
     assert (await kit.job("tidy")).reason is Reason.WORKER_LOST
     assert (await store.recount()).differences == ()
+
+
+async def test_a_call_to_leave_that_is_repeated_goes_on(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = await kit.worker()
+    jobs = [await kit.enqueue(sticky=key) for key in KEYS]
+    other = await kit.worker()
+    await leave_and_die(gone, monkeypatch)
+    await gone.leave()
+    assert {(await kit.job(id)).worker for id in jobs} == {other.name}
+
+
+async def test_one_key_is_not_at_two_workers_when_the_old_host_comes_back_between_steps(
+    store: RedisStore, kit: Kit
+) -> None:
+    old = await kit.worker(index=3, host="here")
+    jobs = [await kit.enqueue(sticky="key") for _ in range(6)]
+    other = await kit.worker(index=1)
+    await old.leave()
+    elsewhere = NewSession(
+        id=new_id(), kind=SessionKind.WORKER, lease=15.0, host="elsewhere", index=3, slots=Slots(total=1)
+    )
+    # Another host asks for the index, and dies after the first step.
+    assert (await store._call("register", encode(requests.session_of(elsewhere)), 2))["more"]
+    back = await kit.worker(index=3, host="here")
+    jobs.append(await kit.enqueue(sticky="key"))
+    ran = [await drain(worker) for worker in (other, back)]
+    assert sorted(ran, key=len) == [[], jobs]
+
+
+async def test_an_index_whose_last_worker_is_forgotten_is_given_to_nobody_before_its_keys_are_lost(
+    store: RedisStore, kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = await kit.worker()
+    jobs = [await kit.enqueue(sticky="key") for _ in range(6)]
+    other = await kit.worker()
+    await leave_and_die(gone, monkeypatch)
+    kit.clock.advance(1)
+    await store.prune(Retention(history_seconds=0), limit=1_000)
+    newcomer = await kit.worker(host="elsewhere")
+    assert newcomer.name == "default/2"
+    named = await kit.worker(index=0, host="elsewhere")
+    assert not await named.claim(10)
+    assert await drain(other) == jobs
+
+
+async def test_a_key_can_be_released_at_any_moment(
+    store: RedisStore, kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = await kit.worker()
+    for key in KEYS:
+        await kit.enqueue(sticky=key)
+    other = await kit.worker()
+    await leave_and_die(gone, monkeypatch)
+    for key in KEYS:
+        assert await store.release("default", key, None) is Release.DRAINING
+    await rescue_all(kit)
+    assert len(await drain(other)) == len(KEYS)
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_clean_up_waits_for_the_jobs_of_its_key_that_have_not_moved_yet(
+    store: RedisStore, kit: Kit, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    gone = await kit.worker()
+    jobs = [await kit.enqueue(sticky="key") for _ in range(6)]
+    other = await kit.worker()
+    await leave_and_die(gone, monkeypatch)
+    if late:
+        jobs.append(await kit.enqueue(sticky="key"))
+    ran = await drain(other)
+    await store.release("default", "key", kit.new("tidy", id="tidy", kind=JobKind.CLEANUP))
+    ran += await drain(other)
+    assert ran
+    assert "tidy" not in ran
+    await rescue_all(kit)
+    ran += await drain(other)
+    # Older jobs that move are no late ones, which would have cancelled it.
+    assert sorted(ran[:-1]) == sorted(jobs)
+    assert ran[-1] == "tidy"
+    assert (await store.recount()).differences == ()
+
+
+@pytest.mark.parametrize("retries", [0, 3])
+async def test_a_clean_up_that_runs_at_a_worker_that_dies_is_cancelled_however_many_keys_it_has(
+    store: RedisStore, kit: Kit, retries: int
+) -> None:
+    gone = await kit.worker(lease=5.0)
+    for key in KEYS:
+        await kit.enqueue(sticky=key)
+    await gone.complete(*await gone.claim(10))
+    await store.release("default", KEYS[-1], kit.new("tidy", id="tidy", kind=JobKind.CLEANUP, retries=retries))
+    assert await gone.claim_ids(10) == ["tidy"]
+    behind = await kit.enqueue(sticky=KEYS[-1])
+    kit.clock.advance(6)
+    other = await kit.worker()
+    await rescue_all(kit)
+    tidy = await kit.job("tidy")
+    assert (tidy.state, tidy.reason) == (JobState.CANCELLED, Reason.WORKER_LOST)
+    assert await drain(other) == [behind]
+
+
+async def test_a_key_whose_next_worker_dies_as_well_moves_on(store: RedisStore, kit: Kit) -> None:
+    await kit.worker(lease=5.0)
+    jobs = [await kit.enqueue(sticky="key") for _ in range(9)]
+    await kit.worker(lease=7.0)
+    kit.clock.advance(6)
+    assert (await store.rescue()).more
+    kit.clock.advance(2)
+    last = await kit.worker()
+    jobs.append(await kit.enqueue(sticky="key"))
+    await rescue_all(kit)
+    assert sorted(await drain(last)) == sorted(jobs)
+    with redis.Redis(port=valkey.server().port) as client:
+        prefix = store._functions._prefix
+        assert not client.keys(f"{prefix}*lost:*"), "nothing is left of it"
+    assert (await store.recount()).differences == ()
+
+
+async def test_a_key_is_cleaned_up_when_the_last_of_its_jobs_was_cancelled_instead_of_moved(
+    store: RedisStore, kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = await kit.worker()
+    jobs = [await kit.enqueue(sticky="key") for _ in range(6)]
+    other = await kit.worker()
+    await leave_and_die(gone, monkeypatch)
+    ran = await drain(other)
+    await store.release("default", "key", kit.new("tidy", id="tidy", kind=JobKind.CLEANUP))
+    await store.cancel([id for id in jobs if id not in ran])
+    await rescue_all(kit)
+    assert await drain(other) == ["tidy"]
+
+
+async def test_a_key_whose_jobs_fit_into_a_step_moves_as_a_whole(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_store, "MOST_LOST", 4)
+    gone = await kit.worker()
+    await kit.enqueue(sticky="first")
+    second = [await kit.enqueue(sticky="second") for _ in range(3)]
+    other = await kit.worker()
+    await leave_and_die(gone, monkeypatch)
+    assert [(await kit.job(id)).worker for id in second] == [gone.name] * 3
+    await kit.store.rescue()
+    assert [(await kit.job(id)).worker for id in second] == [other.name] * 3

@@ -2,9 +2,9 @@
 --
 -- `bindings.place` decides where a job goes, before it arrives. A binding's clean-up waits behind the gate CLEANUP until it
 -- is alone; jobs that come while it runs wait behind the same gate.
--- A worker may have any number of keys, and each of them any number of jobs. So they are lost in steps: `ties_lost:WORKER` has the
--- bindings that are closed as lost and may still have jobs to place anew. Until it is empty nobody gets that worker's index, and
--- whoever looks for gone workers finds it among the `bound_workers`.
+-- A worker may have any number of keys, so it loses them in steps; a key whose jobs all fit into a step is bound anew in one. Of
+-- a lost binding that has more, the number is in `ties_lost:WORKER` and in `lost:POOL KEY` until its last job has moved.
+-- Meanwhile nobody gets that worker's index, whose inbox has the others still, and the key is not cleaned up.
 -- A binding has: seq, pool, key, index, state (open, draining, released, lost), opened_at, used_at, closed_at, cleanup, failed.
 
 local USED_RESOLUTION = 60 -- `used_at` is written at most this often: it only tells bindings that were idle for a day
@@ -26,9 +26,19 @@ function bindings.of(pool, key)
     return bindings.get(call('HGET', S.p .. 'bound:' .. pool, key) or nil)
 end
 
+-- Where the lost bindings of a worker are that still have jobs.
+local function lost_by(worker)
+    return S.p .. 'ties_lost:' .. worker
+end
+
+-- The same of a key. Mostly there are none.
+local function lost_of(tie)
+    return S.p .. 'lost:' .. tie.pool .. ' ' .. tie.key
+end
+
 -- Whether a worker has no keys, and no jobs of keys that it has lost.
 local function is_clear(worker)
-    return call('EXISTS', S.p .. 'ties_of:' .. worker) + call('EXISTS', S.p .. 'ties_lost:' .. worker) == 0
+    return call('EXISTS', S.p .. 'ties_of:' .. worker) + call('EXISTS', lost_by(worker)) == 0
 end
 
 local function forget_worker(worker)
@@ -170,7 +180,7 @@ local function is_busy(tie, besides)
             return true
         end
     end
-    return false
+    return call('EXISTS', lost_of(tie)) == 1
 end
 
 -- Take a draining binding as far as it can go; true when it is released.
@@ -249,10 +259,11 @@ function bindings.release(pool, key, store)
     return drain(tie) and 'released' or 'draining'
 end
 
--- Move a pending job to where it belongs now. It keeps its arrival and its grant.
+-- Move a pending job of a lost binding to where it belongs now. It keeps its arrival and its grant, and is no late job.
 local function replace(e)
     flows.withdraw(e)
-    e.binding = nil
+    local tie = bindings.of(e.pool or 'default', e.sticky)
+    e.binding = tie and tie.seq
     bindings.place(e)
     if not e.gate and e.granted then
         flows.enter(e)
@@ -262,61 +273,81 @@ local function replace(e)
     entries.save(e)
 end
 
--- A job of a binding that is lost: if it waits it is placed anew. One that runs is up to who ends its session.
-local function move(e)
-    if e.kind == 'cleanup' then
-        if e.state ~= RUNNING then
-            outcomes.finish(e, CANCELLED, { reason = 'worker_lost' })
+-- Move up to `most` jobs of a lost binding. One that runs is up to who ends its session. Returns how many were looked at.
+local function move_jobs(tie, worker, most)
+    local jobs = call('ZRANGE', S.p .. 'tied:' .. tie.seq, 0, most - 1)
+    for _, e in ipairs(entries.all(jobs)) do
+        if e.state == PENDING then
+            replace(e)
+        elseif e.state ~= RUNNING then
+            -- It waits for its retry, and is placed when it arrives.
+            e.binding, e.inbox = nil, nil
+            entries.save(e)
         end
-    elseif e.state == PENDING then
-        replace(e)
-    elseif e.state ~= RUNNING then
-        -- It waits for its retry, and is placed when it arrives.
-        e.binding, e.inbox = nil, nil
-        entries.save(e)
     end
+    if #jobs == most then
+        call('ZADD', lost_by(worker), tie.seq, tie.seq)
+        call('ZADD', lost_of(tie), tie.seq, tie.seq)
+        call('SADD', S.p .. 'bound_workers', worker)
+    elseif call('ZREM', lost_by(worker), tie.seq) == 1 then
+        call('ZREM', lost_of(tie), tie.seq)
+        local now = bindings.of(tie.pool, tie.key)
+        if now and now.state == 'draining' then
+            drain(now)
+        end
+    end
+    return #jobs
 end
 
--- Close up to `most` bindings of a worker that is gone. Returns how many.
-local function close_some(worker, most)
-    local seqs = call('ZRANGE', S.p .. 'ties_of:' .. worker, 0, most - 1)
-    for _, seq in ipairs(seqs) do
-        call('ZADD', S.p .. 'ties_lost:' .. worker, seq, seq)
-        close(bindings.get(seq), 'lost')
+-- Close a binding as lost, cancel its clean-up, and place up to `most` of its waiting jobs anew. Returns how much that was.
+local function lose_key(tie, worker, most)
+    close(tie, 'lost')
+    local cleanup = tie.cleanup and entries.get(tie.cleanup)
+    if cleanup and cleanup.state ~= RUNNING then
+        outcomes.finish(cleanup, CANCELLED, { reason = 'worker_lost' })
     end
-    return #seqs
+    return 1 + move_jobs(tie, worker, most)
 end
 
--- Move up to `most` jobs of the bindings that a worker has lost. Returns how many of those were left.
-local function move_some(worker, most)
-    local lost = S.p .. 'ties_lost:' .. worker
-    local seq = call('ZRANGE', lost, 0, 0)[1]
+-- Go on with lost bindings that had more jobs than a step moves. Returns how many of `most` were left.
+local function go_on(worker, most)
+    local seq = call('ZRANGE', lost_by(worker), 0, 0)[1]
     while seq and most > 0 do
-        local jobs = call('ZRANGE', S.p .. 'tied:' .. seq, 0, most - 1)
-        for _, job in ipairs(jobs) do
-            local e = entries.get(job)
-            if e then
-                move(e)
-            end
-        end
-        if #jobs < most then
-            call('ZREM', lost, seq)
-        end
-        most = most - math.max(1, #jobs)
-        seq = call('ZRANGE', lost, 0, 0)[1]
+        most = most - math.max(1, move_jobs(bindings.get(seq), worker, most))
+        seq = call('ZRANGE', lost_by(worker), 0, 0)[1]
     end
     return most
 end
 
--- A worker is gone: close its bindings as lost, cancel their clean-ups, and place their waiting jobs anew, up to `most` of all
--- these. Returns how many bindings were lost, and how many of `most` were left.
-function bindings.lose(pool, index, most)
-    local worker = keys.worker(pool, index)
-    local left = move_some(worker, most)
-    local closed = left > 0 and close_some(worker, left) or 0
-    left = move_some(worker, left - closed)
+-- A worker is gone: it loses its keys, as far as that is not more than `most` of them and their jobs. Those of `held` clean-ups are
+-- lost in any case, because they end with it. Returns how many keys were lost, and how many of `most` were left.
+function bindings.lose(pool, index, most, held)
+    local worker, lost = keys.worker(pool, index), 0
+    local left = go_on(worker, most)
+    for _, e in ipairs(held or {}) do
+        local tie = e.kind == 'cleanup' and bindings.get(e.binding)
+        if is_open(tie) then
+            left = left - lose_key(tie, worker, math.max(1, left))
+            lost = lost + 1
+        end
+    end
+    while left > 0 do
+        local seq = call('ZRANGE', S.p .. 'ties_of:' .. worker, 0, 0)[1]
+        -- What fits into a step waits for one in which there is room.
+        local jobs = seq and call('ZCARD', S.p .. 'tied:' .. seq)
+        if not seq or (jobs + 1 > left and left < most) then
+            break
+        end
+        left = left - lose_key(bindings.get(seq), worker, left)
+        lost = lost + 1
+    end
     forget_worker(worker)
-    return closed, left
+    return lost, left
+end
+
+-- Whether there are jobs left of a key that this worker has lost.
+function bindings.is_losing(pool, index)
+    return call('EXISTS', lost_by(keys.worker(pool, index))) == 1
 end
 
 -- Whether an index is without keys and jobs of whoever had it before.
@@ -360,7 +391,11 @@ function bindings.drain_idle(limit)
     return drained
 end
 
+-- A closed binding is forgotten, unless it has jobs to move.
 function bindings.forget(tie)
+    if call('EXISTS', lost_of(tie)) == 1 then
+        return
+    end
     step.drop('binding', tie.seq)
     call('ZREM', S.p .. 'ties', tie.seq)
     call('ZREM', S.p .. 'ties:' .. tie.pool .. ' ' .. tie.key, tie.seq)

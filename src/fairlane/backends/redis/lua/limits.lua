@@ -78,7 +78,7 @@ local function stand_in(domains, key)
     return false
 end
 
--- Nobody was served meanwhile, so each flow stands where it stood.
+-- Each flow stands where it stood, or at the clock if that has passed it: a blocked lane has no credit.
 local function join_line(queue, key, domains)
     if not stand_in(domains, key) then
         return

@@ -118,11 +118,11 @@ end
 local function declare_dead(who, keep_bindings, fates, most)
     close(who, 'dead')
     fates[CANCELLED] = (fates[CANCELLED] or 0) + waiter_gone(who)
-    local lost, left = 0, most
+    local held, lost, left = held_by(who), 0, most
     if who.index and not keep_bindings then
-        lost, left = bindings.lose(who.pool, who.index, most)
+        lost, left = bindings.lose(who.pool, who.index, most, held)
     end
-    for _, e in ipairs(held_by(who)) do
+    for _, e in ipairs(held) do
         local fate = outcomes.crash(e, who)
         fates[fate] = (fates[fate] or 0) + 1
     end
@@ -133,12 +133,9 @@ end
 -- lost first, up to `most`. Returns false if there are more.
 local function make_room(new, index, most)
     local old = last_at(new.pool, index)
-    if not old then
-        return true
-    end
-    -- The state its keys are bound to lies on another machine, or was given up.
-    local is_there, came_back = presence.is_present(old), old.host == new.host and old.expires > S.mono
-    local keeps = came_back and (is_there or old.named)
+    -- The state its keys are bound to lies on another machine, or was given up, or others have begun to take its keys.
+    local is_there, came_back = presence.is_present(old), old and old.host == new.host and old.expires > S.mono
+    local keeps = came_back and (is_there or old.named) and not bindings.is_losing(new.pool, index)
     if is_there then
         declare_dead(old, keeps, {}, most)
     elseif not keeps then
@@ -162,9 +159,10 @@ end
 local function lowest_free(pool)
     local index, taken = 0, {}
     for _, who in ipairs(presence.of_pool(pool)) do
-        taken[who.index] = keeps_index(who) or not bindings.is_clear(pool, who.index)
+        taken[who.index] = keeps_index(who)
     end
-    while taken[index] do
+    -- Nor one whose last worker is forgotten and has keys to lose.
+    while taken[index] or not bindings.is_clear(pool, index) do
         index = index + 1
     end
     return index
@@ -270,6 +268,25 @@ function presence.lose(most)
     return lost, false
 end
 
+local function end_session(who, begun, most)
+    close(who, 'ended')
+    waiter_gone(who)
+    local held, started = held_by(who), {}
+    if who.index and not who.named then
+        bindings.lose(who.pool, who.index, most, held)
+    end
+    for _, h in ipairs(begun or {}) do
+        started[name_of(h[1], h[2])] = true
+    end
+    for _, e in ipairs(held) do
+        if not begun or started[name_of(e.id, e.fence)] or not e.claim then
+            outcomes.crash(e, who)
+        else
+            outcomes.take_back(e, who, 'taken_back')
+        end
+    end
+end
+
 -- End a session and give back what it has. `begun` nil: all of it had begun. Returns whether it has more than `most` keys and jobs
 -- of those to lose.
 function presence.leave(id, begun, most)
@@ -277,27 +294,11 @@ function presence.leave(id, begun, most)
     if not who then
         step.refuse('not_found', "there is no session '" .. id .. "'")
     end
-    if not presence.is_present(who) then
-        return false
+    if presence.is_present(who) then
+        end_session(who, begun, most)
     end
-    close(who, 'ended')
-    waiter_gone(who)
-    local loses = who.index and not who.named
-    if loses then
-        bindings.lose(who.pool, who.index, most)
-    end
-    local started = {}
-    for _, h in ipairs(begun or {}) do
-        started[name_of(h[1], h[2])] = true
-    end
-    for _, e in ipairs(held_by(who)) do
-        if not begun or started[name_of(e.id, e.fence)] or not e.claim then
-            outcomes.crash(e, who)
-        else
-            outcomes.take_back(e, who, 'taken_back')
-        end
-    end
-    return (loses and not bindings.is_clear(who.pool, who.index)) or false
+    -- Also if this call is repeated.
+    return (who.index and not presence.serves(who.pool, who.index) and not bindings.is_clear(who.pool, who.index)) or false
 end
 
 local function sum(fates)
