@@ -24,6 +24,7 @@ from ...settings import SettingsChange
 from ...states import Transition
 from ...upkeep import Admitted, Promoted, Pruned, Recount, Rescued, Retention
 from . import database, standings, views
+from .forks import AT_WORK
 from .steps import admission, dispatch, presence, pruning, report, settings
 from .steps.step import Step
 from .transactions import SqliteTransactions
@@ -77,6 +78,10 @@ class SqliteStore:
         return await looking
 
     def _look(self, look: Callable[[views.View], T]) -> T:
+        with AT_WORK:
+            return self._looked(look)
+
+    def _looked(self, look: Callable[[views.View], T]) -> T:
         connection = getattr(self._reading, "connection", None)
         if connection is None:
             connection = self._reading.connection = database.open_for_reading(self._path)
@@ -222,7 +227,8 @@ class SqliteStore:
 
     def _close(self) -> None:
         self._readers.shutdown(wait=True)
-        for connection in self._connections:
-            connection.close()
+        with AT_WORK:
+            for connection in self._connections:
+                connection.close()
         self._writer.close()
         self._wakeups.close()

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from ...clock import Clock
 from ...errors import FairlaneError, StoreError
 from . import database
+from .forks import AT_WORK
 from .steps.catalog import Catalog
 from .steps.step import Step
 
@@ -69,7 +70,7 @@ class Writer:
         self._door = threading.Lock()
         self._closed = False
         try:
-            with self._lock:
+            with AT_WORK, self._lock:
                 self._connection = database.open_for_writing(path)
                 try:
                     self.version = database.migrate(self._connection, path)
@@ -108,7 +109,7 @@ class Writer:
         self._requests.put(None)
         self._thread.join()
         # The last connection to close checkpoints, so this is a write like any other.
-        with self._lock:
+        with AT_WORK, self._lock:
             self._connection.close()
         self._lock.close()
 
@@ -134,11 +135,10 @@ class Writer:
     def _serve(self, batch: list[_Request]) -> None:
         topics: set[str] = set()
         try:
-            with self._lock:
-                self._commit(batch, topics)
+            with AT_WORK:
+                self._commit_or_not(batch, topics)
         except BaseException as exc:  # the callers must hear of it, whatever it is
             self._catalog.forget()
-            self._roll_back()
             error = database.translate(exc, self._path) if isinstance(exc, sqlite3.Error) else exc
             for request in batch:
                 request.error = error
@@ -159,6 +159,14 @@ class Writer:
         with contextlib.suppress(sqlite3.Error):
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
+
+    def _commit_or_not(self, batch: list[_Request], topics: set[str]) -> None:
+        try:
+            with self._lock:
+                self._commit(batch, topics)
+        except BaseException:
+            self._roll_back()
+            raise
 
     def _commit(self, batch: list[_Request], topics: set[str]) -> None:
         connection = self._connection
