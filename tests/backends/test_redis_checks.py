@@ -16,6 +16,7 @@ from fairlane.backends.redis.store import RedisStore
 from fairlane.errors import StoreError, StoreUnavailable
 from fairlane.finding import Level
 from fairlane.job import NewJob
+from tests.servers.postgresql import free_port
 from tests.servers.valkey import ValkeyServer, own_server
 
 pytestmark = pytest.mark.anyio
@@ -121,7 +122,9 @@ async def test_a_replica_is_refused_and_taken_when_it_is_one_no_more(mine: Valke
 
 
 async def test_a_node_of_a_cluster_serves_the_namespaces_of_its_slots() -> None:
-    with own_server(options=["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"]) as node:
+    # Unless it is told another, a node listens on a second port that the system may have given to anybody.
+    options = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", "--cluster-port", str(free_port())]
+    with own_server(options=options) as node:
         with pytest.raises(StoreUnavailable, match="CLUSTERDOWN"):
             await RedisStore.open(f"{node.url}?namespace=jobs")
         node.ask("CLUSTER", "ADDSLOTS", node.ask("CLUSTER", "KEYSLOT", "{jobs}:"))
