@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import turnstile
 from tests.servers.postgresql import quick_place
 from tests.servers.stores import KINDS, EmptyStores, empty_stores
 
@@ -28,14 +29,31 @@ LONG = ("e2e/",)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let what takes long come first, else in any order: whoever is done early takes over from the end of the line, and
     small tests are shared best. Scenarios measure time, so they are not played beside each other but beside the rest.
+    Those that must be alone come last: then nobody else takes long, and they need not wait.
     """
     here = Path(__file__).parent
 
     def place(item: pytest.Item) -> int:
+        if item.get_closest_marker("alone"):
+            return 3
         file = item.path.relative_to(here).as_posix()
         return 0 if file.startswith(LONGEST) else 1 if file.startswith(LONG) else 2
 
     items.sort(key=place)
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that all processes of this run have."""
+    mine = tmp_path_factory.getbasetemp()
+    return mine.parent if "PYTEST_XDIST_WORKER" in os.environ else mine
+
+
+@pytest.fixture(autouse=True)
+def _in_the_room(request: pytest.FixtureRequest, shared_folder: Path) -> Iterator[None]:
+    """Beside others, or alone if the test is marked so."""
+    with turnstile.entered(shared_folder, alone=request.node.get_closest_marker("alone") is not None):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -51,6 +51,7 @@ async def in_line(world: World, turn: Turn) -> None:
     await world.until(waits, "the turn is in line")
 
 
+@pytest.mark.alone
 async def test_turns_of_a_lane_are_granted_strictly_in_order_of_arrival(stage: Stage) -> None:
     async def scenario(world: World) -> None:
         told: dict[str, list[int]] = {name: [] for name in "ABCD"}

@@ -202,6 +202,7 @@ async def test_no_more_bodies_run_at_once_than_were_allowed(tmp_path: Path) -> N
     await isolation.close()
 
 
+@pytest.mark.alone
 async def test_close_ends_idle_and_busy_children(tmp_path: Path) -> None:
     isolation = Isolation(most=3, kill_after=1.0)
     runner = Runner(isolation)
