@@ -199,6 +199,7 @@ async def runs_again_after_a_kill(kind: str, stage: Stage) -> None:
     assert max(times) <= ALONE_SECONDS
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(180)
 async def test_a_job_of_a_killed_child_of_a_supervisor_runs_again_at_once(stage: Stage) -> None:
     """At the default intervals: a supervisor sees the death itself, no lease has to end."""

@@ -37,6 +37,7 @@ def below_high(entry: Entry) -> bool:
     return entry.priority != "high"
 
 
+@pytest.mark.alone
 async def test_an_urgent_job_starts_next_whatever_waits(stage: Stage) -> None:
     async def scenario(world: World) -> None:
         await send(world, 5_000, 0.2, "low")
@@ -97,6 +98,7 @@ async def test_low_work_keeps_its_share_under_an_endless_stream_of_high_work(sta
     await stage.play(scenario)
 
 
+@pytest.mark.alone
 async def test_one_worker_keeps_to_its_slots_and_reservation(stages: dict[str, Stage]) -> None:
     async def scenario(world: World) -> None:
         await world.ready(world.fleet.worker(*THREE))
