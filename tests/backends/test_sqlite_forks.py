@@ -73,3 +73,39 @@ def test_a_fork_does_not_wait_for_ever(tmp_path: Path) -> None:
     code, said = fork(tmp_path, "_read", 3.0, patience=0.2)
     assert code == 0, said
     assert float(said.split()[-1]) < 2
+
+
+LOCKED = """
+import asyncio, os, sys, threading, time
+from pathlib import Path
+from fairlane.backends.sqlite.database import FileLock
+from fairlane.backends.sqlite.store import SqliteStore
+from fairlane.job import NewJob
+
+path = Path(sys.argv[1])
+
+async def work():
+    store = await SqliteStore.open(f"sqlite:///{path}")
+    lock = FileLock(path.with_name(path.name + "-lock"))
+    with lock:
+        writing = asyncio.ensure_future(store.enqueue([NewJob(id="parent", task="task")]))
+        await asyncio.sleep(0.2)
+        before = time.monotonic()
+        if (child := os.fork()) == 0:
+            os._exit(0)
+        print(f"waited {time.monotonic() - before:.2f}")
+        os.waitpid(child, 0)
+    await writing
+    await store.close()
+
+asyncio.run(work())
+"""
+
+
+def test_a_fork_does_not_wait_for_a_file_that_somebody_else_keeps_locked(tmp_path: Path) -> None:
+    """Perhaps whoever forks, in a transaction of his own."""
+    script = tmp_path / "locked.py"
+    script.write_text(LOCKED)
+    command = [sys.executable, str(script), str(tmp_path / "fairlane.db")]
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    assert float(ended.stdout.split()[-1]) < 1

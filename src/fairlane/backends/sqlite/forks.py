@@ -1,8 +1,8 @@
 """Forks wait until no connection of ours is at work.
 
 SQLite notes in the memory of a process which locks its connections hold. A child that was forked in the middle of a
-transaction has a copy of these notes, and would take the file for locked as long as it lives; and it shares the file
-lock that its parent holds. So whatever is done with a connection is done `AT_WORK`, and a fork waits for the end of it.
+transaction has a copy of these notes, and would take the file for locked as long as it lives. So whatever is done with
+a connection is done `AT_WORK`, and a fork waits for the end of it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import threading
 
 PATIENCE = 5.0
-"""Seconds after which a fork waits no longer: a program must not hang for a file that somebody else keeps locked."""
+"""Seconds after which a fork waits no longer: a program must not hang for a disk that does."""
 
 
 class _AtWork:

@@ -70,7 +70,7 @@ class Writer:
         self._door = threading.Lock()
         self._closed = False
         try:
-            with AT_WORK, self._lock:
+            with self._lock, AT_WORK:
                 self._connection = database.open_for_writing(path)
                 try:
                     self.version = database.migrate(self._connection, path)
@@ -109,7 +109,7 @@ class Writer:
         self._requests.put(None)
         self._thread.join()
         # The last connection to close checkpoints, so this is a write like any other.
-        with AT_WORK, self._lock:
+        with self._lock, AT_WORK:
             self._connection.close()
         self._lock.close()
 
@@ -135,7 +135,8 @@ class Writer:
     def _serve(self, batch: list[_Request]) -> None:
         topics: set[str] = set()
         try:
-            with AT_WORK:
+            # The lock first: a fork is not to wait for a file that somebody else keeps locked, perhaps its own caller.
+            with self._lock, AT_WORK:
                 self._commit_or_not(batch, topics)
         except BaseException as exc:  # the callers must hear of it, whatever it is
             self._catalog.forget()
@@ -162,8 +163,7 @@ class Writer:
 
     def _commit_or_not(self, batch: list[_Request], topics: set[str]) -> None:
         try:
-            with self._lock:
-                self._commit(batch, topics)
+            self._commit(batch, topics)
         except BaseException:
             self._roll_back()
             raise
