@@ -201,8 +201,14 @@ async def test_jobs_that_are_sent_ahead_go_to_one_worker_each(idle: Idle) -> Non
     assert [job.state for job in jobs] == [JobState.RUNNING, JobState.RUNNING, JobState.PENDING]
     assert {job.session for job in jobs[:2]} == {idle.worker.id, second.worker.id}
     assert await second.told()
-    assert len(await second.claim(2)) == 1
-    assert len(await idle.claim(102)) == 1
+    # The hint about the third job may arrive before the job that was sent: then this claim asks the server and
+    # gets both. What must hold either way: each worker gets the job it was sent, and no job goes to two.
+    claimed = {second.worker.id: await second.claim(2), idle.worker.id: await idle.claim(102)}
+    for job in jobs[:2]:
+        assert job.session is not None
+        assert job.id in {each.id for each in claimed[job.session]}
+    everything = [job.id for jobs in claimed.values() for job in jobs]
+    assert len(everything) == len(set(everything))
     second.ear.close()
 
 
