@@ -18,6 +18,7 @@ from . import (
     enqueue,
     fairness,
     growth,
+    mixed,
     port,
     postgresql,
     postgresql_growth,
@@ -49,6 +50,7 @@ ON_SERVERS: dict[str, Callable[[Run, Options], Awaitable[list[Figure]]]] = {
     "redis": redis_contest.run,
     "redis-growth": redis_growth.run,
     "redis-kills": redis_kills.run,
+    "mixed": mixed.run,
 }
 
 

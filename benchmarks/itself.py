@@ -55,7 +55,9 @@ class Itself(Side):
 
     def command(self, url: str, setting: str) -> list[str]:
         app = f"{__name__}:{NAMES[setting]}"
-        return module_command("fairlane", "worker", "--app", app, "--queues", QUEUE, "--slots", str(SLOTS))
+        # As the others, without a line for each job: at `info` that costs more than a job that does nothing.
+        options = ("--queues", QUEUE, "--slots", str(SLOTS), "--log-level", "warning")
+        return module_command("fairlane", "worker", "--app", app, *options)
 
 
 def _made(url: str, setting: str) -> tuple[Fairlane, Task[[int], None]]:

@@ -49,9 +49,11 @@ def run(text: str, name: str) -> None:
         for example in examples_of(text):
             with contextlib.redirect_stdout(io.StringIO()) as output:
                 if example.file is not None:
-                    Path(example.file).write_text(example.source)
+                    file = Path(example.file)
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.write_text(example.source)
                     importlib.invalidate_caches()
-                    importlib.import_module(Path(example.file).stem)
+                    importlib.import_module(".".join(file.with_suffix("").parts).removesuffix(".__init__"))
                     if example.file.startswith("test_"):
                         run_tests(example.file)
                 else:
@@ -90,6 +92,7 @@ def play(text: str, directory: Path) -> None:
     """Save the files of a page, and run its shell blocks as one session; compare what they print."""
     for example in examples_of(text):
         assert example.file is not None, f"line {example.line}: name the file that the block is"
+        (directory / example.file).parent.mkdir(parents=True, exist_ok=True)
         (directory / example.file).write_text(example.source)
     blocks = examples_of(text, "sh")
     # Each block writes into a file of its own, so that none can be taken for another.

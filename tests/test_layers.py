@@ -47,14 +47,17 @@ LAYERS: dict[str, Layer] = {
     "core": Layer(
         modules=(
             *("codec", "errors", "fairness", "ids", "job", "lanes", "names"),
-            *("placement", "retry", "schedule", "settings", "slots", "states"),
+            *("placement", "retry", "schedule", "settings", "slots", "states", "tokens"),
         ),
         may_import=(),
         pure=True,
         exceptions={"ids": frozenset({"os", "time", "uuid_utils"})},
     ),
     "ports": Layer(
-        modules=("binding", "clock", "finding", "loops", "reading", "records", "session", "store", "upkeep", "wakeups"),
+        modules=(
+            *("binding", "clock", "finding", "listings", "loops", "reading", "records"),
+            *("session", "store", "upkeep", "wakeups"),
+        ),
         may_import=("core",),
         pure=True,
         exceptions={"clock": frozenset({"time"}), "loops": frozenset({"asyncio", "os", "uvloop"})},
@@ -67,8 +70,14 @@ LAYERS: dict[str, Layer] = {
     # What backends have in common: of their records, of their connections, and of their wake-ups.
     "sql": Layer(
         modules=(
-            *("backends.codes", "backends.figures", "backends.rows", "backends.sql.*"),
-            *("backends.patience", "backends.pools", "backends.sockets"),
+            *("backends.claims", "backends.codes", "backends.figures", "backends.rows", "backends.sql.*"),
+            *(
+                "backends.patience",
+                "backends.pools",
+                "backends.sockets",
+                "backends.stored_settings",
+                "backends.token_rows",
+            ),
             *("backends.ears", "backends.notifier", "backends.topics"),
         ),
         may_import=("core", "ports", "backends"),
@@ -79,7 +88,19 @@ LAYERS: dict[str, Layer] = {
     "redis": Layer(modules=("backends.redis.*",), may_import=("core", "ports", "backends", "sql")),
     "application": Layer(
         modules=(
-            *("arguments", "blocking", "client", "connection", "diagnosis", "events", "handle", "intervals", "keeper"),
+            *(
+                "arguments",
+                "blocking",
+                "bulk",
+                "client",
+                "connection",
+                "declaration",
+                "diagnosis",
+                "discovery",
+                "events",
+                "handle",
+            ),
+            *("hints", "hooks", "intervals", "keeper", "logs", "loop_thread", "origin", "retry_rule"),
             *(
                 "manager.*",
                 "observed",
@@ -99,8 +120,8 @@ LAYERS: dict[str, Layer] = {
     ),
     "edges": Layer(
         modules=(
-            *("__main__", "app", "celery", "cli.*", "config", "dashboard.*", "http.*"),
-            *("logs", "opentelemetry", "prometheus", "pytest_plugin", "testing.*"),
+            *("__main__", "app", "celery", "cli.*", "config", "dashboard.*", "http.*", "integrations.*"),
+            *("opentelemetry", "probes", "prometheus", "pytest_plugin", "testing.*"),
         ),
         may_import=(*BELOW_THE_EDGES, "root"),
     ),

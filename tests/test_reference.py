@@ -137,7 +137,7 @@ def test_the_page_on_observing_explains_every_event() -> None:
 
 def test_the_page_on_observing_explains_every_metric() -> None:
     registry = prometheus_client.CollectorRegistry()
-    metrics = Metrics(fairlane.Events(), registry, queues=list, sessions=list)
+    metrics = Metrics(fairlane.Events(), registry, queues=list, sessions=list, counters=dict)
     names = {family.name for family in registry.collect()}
     metrics.close()
     assert set(first_cells("howto/observe.md", "## Prometheus")) == names

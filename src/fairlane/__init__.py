@@ -5,13 +5,14 @@ engine: the `Store` port and `open_store`. Modules hold the rest of the vocabula
 `settings`, `slots`, `reading`, `binding`, `upkeep`, `schedule`.
 """
 
-from .app import Fairlane, QueueDeclaration
+from .app import Fairlane
 from .backends import open_store
 from .binding import Binding, Release
 from .blocking import BlockingClient, BlockingHandle
 from .client import Client
 from .clock import Clock, ManualClock, SystemClock
 from .config import Settings
+from .declaration import QueueDeclaration
 from .errors import (
     Busy,
     Cancel,
@@ -32,6 +33,7 @@ from .errors import (
     Stale,
     StoreError,
     StoreFull,
+    StoreMissing,
     StoreReadOnly,
     StoreUnavailable,
     TermLost,
@@ -39,11 +41,12 @@ from .errors import (
 )
 from .events import Events
 from .handle import BroadcastHandle, Cancellation, Handle, Position, Update
+from .hooks import RunningWorker, current_worker
 from .ids import new_id
 from .intervals import Intervals
 from .job import Job, JobState, NewJob, Priority, Reason
 from .retry import Backoff
-from .running import current_job
+from .running import RunningJob, current_job
 from .session import Claim, NewSession, SessionKind
 from .settings import LaneRule, QueueOverride, QueueSettings, SettingsChange
 from .slots import Ask, Reserved, Slots
@@ -97,6 +100,8 @@ __all__ = [
     "Release",
     "Reserved",
     "Retry",
+    "RunningJob",
+    "RunningWorker",
     "SchemaMismatch",
     "SessionKind",
     "SessionLost",
@@ -108,6 +113,7 @@ __all__ = [
     "Store",
     "StoreError",
     "StoreFull",
+    "StoreMissing",
     "StoreReadOnly",
     "StoreUnavailable",
     "SystemClock",
@@ -119,6 +125,7 @@ __all__ = [
     "WouldDeadlock",
     "__version__",
     "current_job",
+    "current_worker",
     "new_id",
     "open_store",
 ]

@@ -10,11 +10,13 @@ import asyncio
 import inspect
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 import msgspec
 
+from . import hints
 from .backends import open_store
 from .binding import Release
 from .blocking import BlockingClient
@@ -22,15 +24,18 @@ from .client import Client, OnSent
 from .clock import Clock
 from .config import Settings, without_password
 from .connection import Connection
+from .declaration import QueueDeclaration, closed_set, reserved_of
+from .discovery import check_module, import_named, task_modules
 from .errors import FairlaneError, InvalidInput
 from .events import Events, Tracer
 from .handle import BroadcastHandle, Handle
+from .hooks import AroundHook, Hooks, WorkerHook
 from .job import Priority
-from .names import check_name, shown
-from .observed import ObservedStore
+from .names import check_name
+from .observed import ObservedStore, on_data_loss
 from .schedule import Schedule, template_of
-from .settings import LaneRule, QueueSettings, SettingsChange
-from .slots import Reserved, Slots, usual_slots
+from .settings import SettingsChange
+from .slots import Reserved, Slots
 from .store import Store
 from .task import AsyncTask, Call, PlainTask, PriorityWord, Registry, Seconds, Task, TaskSettings, seconds
 from .turn import OnPosition, Turn
@@ -42,6 +47,14 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+W = TypeVar("W", bound=WorkerHook)
+A = TypeVar("A", bound=AroundHook)
+
+
+NO_TASKS = (
+    "the application has no tasks, so a worker has nothing to run: import their modules by Fairlane(include=[…]) or "
+    "app.autodiscover(package)"
+)
 
 
 class TaskDecorator(Protocol):
@@ -59,7 +72,9 @@ class Fairlane:
     """An application: its tasks, its queues, and the store they live in.
 
     The store is `url`, else that of `settings`, which come from the environment unless they are given. `version`
-    numbers what the code declares: an older deployment does not undo what a newer one has declared.
+    numbers what the code declares: an older deployment does not undo what a newer one has declared. `include` names
+    the modules that hold tasks; workers, the command line and child processes import them, programs that only send
+    jobs need not.
     """
 
     def __init__(
@@ -71,18 +86,30 @@ class Fairlane:
         events: Events | None = None,
         tracer: Tracer | None = None,
         version: int = 0,
+        include: Sequence[str] = (),
     ) -> None:
         found = Settings.from_env(os.environ) if settings is None else settings
         self.settings = found if url is None else msgspec.structs.replace(found, url=url)
         self.events = events or Events()
         self.tracer = tracer
         self.registry = Registry()
+        self.hooks = Hooks()
+        if isinstance(include, str):
+            raise InvalidInput("include", f"must be a list of modules, such as [{include!r}]")
+        self._include = [check_module("include", name) for name in include]
+        self._packages: list[str] = []
+        self._loaded = False
         self._clock = clock
         self._version = version
         self._queues: dict[str, QueueDeclaration] = {}
         self._sent = False
-        self.connection = Connection(self.open_store, self._declare_queues)
-        self.client = Client(self.connection, tracer=tracer)
+        self.creates_store = True
+        """Off: a store that is not there is not made, and opening it raises `StoreMissing`."""
+        self.declares_queues = True
+        """Off: opening the store changes no settings there, for programs that only look."""
+        self._schedules_declared = False
+        self.connection = Connection(self.open_store, self._declare_queues, self.close)
+        self.client = Client(self.connection, tracer=tracer, clock=clock, retention=self.settings.retention)
         self._waiter = Waiter(self.connection, self.open_store, self.settings.intervals, self.settings.retention)
         self.blocking = BlockingClient(self.client, self.turn, self._let_go)
 
@@ -112,6 +139,27 @@ class Fairlane:
         self.registry.add(task)
         return task
 
+    def autodiscover(self, package: str) -> None:
+        """Import every module of a package that is called ``tasks``, at any depth, when tasks are loaded.
+
+        A package called ``tasks`` is imported with all its modules. Nothing is imported by this call itself, so it may
+        stand below ``app = Fairlane()`` in a module that those modules import.
+        """
+        self._packages.append(check_module("autodiscover", package))
+        self._loaded = False
+
+    def load_tasks(self) -> None:
+        """Import the modules of `include` and `autodiscover`. Workers, labs and the command line do so themselves."""
+        if self._loaded:
+            return
+        for field, name in self._task_modules():
+            import_named(field, name)
+        self._loaded = True
+
+    def _task_modules(self) -> list[tuple[str, str]]:
+        found = [("include", name) for name in self._include]
+        return found + [("autodiscover", name) for package in self._packages for name in task_modules(package)]
+
     def queue(
         self,
         name: str,
@@ -132,7 +180,9 @@ class Fairlane:
                 "declare queues where the app is made, before the first call"
             )
         declaration = self._queues.get(name) or QueueDeclaration(name)
-        declaration.declare(limit=limit, reserved=_reserved(reserved), max_pending=max_pending, closed=_closed(lanes))
+        declaration.declare(
+            limit=limit, reserved=reserved_of(reserved), max_pending=max_pending, closed=closed_set(lanes)
+        )
         self._queues[name] = declaration
         return declaration
 
@@ -147,6 +197,39 @@ class Fairlane:
             for task in self.registry
             if task.timetable is not None
         ]
+
+    def on_worker_start(self, hook: W) -> W:
+        """Run `hook` with the worker before it begins, also in the child processes of isolated bodies.
+
+            @app.on_worker_start
+            async def connect(worker: RunningWorker) -> None:
+                worker.state.pool = await asyncpg.create_pool(DSN)
+
+        Bodies find it by ``current_worker().state.pool``. A hook that raises keeps the worker from starting.
+        """
+        self.hooks.add_start(hook)
+        return hook
+
+    def on_worker_stop(self, hook: W) -> W:
+        """Run `hook` with the worker when its bodies have ended; all such hooks together have five seconds."""
+        self.hooks.add_stop(hook)
+        return hook
+
+    def around_job(self, hook: A) -> A:
+        """Let a generator, plain or async, stand around every body; the first that is declared is the outermost.
+
+            @app.around_job
+            def timed(job: RunningJob) -> Iterator[None]:
+                began = time.monotonic()
+                try:
+                    yield  # the body runs here: this is its result, or raises what it raised
+                finally:
+                    log.info("%s took %.1f s", job.task, time.monotonic() - began)
+
+        What a hook raises is how the run ends. What it catches goes on all the same.
+        """
+        self.hooks.add_around(hook)
+        return hook
 
     # -- sending -------------------------------------------------------------------------------------------------
 
@@ -220,16 +303,19 @@ class Fairlane:
         """A worker in this process and event loop: ``await app.worker(slots=4).run()`` serves until it is stopped.
 
         What is not given is as ``fairlane worker`` would have it. `slots` as a number reserves one for high priority,
-        if there are two. With `burst` it stops when there is nothing left to do.
+        if there are four. With `burst` it stops when there is nothing left to do.
         """
         from .worker.settings import WorkerSettings
         from .worker.worker import Worker
 
+        self.load_tasks()
+        if not len(self.registry):
+            raise FairlaneError(NO_TASKS)
         mine = self.settings
         served = queues or mine.queues or sorted(self.queue_names() | {"default"})
         settings = WorkerSettings(
             queues=dict(served) if isinstance(served, Mapping) else dict.fromkeys(served, 1),
-            slots=mine.slots if slots is None else slots if isinstance(slots, Slots) else usual_slots(slots),
+            slots=mine.slots if slots is None else slots if isinstance(slots, Slots) else mine.slots_for(slots),
             pool=mine.pool if pool is None else pool,
             index=mine.index if index is None else index,
             grace=mine.grace if grace is None else seconds("grace", grace),
@@ -239,11 +325,23 @@ class Fairlane:
             retention=mine.retention,
         )
         return Worker(
-            self.connection.store, self.open_store, self.registry, settings, declare=self.declare, tracer=self.tracer
+            self.connection.hold,
+            self.open_store,
+            self.registry,
+            settings,
+            release=self.connection.release,
+            declare=self.declare,
+            tracer=self.tracer,
+            hooks=[self.hooks],
         )
 
     async def declare(self, store: Store) -> None:
-        """Tell a store the schedules of the tasks. A worker does so when it starts, and every hour."""
+        """Declare the queues, their limits and the schedules of the tasks to a store.
+
+        A worker does so when it starts, every hour, and when the store has lost its data.
+        """
+        await self._configure(store)
+        self._schedules_declared = True
         schedules = self.schedules()
         if schedules:
             await store.declare(schedules)
@@ -252,31 +350,52 @@ class Fairlane:
 
     async def open_store(self) -> Store:
         """Another store at the same place, for whoever needs one of his own; he closes it."""
-        return ObservedStore(await open_store(self.settings.url, clock=self._clock), self.events)
+        return ObservedStore(await self._opened(), self.events)
+
+    async def _opened(self) -> Store:
+        return await open_store(self.settings.url, clock=self._clock, create=self.creates_store)
 
     async def _declare_queues(self, store: Store) -> None:
         self._sent = True
+        await self._configure(store)
+        on_data_loss(store, partial(self._declare_again, store))
+
+    async def _declare_again(self, store: Store) -> None:
+        """The store has lost data: a worker's process declares everything, another one its queues."""
+        await (self.declare(store) if self._schedules_declared else self._configure(store))
+
+    async def _configure(self, store: Store) -> None:
         changes = [
             SettingsChange(queue=name, declared=queue.settings, version=self._version)
             for name, queue in self._queues.items()
         ]
-        if changes:
+        if changes and self.declares_queues:
             await store.configure(changes)
 
     async def close(self) -> None:
-        """End what this process holds and close the store. The next call opens it again."""
-        try:
-            await self._let_go()
-        finally:
-            # In a thread: what still runs there may need this loop to end.
-            await asyncio.to_thread(self.blocking.stop)
+        """End what this process holds and close the store. The next call opens it again.
 
-    async def _let_go(self) -> None:
+        While a worker of this application runs in the process, the store, the turns that are held and the thread of
+        `blocking` stay: they are the worker's and its bodies' too, and end with the worker.
+        """
+        closed = True
+        try:
+            closed = await self._let_go()
+        finally:
+            if closed:
+                # In a thread: what still runs there may need this loop to end.
+                await asyncio.to_thread(self.blocking.stop)
+
+    async def _let_go(self) -> bool:
+        """Close the store. False: a worker holds it, and it is closed when that ends."""
+        if not self.connection.give_up():
+            return False
         try:
             await self._waiter.close()
         finally:
             await self.connection.close()
             self._sent = False
+        return True
 
     async def __aenter__(self) -> Fairlane:
         await self.connection.store()
@@ -287,59 +406,10 @@ class Fairlane:
     ) -> None:
         await self.close()
 
+    if not TYPE_CHECKING:
+        # Type checkers know no such attribute, so that they refuse it too.
+        def __getattr__(self, name: str) -> Any:
+            raise hints.no_attribute(self, "the application", name, hints.APP)
+
     def __repr__(self) -> str:
         return f"<Fairlane at {without_password(self.settings.url)}, {len(self.registry)} tasks>"
-
-
-class QueueDeclaration:
-    """What an application says about one queue; checked at once, told to the store when it is opened."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.settings = QueueSettings()
-
-    def declare(self, **fields: Any) -> None:
-        """Lay these fields over what is declared; None leaves a field alone."""
-        given = {field: value for field, value in fields.items() if value is not None}
-        for field, value in given.items():
-            known = getattr(self.settings, field)
-            if known not in (value, getattr(QueueSettings(), field)):
-                raise InvalidInput(field, f"queue {self.name!r} is declared with two of them; leave one out")
-        self.settings = msgspec.structs.replace(self.settings, **given)
-
-    def lane(
-        self,
-        pattern: str,
-        *,
-        limit: int | None = None,
-        weight: float = 1.0,
-        ordered: bool | None = None,
-        max_pending: int | None = None,
-    ) -> QueueDeclaration:
-        """Declare the lanes that match `pattern`: a key, or the beginning of keys followed by ``*``.
-
-        `limit` is how many jobs of one such lane run at once, `weight` its share, `ordered` strict order of arrival.
-        """
-        rule = LaneRule(pattern=pattern, limit=limit, weight=weight, ordered=ordered, max_pending=max_pending)
-        self.settings = msgspec.structs.replace(self.settings, lanes=(*self.settings.lanes, rule))
-        return self
-
-    def __repr__(self) -> str:
-        return f"<QueueDeclaration of {self.name}>"
-
-
-def _reserved(reserved: Reserved | Mapping[str, int] | None) -> Reserved | None:
-    if reserved is None or isinstance(reserved, Reserved):
-        return reserved
-    unknown = sorted(set(reserved) - set(Reserved.__struct_fields__))
-    if unknown:
-        raise InvalidInput("reserved", f"{shown(unknown[0])} is none of 'high', 'normal'")
-    return Reserved(**reserved)
-
-
-def _closed(lanes: Sequence[str] | None) -> tuple[str, ...] | None:
-    if lanes is None:
-        return None
-    if isinstance(lanes, str):
-        raise InvalidInput("lanes", f"must be a list of lanes, such as [{lanes!r}]")
-    return tuple(lanes)

@@ -8,23 +8,25 @@ it, and plain functions that a worker runs, may call.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
+from . import hints
 from .binding import Binding, Release
+from .bulk import Bulk, BulkOptions, PurgeOptions
 from .client import Client, OnSent
-from .errors import FairlaneError
 from .handle import BroadcastHandle, Cancellation, Handle, Position, Update
 from .job import Enqueued, Job, JobState, NewJob, Priority
-from .reading import LaneReading, Page, QueueReading
+from .listings import FailureGroup, LaneListing, LanePage
+from .loop_thread import LoopThread
+from .reading import Page, QueueReading
 from .running import HeldPlace
+from .schedule import StoredSchedule
 from .session import Session, Term
 from .task import Call, PriorityWord, Seconds, Task
+from .tokens import AccessToken, Scope
 from .turn import Turn
 from .upkeep import Recount
 
@@ -33,89 +35,6 @@ T = TypeVar("T")
 Report = Callable[[Position], None]
 Turns = Callable[..., Turn]
 """`Fairlane.turn`."""
-
-
-class LoopThread:
-    """An event loop in a thread of its own, for callers that have none."""
-
-    def __init__(self) -> None:
-        self._forget()
-
-    def _forget(self) -> None:
-        self._door = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        # Last: whoever sees his own number here finds the rest made anew.
-        self._pid = os.getpid()
-
-    def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do `work` in the loop, and wait for it here. The caller's context variables are seen there."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            pass
-        else:
-            raise FairlaneError(
-                "a blocking call inside an event loop would stop the loop: use the async one, with await"
-            )
-        running = asyncio.run_coroutine_threadsafe(_awaited(work), self._started())
-        try:
-            return running.result()
-        except BaseException:
-            # Nobody waits any more, say after Ctrl-C; after an error of the work itself this changes nothing.
-            running.cancel()
-            raise
-
-    def post(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Do `work` in the loop, if it is still there, without waiting for it."""
-        loop = self._loop
-        if loop is not None and self._pid == os.getpid() and loop.is_running():
-            asyncio.run_coroutine_threadsafe(_awaited(work), loop)
-
-    def stop(self) -> None:
-        """End the thread. The next call makes another one."""
-        if self._pid != os.getpid():
-            self._forget()
-        with self._door:
-            # Together: a caller may make another pair as soon as the door is open.
-            loop, thread = self._loop, self._thread
-            self._loop = self._thread = None
-        if loop is not None and thread is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended already
-                loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-
-    def _started(self) -> asyncio.AbstractEventLoop:
-        if self._pid != os.getpid():
-            # The thread, and even the lock as it was held, stayed with the parent.
-            self._forget()
-        with self._door:
-            if self._loop is None:
-                # Not uvloop: programs without an event loop of their own are those that fork.
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=_serve, args=(self._loop,), name="fairlane-blocking", daemon=True
-                )
-                self._thread.start()
-            return self._loop
-
-
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-        left = asyncio.all_tasks(loop)
-        for task in left:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
-    finally:
-        loop.close()
-
-
-async def _awaited(work: Callable[[], Awaitable[T]]) -> T:
-    return await work()
 
 
 class BlockingHandle(Generic[R]):
@@ -185,6 +104,11 @@ class BlockingHandle(Generic[R]):
         """Run a job that has ended once more, as a new job."""
         return BlockingHandle(self._thread, self._thread.run(self._handle.retry))
 
+    if not TYPE_CHECKING:
+        # Type checkers know no such attribute, so that they refuse it too.
+        def __getattr__(self, name: str) -> Any:
+            raise hints.no_attribute(self, "a handle", name, hints.HANDLE, blocking=True)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of job {self.id}>"
 
@@ -236,16 +160,19 @@ class BlockingTurn:
 class BlockingClient:
     """What a program can ask of a store. `Client` says what the verbs do."""
 
-    def __init__(self, client: Client, turns: Turns, close: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, client: Client, turns: Turns, close: Callable[[], Awaitable[bool]]) -> None:
         self._client = client
         self._turns = turns
         self._close = close
         self._thread = LoopThread()
 
     def close(self) -> None:
-        """Close the application, and end the thread. The next call opens it again."""
-        self._thread.run(self._close)
-        self._thread.stop()
+        """Close the application, and end the thread. The next call opens it again.
+
+        While a worker of the application runs in the process both stay: other bodies use them too.
+        """
+        if self._thread.run(self._close):
+            self._thread.stop()
 
     def stop(self) -> None:
         """End the thread alone."""
@@ -341,7 +268,25 @@ class BlockingClient:
         """Run a job that has ended once more."""
         return BlockingHandle(self._thread, self._thread.run(lambda: self._client.retry(id)))
 
+    # -- many jobs -----------------------------------------------------------------------------------------------
+
+    def retry_all(self, **options: Unpack[BulkOptions]) -> Bulk:
+        """Run every job of a selection that has ended once more; `progress` is called in another thread."""
+        return self._thread.run(lambda: self._client.retry_all(**options))
+
+    def cancel_all(self, **options: Unpack[BulkOptions]) -> Bulk:
+        """Cancel every job of a selection that has not ended."""
+        return self._thread.run(lambda: self._client.cancel_all(**options))
+
+    def purge(self, **options: Unpack[PurgeOptions]) -> Bulk:
+        """Forget every job of a selection that has ended."""
+        return self._thread.run(lambda: self._client.purge(**options))
+
     # -- reading -------------------------------------------------------------------------------------------------
+
+    def schedules(self) -> list[StoredSchedule]:
+        """Every schedule that was declared."""
+        return self._thread.run(self._client.schedules)
 
     def find(
         self,
@@ -375,9 +320,21 @@ class BlockingClient:
         """Every queue, by name."""
         return self._thread.run(self._client.queues)
 
-    def lanes(self, queue: str, *, limit: int = 100) -> list[LaneReading]:
+    def counters(self) -> dict[str, int]:
+        """What the store's server has counted that should not happen, such as deadlocks."""
+        return self._thread.run(self._client.counters)
+
+    def lanes(self, queue: str, *, limit: int = 100, cursor: str | None = None) -> LaneListing:
         """The lanes of a queue that have work."""
-        return self._thread.run(lambda: self._client.lanes(queue, limit=limit))
+        return self._thread.run(lambda: self._client.lanes(queue, limit=limit, cursor=cursor))
+
+    def lane_line(self, queue: str, lane: str | None, *, limit: int = 50, cursor: str | None = None) -> LanePage:
+        """A page of a lane's jobs in the order in which they start."""
+        return self._thread.run(lambda: self._client.lane_line(queue, lane, limit=limit, cursor=cursor))
+
+    def failures(self, *, queue: str | None = None, task: str | None = None, limit: int = 50) -> list[FailureGroup]:
+        """Failed jobs that are still kept, grouped by task and error group."""
+        return self._thread.run(lambda: self._client.failures(queue=queue, task=task, limit=limit))
 
     def sessions(self) -> list[Session]:
         """Every session that is still remembered."""
@@ -405,9 +362,34 @@ class BlockingClient:
         """Override how many jobs of a queue, or of one lane of it, run at once."""
         self._thread.run(lambda: self._client.set_limit(queue, limit, lane=lane))
 
+    def clear_limit(self, queue: str, *, lane: str | None = None) -> None:
+        """Undo `set_limit`."""
+        self._thread.run(lambda: self._client.clear_limit(queue, lane=lane))
+
     def clear_override(self, queue: str) -> None:
         """Let the declaration count alone."""
         self._thread.run(lambda: self._client.clear_override(queue))
+
+    # -- tokens of the HTTP service ------------------------------------------------------------------------------
+
+    def make_token(
+        self,
+        name: str,
+        scopes: Sequence[Scope | str],
+        queues: Sequence[str] | None = None,
+        lane_prefix: str | None = None,
+        expires: Seconds | None = None,
+    ) -> tuple[AccessToken, str]:
+        """Make a token, and answer with it and its secret."""
+        return self._thread.run(lambda: self._client.make_token(name, scopes, queues, lane_prefix, expires))
+
+    def tokens(self) -> list[AccessToken]:
+        """Every token, the oldest first."""
+        return self._thread.run(self._client.tokens)
+
+    def revoke_token(self, id: str) -> bool:
+        """Revoke a token for good."""
+        return self._thread.run(lambda: self._client.revoke_token(id))
 
     # -- the store itself ----------------------------------------------------------------------------------------
 

@@ -5,28 +5,37 @@ use only this class. It is thin on purpose: what is decided is decided by the st
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
 import msgspec
 
-from . import codec, lanes
+from . import codec, lanes, tokens
 from .binding import Binding, Release
+from .bulk import Bulk, BulkOptions, Bulks, PurgeOptions
+from .clock import Clock
 from .connection import Connection
 from .errors import InvalidInput, NotFound
 from .events import Tracer
+from .finding import Counted
 from .handle import BroadcastHandle, Cancellation, Handle, cancellation, children, find_job
-from .job import MOST_JOBS_PER_CALL, Enqueued, Job, JobKind, JobState, NewJob
+from .job import MOST_BYTES_PER_ENQUEUE, Enqueued, Job, JobKind, JobState, NewJob, parts_of
+from .listings import FailureGroup, LaneListing, LanePage
 from .names import ERROR_BYTES, shown
-from .reading import Filter, LaneReading, Page, QueueReading
+from .observed import ObservedStore
+from .reading import Filter, Page, QueueReading
+from .schedule import StoredSchedule
 from .session import Session, Term
 from .settings import LaneRule, QueueOverride, QueueSettings, SettingsChange
 from .task import Call, Seconds, Task, seconds
+from .tokens import AccessToken, Scope
 from .transactions import Joining, transactions_of
-from .upkeep import Recount
+from .upkeep import Recount, Retention
 
 R = TypeVar("R")
+RETENTION = Retention()
 OnSent = Callable[[int, int], None]
 """Called after each part of a long list with how many of them are stored, and how many there are."""
 
@@ -34,9 +43,18 @@ OnSent = Callable[[int, int], None]
 class Client:
     """What a program can ask of a store, in words of tasks and jobs."""
 
-    def __init__(self, connection: Connection, *, tracer: Tracer | None = None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        tracer: Tracer | None = None,
+        clock: Clock | None = None,
+        retention: Retention = RETENTION,
+    ) -> None:
         self._connection = connection
         self._tracer = tracer
+        self._clock = clock
+        self._retention = retention
 
     # -- sending -------------------------------------------------------------------------------------------------
 
@@ -58,12 +76,12 @@ class Client:
             return await store.enqueue(traced)
 
     async def enqueue_many(self, calls: Sequence[Call[R]], progress: OnSent | None = None) -> list[Handle[R]]:
-        """Store any number of jobs, 1,000 at a time, each thousand all or none, in their order.
+        """Store any number of jobs, in their order, in parts of 1,000 jobs and 16 MiB at the most, each all or none.
 
         The calls have their ids already: after an error the same list may be sent again, and what is missing is stored.
         """
         handles: list[Handle[R]] = []
-        parts = [calls[start : start + MOST_JOBS_PER_CALL] for start in range(0, len(calls), MOST_JOBS_PER_CALL)]
+        parts = parts_of(calls, lambda call: _job_of(call).size, most_bytes=MOST_BYTES_PER_ENQUEUE)
         sending: list[asyncio.Task[list[Enqueued]]] = []
         try:
             for number, part in enumerate(parts):
@@ -160,7 +178,38 @@ class Client:
         """Run a job that has ended once more, as a new job."""
         return await self.handle(id).retry()
 
+    # -- many jobs -----------------------------------------------------------------------------------------------
+
+    async def retry_all(self, **options: Unpack[BulkOptions]) -> Bulk:
+        """Run every job of a selection that has ended once more; failed ones, unless `state` says otherwise.
+
+        No job is retried twice, however often this is interrupted and repeated: a retry that failed is a job of its
+        own. `progress` is called after each page, `most` bounds how many jobs are looked at, and a dry run changes
+        nothing. After an error the call may be repeated, and does what is left.
+        """
+        return await (await self._bulks()).retry(options)
+
+    async def cancel_all(self, **options: Unpack[BulkOptions]) -> Bulk:
+        """Cancel every job of a selection that has not ended: waiting ones at once, running ones by asking them."""
+        return await (await self._bulks()).cancel(options)
+
+    async def purge(self, **options: Unpack[PurgeOptions]) -> Bulk:
+        """Forget every job of a selection that has ended, before its retention is over.
+
+        With `cancel_waiting` also those that wait, which are cancelled first. Running ones stay. Ids stay taken as
+        after any other end.
+        """
+        return await (await self._bulks()).purge(options, self._retention)
+
+    async def _bulks(self) -> Bulks:
+        now = time.time() if self._clock is None else self._clock.now()
+        return Bulks(await self._connection.store(), self.send, now=now)
+
     # -- reading -------------------------------------------------------------------------------------------------
+
+    async def schedules(self) -> list[StoredSchedule]:
+        """Every schedule that was declared, by name."""
+        return await (await self._connection.store()).schedules()
 
     async def find(
         self,
@@ -185,9 +234,26 @@ class Client:
         """Every queue, by name."""
         return await (await self._connection.store()).queues()
 
-    async def lanes(self, queue: str, *, limit: int = 100) -> list[LaneReading]:
-        """The lanes of a queue that have work, the longest backlog first."""
-        return await (await self._connection.store()).lanes(queue, limit=limit)
+    async def counters(self) -> dict[str, int]:
+        """What the store's server has counted that should not happen, such as deadlocks; empty if it counts nothing."""
+        store = await self._connection.store()
+        while isinstance(store, ObservedStore):
+            store = store.inner
+        return await store.counters() if isinstance(store, Counted) else {}
+
+    async def lanes(self, queue: str, *, limit: int = 100, cursor: str | None = None) -> LaneListing:
+        """The lanes of a queue that have work, the longest backlog first: a list whose `cursor` leads on."""
+        return await (await self._connection.store()).lanes(queue, limit=limit, cursor=cursor)
+
+    async def lane_line(self, queue: str, lane: str | None, *, limit: int = 50, cursor: str | None = None) -> LanePage:
+        """A page of a lane's jobs in the order in which they start: those that run, then those that wait."""
+        return await (await self._connection.store()).lane_line(queue, lane, limit=limit, cursor=cursor)
+
+    async def failures(
+        self, *, queue: str | None = None, task: str | None = None, limit: int = 50
+    ) -> list[FailureGroup]:
+        """Failed jobs that are still kept, grouped by task and error group, the largest group first."""
+        return await (await self._connection.store()).failures(queue=queue, task=task, limit=limit)
 
     async def sessions(self) -> list[Session]:
         """Every session that is still remembered, the newest first."""
@@ -222,6 +288,19 @@ class Client:
             changed = _with_rule(override, msgspec.structs.replace(rule, limit=limit, ordered=ordered))
         await self._lay_over(queue, changed)
 
+    async def clear_limit(self, queue: str, *, lane: str | None = None) -> None:
+        """Undo `set_limit`: the declared limit of the queue, or of the lanes that match `lane`, counts again."""
+        reading, override = await self._override(queue)
+        if lane is None:
+            await self._lay_over(queue, msgspec.structs.replace(override, limit=msgspec.UNSET))
+            return
+        others = _without_rule(override, lane)
+        if any(rule.paused for rule in override.lanes if rule.pattern == lane):
+            # The pause is another wish, and stays.
+            rule = _rule(others.over(reading.declared), lane)
+            others = _with_rule(others, msgspec.structs.replace(rule, paused=True))
+        await self._lay_over(queue, others)
+
     async def clear_override(self, queue: str) -> None:
         """Let the declaration count alone: undoes every `pause` and `set_limit` of the queue and of its lanes."""
         await self._override(queue)
@@ -252,6 +331,29 @@ class Client:
         if override == QueueOverride():
             override = None
         await (await self._connection.store()).configure([SettingsChange(queue=queue, override=override)])
+
+    # -- tokens of the HTTP service ------------------------------------------------------------------------------
+
+    async def make_token(
+        self,
+        name: str,
+        scopes: Sequence[Scope | str],
+        queues: Sequence[str] | None = None,
+        lane_prefix: str | None = None,
+        expires: Seconds | None = None,
+    ) -> tuple[AccessToken, str]:
+        """Make a token, and answer with it and its secret, which is stored nowhere and cannot be shown again."""
+        lasts = None if expires is None else seconds("expires", expires)
+        token, secret = tokens.make(name, scopes, queues=queues, lane_prefix=lane_prefix, expires=lasts)
+        return await (await self._connection.store()).add_token(token), secret
+
+    async def tokens(self) -> list[AccessToken]:
+        """Every token, the oldest first; those that are revoked or have expired as well."""
+        return await (await self._connection.store()).tokens()
+
+    async def revoke_token(self, id: str) -> bool:
+        """Revoke a token for good; False when it was revoked before."""
+        return await (await self._connection.store()).revoke_token(id)
 
     # -- the store itself ----------------------------------------------------------------------------------------
 

@@ -90,6 +90,11 @@ _VALUE = re.compile(r"Invalid enum value .*?(?= - at |$)", re.DOTALL)
 """The one message that repeats what was sent. Nothing that was sent is ever shown."""
 
 
+def hide_values(message: str) -> str:
+    """A message of the decoder without what was sent."""
+    return _VALUE.sub("Invalid enum value", message)
+
+
 class Reader(Generic[T]):
     """Reads values of one type, again and again: looking the type up is most of the work, and is done once."""
 
@@ -104,7 +109,7 @@ class Reader(Generic[T]):
         try:
             return self._decoder.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-            raise InvalidInput(self._field, _VALUE.sub("Invalid enum value", str(exc))) from None
+            raise InvalidInput(self._field, hide_values(str(exc))) from None
         except Exception as exc:
             # What a class does in its own constructor can raise anything; its words may repeat the value.
             raise InvalidInput(self._field, f"{type(exc).__name__} while it was read") from None

@@ -30,6 +30,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str = DEFAULT_URL
     slots: Slots = Slots(total=DEFAULT_SLOTS, reserved=default_reserved(DEFAULT_SLOTS))
+    high_reserved: int | None = None
+    """Slots that somebody has reserved for high whatever their number; None: as is usual for so many."""
     queues: dict[str, int] = msgspec.field(default_factory=dict)
     """Queues a worker serves, with their weights; empty: those the application names."""
     pool: str = "default"
@@ -54,6 +56,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
         """The settings in an environment; what it does not name has its default."""
         return _Reading(environ).settings()
+
+    def slots_for(self, total: int) -> Slots:
+        """So many slots instead, with the reservation that somebody chose, else the usual one for them."""
+        if self.high_reserved is not None:
+            return Slots(total=total, reserved=Reserved(high=self.high_reserved))
+        chosen = self.slots.reserved != default_reserved(self.slots.total)
+        return Slots(total=total, reserved=self.slots.reserved if chosen else default_reserved(total))
 
     def __repr__(self) -> str:
         rest = ", ".join(f"{f}={getattr(self, f)!r}" for f in self.__struct_fields__ if f != "url")
@@ -88,11 +97,13 @@ class _Reading:
         # An empty variable is how shells and compose files unset one.
         self._environ = {name: value for name, value in environ.items() if value.strip()}
         self._problems: list[str] = []
+        self._high_reserved: int | None = None
 
     def settings(self) -> Settings:
         found: dict[str, Any] = {
             "url": self._read(URL, lambda _, text: text.strip(), DEFAULT_URL),
             "slots": self._slots(),
+            "high_reserved": self._high_reserved,
             "queues": self._read("FAIRLANE_QUEUES", parse_queues, dict[str, int]()),
             "pool": self._read("FAIRLANE_POOL", check_name, "default"),
             "index": self._read("FAIRLANE_INDEX", _index, None),
@@ -117,7 +128,8 @@ class _Reading:
     def _slots(self) -> Slots | None:
         before = len(self._problems)
         total = self._read(SLOTS, _slots, DEFAULT_SLOTS)
-        high = self._read(RESERVED, _count, default_reserved(total).high)
+        self._high_reserved = self._read(RESERVED, _count, None)
+        high = default_reserved(total).high if self._high_reserved is None else self._high_reserved
         if len(self._problems) > before:
             return None
         if high >= total:

@@ -16,7 +16,7 @@ import msgspec
 from .binding import BindingState
 from .client import Client
 from .connection import Connection
-from .errors import FairlaneError, NotFound
+from .errors import FairlaneError, NotFound, StoreMissing
 from .finding import Examined, Finding, Level
 from .job import Job, JobState
 from .observed import ObservedStore
@@ -65,10 +65,12 @@ async def diagnose(
         # The verb that tells the store's clock. It declares nobody dead here; what it may do is any pass's work.
         before, now, after = wall(), (await store.rescue(limit=1, declare=False)).now, wall()
         evidence = await _gather(connection, store, now)
+    except StoreMissing as exc:
+        return [Finding(Level.ERROR, "store", str(exc), "a worker, an enqueue or `fairlane migrate` makes it")]
     except FairlaneError as exc:
         return [Finding(Level.ERROR, "store", f"cannot be used: {exc}", "check --url, and that the server runs")]
     findings = [_reached(time.monotonic() - began, version), _clock(now - (before + after) / 2)]
-    checks: list[Check] = [_server, _leader, _sessions, _queues, _lanes, _bindings, _failures]
+    checks: list[Check] = [_server, _leader, _sessions, _queues, _tasks, _lanes, _bindings, _failures]
     if recount:
         checks.append(_recount)
     for check in checks:
@@ -157,7 +159,16 @@ async def _sessions(evidence: Evidence) -> list[Finding]:
 
 
 async def _queues(evidence: Evidence) -> list[Finding]:
-    findings = []
+    findings = [
+        Finding(
+            Level.ERROR,
+            "queues",
+            f"the settings of {queue.name} cannot be read ({queue.problem}); they are taken for the defaults",
+            "declare them again: restart a worker that declares the queue, or set its limits by hand",
+        )
+        for queue in evidence.queues
+        if queue.problem
+    ]
     for queue in evidence.queues:
         waiting = queue.counts.pending
         if not waiting:
@@ -169,6 +180,20 @@ async def _queues(evidence: Evidence) -> list[Finding]:
             what = f"{queue.name}: {waiting:,} jobs wait, and no live worker serves it"
             findings.append(Finding(Level.ERROR, "queues", what, f"fairlane worker -A module:app -Q {queue.name}"))
     return findings or [Finding(Level.OK, "queues", f"none of {len(evidence.queues)} waits for a worker")]
+
+
+async def _tasks(evidence: Evidence) -> list[Finding]:
+    findings = []
+    for declined in await evidence.store.declined(limit=LOOKED_AT):
+        if not declined.known:
+            waited = max(0.0, evidence.now - declined.since)
+            what = (
+                f"{declined.task}: {declined.waiting:,} jobs of queue {declined.queue} wait, "
+                f"the first for {waited:.0f} s, and no live worker knows the task"
+            )
+            advice = "start workers of the application that has it, or name the task as before: @app.task(name=…)"
+            findings.append(Finding(Level.ERROR, "tasks", what, advice))
+    return findings or [Finding(Level.OK, "tasks", "none waits for a worker that knows it")]
 
 
 async def _lanes(evidence: Evidence) -> list[Finding]:
@@ -233,10 +258,15 @@ async def _failures(evidence: Evidence) -> list[Finding]:
             Level.WARN,
             "failures",
             f"{count} {'jobs' if count > 1 else 'job'} of {task} failed within the hour ({group})",
-            f"fairlane jobs --state failed --task {task}; then fairlane retry --failed",
+            f"fairlane jobs --state failed {_selected(task, group)}; then fairlane retry {_selected(task, group)}",
         )
         for (task, group), count in _groups(recent).most_common(LOOKED_AT)
     ]
+
+
+def _selected(task: str, group: str) -> str:
+    """Options that select these failures alone; the others may be of a kind that must not run again."""
+    return f"--task {task} --error {shlex.quote(group)}"
 
 
 def _groups(jobs: Sequence[Job]) -> Counter[tuple[str, str]]:

@@ -16,6 +16,7 @@
     ├── JobCancelled                `result()` of a job that was cancelled; `.reason` says why
     ├── StoreError                  the store failed
     │   ├── StoreUnavailable        it cannot be reached or is locked; the call may be repeated
+    │   ├── StoreMissing            there is none at this place yet, and the caller asked not to make one
     │   ├── StoreFull               no room left; nothing of the call was stored
     │   ├── StoreReadOnly           it may not be written
     │   └── SchemaMismatch          its schema is newer than this code, or damaged
@@ -109,6 +110,10 @@ class StoreError(FairlaneError):
 
 class StoreUnavailable(StoreError):
     """The store cannot be reached just now, or is held by somebody else. Repeating the call is safe."""
+
+
+class StoreMissing(StoreError):
+    """There is no store at this place yet, and it was opened with ``create=False``. Nothing was made."""
 
 
 class StoreFull(StoreError):

@@ -65,6 +65,8 @@ class Started(Event, frozen=True, gc=False):
     attempt: int
     fence: int
     session: str
+    waited: float | None = None
+    """Seconds for which it had waited, of the first start of a job only."""
 
 
 class Finished(Event, frozen=True, gc=False):

@@ -32,3 +32,11 @@ class Examined(Protocol):
 
     async def findings(self) -> list[Finding]:
         """Look, and change nothing. What the user may not see is left out; it is no finding."""
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """A store whose server counts what should not happen, such as deadlocks."""
+
+    async def counters(self) -> dict[str, int]:
+        """Each number by what was counted. They grow until the server's statistics are reset."""

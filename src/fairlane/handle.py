@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from . import codec
+from . import codec, hints
 from .connection import Connection
 from .errors import InvalidInput, JobCancelled, JobFailed, NotFound, StoreUnavailable, WouldDeadlock
 from .ids import new_id
@@ -37,13 +37,15 @@ class Position(msgspec.Struct, frozen=True):
     place: int
     """1 for the next of its lane."""
     of: int
-    """Waiting jobs of its lane."""
+    """Waiting jobs of its lane; never less than `place`."""
     exact: bool
-    """False beyond the first thousand, which are all that is counted."""
+    """False where the jobs before it were not counted to the end: `place` and `ahead` are lower bounds."""
     eta: float | None
     """Seconds until it starts, as far as can be told; None says that it cannot."""
     queue_ahead: int
     """An estimate of the jobs of its whole queue that start before it."""
+    of_exact: bool = True
+    """False where the jobs of its lane were not counted to the end: `of` is a lower bound."""
 
     def same_place(self, other: Position | None) -> bool:
         """Whether nothing but the estimate differs, which moves as time passes."""
@@ -205,6 +207,11 @@ class Handle(Generic[R]):
             raise JobCancelled(job.id, reason)
         return self._read_result(job.result)
 
+    if not TYPE_CHECKING:
+        # Type checkers know no such attribute, so that they refuse it too.
+        def __getattr__(self, name: str) -> Any:
+            raise hints.no_attribute(self, "a handle", name, hints.HANDLE)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of job {self._id}>"
 
@@ -279,6 +286,7 @@ def position_of(standing: Standing | None) -> Position | None:
         exact=standing.exact,
         eta=standing.eta(),
         queue_ahead=standing.queue_ahead,
+        of_exact=standing.of_exact,
     )
 
 

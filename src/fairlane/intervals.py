@@ -10,6 +10,7 @@ import msgspec
 
 from . import names
 from .errors import InvalidInput
+from .states import UNKNOWN_TASK_SECONDS
 
 SHORTEST = 0.001
 """A shorter interval is a busy loop by another name."""
@@ -42,6 +43,8 @@ class Intervals(msgspec.Struct, frozen=True, kw_only=True):
     """A leader distrusts its term, and a session without contact its lanes, this long before the lease ends."""
     loop_lag: float = 1.0
     """A body that holds the event loop for longer is reported."""
+    unknown_task: float = UNKNOWN_TASK_SECONDS
+    """A job whose task no worker knew for this long, counted from the first that declined it, fails."""
 
     def __post_init__(self) -> None:
         problems = [problem for field in self.__struct_fields__ if (problem := self._problem_of(field))]

@@ -6,7 +6,9 @@ store's clock; times a client sends are durations, except `run_at`, which a pers
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from enum import IntEnum, StrEnum
+from typing import TypeVar
 
 import msgspec
 
@@ -15,8 +17,32 @@ from .errors import InvalidInput
 from .retry import DEFAULT_BACKOFF, Backoff
 
 MOST_JOBS_PER_CALL = 1_000
+MOST_BYTES_PER_CALL = 1024 * 1024
+"""What one call carries of payloads, results or progress, if it can be cut: a link of 128 KiB/s has it there in 8 s."""
+MOST_BYTES_PER_ENQUEUE = 16 * 1024 * 1024
+"""The same for jobs that are stored together, all or none."""
 MOST_RETRIES = 1_000
 KEPT_ATTEMPTS = 20
+
+
+T = TypeVar("T")
+
+
+def parts_of(
+    items: Sequence[T], size_of: Callable[[T], int], *, most: int = MOST_JOBS_PER_CALL, most_bytes: int
+) -> list[Sequence[T]]:
+    """A list cut into parts for one call each: of at most so many items and bytes, and of one item at least."""
+    if len(items) <= most and sum(map(size_of, items)) <= most_bytes:
+        return [items] if items else []
+    parts: list[Sequence[T]] = []
+    start = carried = 0
+    for place, item in enumerate(items):
+        size = size_of(item)
+        if place > start and (carried + size > most_bytes or place - start >= most):
+            parts.append(items[start:place])
+            start, carried = place, 0
+        carried += size
+    return [*parts, items[start:]]
 
 
 class Priority(IntEnum):
@@ -115,7 +141,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     delay: float = 0.0
     run_at: float | None = None
     expires: float | None = None
-    """Seconds from the enqueue in which it must have started; then it is cancelled as `expired`."""
+    """Seconds from the enqueue in which it must have started, else it is cancelled as `expired`."""
     retries: int = 3
     backoff: Backoff = DEFAULT_BACKOFF
     timeout: float | None = None
@@ -133,6 +159,11 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     cron: CronSlot | None = None
     headers: bytes | None = None
     """JSON the system carries and never reads, such as a trace context."""
+
+    @property
+    def size(self) -> int:
+        """The bytes of it that a call counts."""
+        return len(self.payload) + len(self.headers or b"")
 
     def __post_init__(self) -> None:
         names.check_key("id", self.id)
@@ -248,11 +279,34 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     limited: bool
     """It has a place of a limited lane: without contact to the store its body must end before the lease does."""
     headers: bytes | None
+    waited: float | None = None
+    """Seconds from when it was due until this start; None for a run that is not the first, whose wait is not kept."""
 
     @property
     def held(self) -> Held:
         """The claim's name."""
         return Held(self.id, self.fence)
+
+    @property
+    def size(self) -> int:
+        """The bytes of it that a claim counts."""
+        return len(self.payload) + len(self.headers or b"")
+
+
+def waiting_since(
+    enqueued_at: float, delay: float | None, run_at: float | None, ended_at: float | None = None
+) -> float:
+    """Since when a job waits: it was sent, or due, or its last run ended."""
+    return max(enqueued_at + (delay or 0.0), run_at or 0.0, ended_at or 0.0)
+
+
+def waited(
+    fence: int, started_at: float | None, enqueued_at: float, delay: float | None, run_at: float | None
+) -> float | None:
+    """How long a job waited for the claim of this fence, once it was due."""
+    if fence != 1 or started_at is None:
+        return None
+    return max(0.0, started_at - waiting_since(enqueued_at, delay, run_at))
 
 
 class Acceptance(StrEnum):
@@ -291,7 +345,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     started_at: float
     ended_at: float | None = None
     outcome: str | None = None
-    """completed, retry, failed, snoozed, handed_back, cancelled, crashed or taken_back."""
+    """completed, retry, failed, snoozed, handed_back, declined, cancelled, crashed or taken_back."""
     state: JobState | None = None
     """The state the job went to by it."""
     reason: Reason | None = None
@@ -367,6 +421,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             retry_of=self.id,
             headers=self.headers,
         )
+
+
+def check_ids(ids: Sequence[str]) -> None:
+    """Refuse more ids than one call takes."""
+    if len(ids) > MOST_JOBS_PER_CALL:
+        raise InvalidInput("ids", f"{len(ids)} are more than {MOST_JOBS_PER_CALL} in one call; send them in parts")
 
 
 def _check_json(field: str, value: bytes) -> None:

@@ -20,6 +20,7 @@ from .errors import InvalidInput
 LEVELS = ("debug", "info", "warning", "error", "critical")
 FORMATS = ("text", "json")
 DEEPEST = 5
+LONGEST_TRACEBACK = 16 * 1024
 
 _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _JOB_FIELDS = ("job", "task", "attempt")
@@ -46,7 +47,7 @@ class TextFormatter(logging.Formatter):
         name = record.name.removeprefix("fairlane.")
         line = escaped(f"{_time(record)} {record.levelname:<7} {name}: {record.getMessage()}")
         job, task, attempt = (record.__dict__.get(field) for field in _JOB_FIELDS)
-        if None not in (job, task, attempt):
+        if None not in (job, task, attempt) and not record.getMessage().startswith(f"{task} {job}"):
             line += escaped(f" [{task} {job} attempt {attempt}]")
         if exception := _exception(self, record):
             line += "".join(f"\n    {escaped(each)}" for each in exception.splitlines())
@@ -75,6 +76,8 @@ class JsonFormatter(logging.Formatter):
 class _Handler(logging.StreamHandler[TextIO]):
     """Known by its class, so that configuring again replaces it and leaves the handlers of others alone."""
 
+    configured = ("info", "text")
+
 
 def configure(level: str = "info", format: str = "text", stream: TextIO | None = None) -> None:
     """Write the records of this process to `stream`, standard error unless given. Calling it again replaces that."""
@@ -86,11 +89,17 @@ def configure(level: str = "info", format: str = "text", stream: TextIO | None =
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
     # On the handler, not on a logger: the filters of a logger do not see the records of those below it.
     handler.addFilter(JobLogFilter())
+    handler.configured = (level, format)
     root = logging.getLogger()
     for other in [h for h in root.handlers if isinstance(h, _Handler)]:
         root.removeHandler(other)
     root.addHandler(handler)
     root.setLevel(level.upper())
+
+
+def configured() -> tuple[str, str] | None:
+    """The level and the format that this process was configured with, None when it was not."""
+    return next((h.configured for h in logging.getLogger().handlers if isinstance(h, _Handler)), None)
 
 
 def escaped(text: str) -> str:
@@ -107,14 +116,22 @@ def _time(record: logging.LogRecord) -> str:
 def _exception(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     """The traceback and the stack of a record, as far as it has them."""
     parts = []
-    if record.exc_info:
-        parts.append(formatter.formatException(record.exc_info))
-    elif record.exc_text:
-        # Another handler has dropped the exception and kept its text, to send the record elsewhere.
-        parts.append(record.exc_text)
+    if record.exc_text:
+        # The writer of the record gave the text, or another handler has dropped the exception and kept it.
+        parts.append(_bounded(record.exc_text))
+    elif record.exc_info:
+        parts.append(_bounded(formatter.formatException(record.exc_info)))
     if record.stack_info:
         parts.append(formatter.formatStack(record.stack_info))
     return "\n".join(parts)
+
+
+def _bounded(text: str) -> str:
+    """A traceback of bounded size: how it begins and, more of it, how it ends, where the message is."""
+    if len(text) <= LONGEST_TRACEBACK:
+        return text
+    head, tail = LONGEST_TRACEBACK // 4, LONGEST_TRACEBACK * 3 // 4
+    return f"{text[:head]}\n… {len(text) - head - tail} characters left out …\n{text[-tail:]}"
 
 
 def _plain(value: object, depth: int = 0) -> object:

@@ -11,12 +11,14 @@ import os
 import sys
 from collections.abc import Coroutine
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from .errors import InvalidInput
 
 T = TypeVar("T")
 LOOP = "FAIRLANE_LOOP"
 LARGER_THAN_A_BUFFER = 2**20
+_loops_beside: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -40,7 +42,17 @@ def run_beside(work: Coroutine[Any, Any, T]) -> T:
 
     Such a thread may start as the process ends, when nothing can be imported any more, and the process may fork.
     """
-    return run(work) if "uvloop" in sys.modules else asyncio.run(work)
+    return run(_beside(work)) if "uvloop" in sys.modules else asyncio.run(_beside(work))
+
+
+async def _beside(work: Coroutine[Any, Any, T]) -> T:
+    _loops_beside.add(asyncio.get_running_loop())
+    return await work
+
+
+def is_beside(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether a loop is that of a thread beside the program's own work, where nobody waits for an answer in a hurry."""
+    return loop in _loops_beside
 
 
 def runner() -> asyncio.Runner:

@@ -6,20 +6,22 @@ jobs that began in that time end without their task and queue in `Finished`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
 from . import events as news
 from .binding import Binding, Release
 from .job import Acceptance, Claimed, Enqueued, Held, Job, JobState, NewJob, Reason, Verdict
-from .reading import Filter, LaneReading, Page, QueueReading, Standing
+from .listings import FailureGroup, LaneListing, LanePage
+from .reading import DeclinedTask, Filter, Page, QueueReading, Standing
 from .schedule import Schedule, StoredSchedule
 from .session import Claim, Finished, NewSession, Renewal, Session, Term
 from .settings import SettingsChange
 from .slots import MOST_SLOTS
 from .states import Move, Transition
 from .store import Store
+from .tokens import AccessToken, NewToken
 from .upkeep import Admitted, Promoted, Pruned, Recount, Rescued, Retention
 from .wakeups import Wakeups
 
@@ -83,7 +85,7 @@ class ObservedStore:
             self._runs[job.id] = _Run(job.fence, job.task, job.queue, now)
             self._events.emit(
                 news.Started(
-                    job.id, job.task, job.queue, job.lane, job.priority, job.attempt, job.fence, session
+                    job.id, job.task, job.queue, job.lane, job.priority, job.attempt, job.fence, session, job.waited
                 )
             )  # fmt: skip
         while len(self._runs) > MOST_SLOTS:
@@ -103,9 +105,15 @@ class ObservedStore:
             # Told already. With the run still in memory, the reply to the first write had been lost.
             return
         move, reason, group = transition.move, transition.reason, transition.error_group
+        if verdict.state is JobState.FAILED:
+            # A decline fails a job that was declined for too long.
+            move = Move.FAIL
         if verdict.state is JobState.CANCELLED and move is not Move.CANCEL:
             # A cancel was requested meanwhile, and the store turned the end into that.
             move, reason, group = Move.CANCEL, Reason.BY_USER, None
+        elif verdict.state is JobState.FAILED and move is Move.HAND_BACK:
+            # One too many in a row, and no attempt was left.
+            reason, group = Reason.CRASHED, move.value
         self._events.emit(
             news.Finished(
                 id=held.id,
@@ -178,6 +186,9 @@ class ObservedStore:
                 self._events.emit(news.CancelRequested(id, state))
         return states
 
+    async def forget(self, ids: Sequence[str], retention: Retention) -> list[bool]:
+        return await self._timed("forget", self._inner.forget(ids, retention))
+
     async def release(self, pool: str, key: str, cleanup: NewJob | None = None) -> Release:
         answer = await self._timed("release", self._inner.release(pool, key, cleanup))
         if self._events.active:
@@ -229,7 +240,16 @@ class ObservedStore:
     async def declare(self, schedules: Sequence[Schedule]) -> list[StoredSchedule]:
         return await self._timed("declare", self._inner.declare(schedules))
 
+    async def add_token(self, token: NewToken) -> AccessToken:
+        return await self._timed("add_token", self._inner.add_token(token))
+
+    async def revoke_token(self, id: str) -> bool:
+        return await self._timed("revoke_token", self._inner.revoke_token(id))
+
     # -- reading -------------------------------------------------------------------------------------------------
+
+    async def schedules(self) -> list[StoredSchedule]:
+        return await self._timed("schedules", self._inner.schedules())
 
     async def leader(self) -> Term | None:
         return await self._timed("leader", self._inner.leader())
@@ -246,14 +266,28 @@ class ObservedStore:
     async def queues(self) -> list[QueueReading]:
         return await self._timed("queues", self._inner.queues())
 
-    async def lanes(self, queue: str, *, limit: int = 100) -> list[LaneReading]:
-        return await self._timed("lanes", self._inner.lanes(queue, limit=limit))
+    async def lanes(self, queue: str, *, limit: int = 100, cursor: str | None = None) -> LaneListing:
+        return await self._timed("lanes", self._inner.lanes(queue, limit=limit, cursor=cursor))
+
+    async def lane_line(self, queue: str, lane: str | None, *, limit: int = 50, cursor: str | None = None) -> LanePage:
+        return await self._timed("lane_line", self._inner.lane_line(queue, lane, limit=limit, cursor=cursor))
+
+    async def declined(self, *, limit: int = 100) -> list[DeclinedTask]:
+        return await self._timed("declined", self._inner.declined(limit=limit))
+
+    async def failures(
+        self, *, queue: str | None = None, task: str | None = None, limit: int = 50
+    ) -> list[FailureGroup]:
+        return await self._timed("failures", self._inner.failures(queue=queue, task=task, limit=limit))
 
     async def sessions(self) -> list[Session]:
         return await self._timed("sessions", self._inner.sessions())
 
     async def bindings(self, pool: str | None = None, key: str | None = None, *, limit: int = 100) -> list[Binding]:
         return await self._timed("bindings", self._inner.bindings(pool, key, limit=limit))
+
+    async def tokens(self) -> list[AccessToken]:
+        return await self._timed("tokens", self._inner.tokens())
 
     # -- the store itself ----------------------------------------------------------------------------------------
 
@@ -265,3 +299,12 @@ class ObservedStore:
 
     async def close(self) -> None:
         await self._timed("close", self._inner.close())
+
+
+def on_data_loss(store: Store, call: Callable[[], Awaitable[None]]) -> None:
+    """Have `call` called whenever a store finds that it has lost data, if it is one that can find out."""
+    while isinstance(store, ObservedStore):
+        store = store.inner
+    listen: Callable[[Callable[[], Awaitable[None]]], None] | None = getattr(store, "on_data_loss", None)
+    if listen is not None:
+        listen(call)

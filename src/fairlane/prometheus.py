@@ -8,7 +8,7 @@ Gauges tell of the whole store: give `queues` and `sessions` to one process, or 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 try:
@@ -17,24 +17,27 @@ except ModuleNotFoundError as exc:
     raise ModuleNotFoundError(
         "fairlane.prometheus needs prometheus-client: pip install 'fairlane[prometheus]'", name=exc.name
     ) from None
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
 from .events import Called, Enqueued, Event, Events, Finished, Led, Passed, Refused, Started
 from .job import Priority
+from .probes import Readiness, serve
 from .reading import QueueReading
 from .session import Session, SessionState
 
 log = logging.getLogger(__name__)
 
 JOB_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1_800, 3_600)
+WAIT_BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3_600, 14_400, 86_400)
 CALL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 MOST_SERIES = 1_000
 OTHER = "other"
 
 ReadQueues = Callable[[], Iterable[QueueReading]]
 ReadSessions = Callable[[], Iterable[Session]]
+ReadCounters = Callable[[], Mapping[str, int]]
 M = TypeVar("M", bound=MetricWrapperBase)
 C = TypeVar("C", bound=Collector)
 
@@ -60,8 +63,8 @@ class _Series(Generic[M]):
 class Metrics:
     """Counts events, and shows the store at each scrape if it is told how to read it. `close` takes all of it back.
 
-    `queues` and `sessions` are called in the thread of the scrape and may wait for the store; when one raises, the
-    scrape goes on without gauges and ``fairlane_store_up`` is 0.
+    `queues`, `sessions` and `counters` are called in the thread of the scrape and may wait for the store; when one
+    raises, the scrape goes on without gauges and ``fairlane_store_up`` is 0.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Metrics:
         *,
         queues: ReadQueues | None = None,
         sessions: ReadSessions | None = None,
+        counters: ReadCounters | None = None,
     ) -> None:
         self.registry = registry or prom.REGISTRY
         self._collectors: list[Collector] = []
@@ -84,6 +88,11 @@ class Metrics:
         self._job_seconds = self._histogram(
             "fairlane_job_seconds", "How long runs took, from claim to finish.", JOB_BUCKETS, "queue", "task"
         )
+        self._wait_seconds = self._histogram(
+            "fairlane_job_wait_seconds",
+            "How long jobs waited for their first start, from when they were sent or due.",
+            *(WAIT_BUCKETS, "queue", "priority"),
+        )
         self._call_seconds = self._histogram(
             "fairlane_store_call_seconds", "How long calls of the store took.", CALL_BUCKETS, "verb"
         )
@@ -91,20 +100,16 @@ class Metrics:
         self._refused = self._counter("fairlane_refused_writes", "Writes about jobs that were lost.", "verb")
         self._upkeep = self._counter("fairlane_upkeep", "What the leader's passes did.", "verb", "what")
         self._terms = self._add(prom.Counter("fairlane_terms", "Elections won by this process.", registry=None))
-        if queues or sessions:
-            self._add(_Gauges(queues, sessions))
+        if queues or sessions or counters:
+            self._add(_Gauges(queues, sessions, counters))
         self._unsubscribe = events.subscribe(self._count)
 
-    def serve(self, port: int, host: str = "127.0.0.1") -> Callable[[], None]:
-        """Answer scrapes on a thread of its own, from this machine unless told otherwise; answers how to stop."""
-        server, thread = prom.start_http_server(port, addr=host, registry=self.registry)
+    def serve(self, port: int, host: str = "127.0.0.1", readiness: Readiness | None = None) -> Callable[[], None]:
+        """Answer scrapes on a thread of its own, from this machine unless told otherwise; answers how to stop.
 
-        def stop() -> None:
-            server.shutdown()
-            server.server_close()
-            thread.join()
-
-        return stop
+        ``/healthz`` is answered too, and with `readiness` ``/readyz``.
+        """
+        return serve(prom.make_wsgi_app(self.registry), port, host, readiness)
 
     def close(self) -> None:
         """Count no more, and leave the registry. Closing twice is harmless."""
@@ -135,6 +140,8 @@ class Metrics:
                     self._enqueued(event.queue, event.task).inc()
             case Started():
                 self._started(event.queue, event.task).inc()
+                if event.waited is not None:
+                    self._wait_seconds(event.queue, event.priority.label).observe(event.waited)
             case Finished():
                 queue, task = event.queue or "", event.task or ""
                 self._finished(queue, task, event.state.value, event.outcome.value).inc()
@@ -159,22 +166,25 @@ class Metrics:
 class _Gauges(Collector):
     """What the store shows at the moment of a scrape."""
 
-    def __init__(self, queues: ReadQueues | None, sessions: ReadSessions | None) -> None:
+    def __init__(self, queues: ReadQueues | None, sessions: ReadSessions | None, counters: ReadCounters | None) -> None:
         self._queues = queues
         self._sessions = sessions
+        self._counters = counters
         self._up = True
 
-    def describe(self) -> Iterator[GaugeMetricFamily]:
+    def describe(self) -> Iterator[Metric]:
         """The names alone; without this, registering would already read the store."""
-        yield from (*self._of_queues([]), *self._of_sessions([]), _up(True))
+        yield from (*self._of_queues([]), *self._of_sessions([]), self._of_server({}), _up(True))
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         try:
-            families = []
+            families: list[Metric] = []
             if self._queues is not None:
                 families += self._of_queues(self._queues())
             if self._sessions is not None:
                 families += self._of_sessions(self._sessions())
+            if self._counters is not None:
+                families.append(self._of_server(self._counters()))
         except Exception as exc:
             # Said once for each time it goes away, not at every scrape.
             if self._up:
@@ -189,13 +199,17 @@ class _Gauges(Collector):
         jobs = GaugeMetricFamily("fairlane_jobs", "Jobs that are not over.", labels=("queue", "priority", "state"))
         workers = GaugeMetricFamily("fairlane_queue_workers", "Live workers that serve a queue.", labels=("queue",))
         paused = GaugeMetricFamily("fairlane_queue_paused", "1 while a queue is paused.", labels=("queue",))
+        oldest = GaugeMetricFamily(
+            "fairlane_queue_oldest_wait_seconds", "How long the oldest waiting job has waited.", labels=("queue",)
+        )
         for reading in readings:
             for priority, counts in zip(Priority, reading.classes, strict=True):
                 for state in ("scheduled", "pending", "running"):
                     jobs.add_metric((reading.name, priority.label, state), getattr(counts, state))
             workers.add_metric((reading.name,), reading.workers)
             paused.add_metric((reading.name,), reading.settings.paused)
-        return [jobs, workers, paused]
+            oldest.add_metric((reading.name,), reading.oldest_wait or 0.0)
+        return [jobs, workers, paused, oldest]
 
     @staticmethod
     def _of_sessions(sessions: Iterable[Session]) -> list[GaugeMetricFamily]:
@@ -208,6 +222,14 @@ class _Gauges(Collector):
         for key, count in counts.items():
             present.add_metric(key, count)
         return [present]
+
+    @staticmethod
+    def _of_server(counters: Mapping[str, int]) -> CounterMetricFamily:
+        text = "What the store's server has counted that should not happen."
+        counted = CounterMetricFamily("fairlane_server_incidents", text, labels=("what",))
+        for what, count in counters.items():
+            counted.add_metric((what,), count)
+        return counted
 
 
 def _up(value: bool) -> GaugeMetricFamily:

@@ -16,7 +16,13 @@ from .slots import FLOOR
 
 MOST_PER_PAGE = 500
 EXACT_PLACES = 1_000
-"""Places up to here are exact; beyond, the answer says that it is not."""
+"""Places up to here are exact on every store; beyond, where counting is cheap, else a lower bound that says so."""
+COUNTED_WHOLE = 5_000
+"""A queue with up to so many waiting jobs has the jobs of its lanes counted to the end on every store."""
+LANES_LOOKED_AT = 500
+"""Lanes of a queue that are looked at for its oldest job, so that the look costs the same however many there are."""
+MOST_DECLINED = 10_000
+"""Jobs that were declined are counted up to here, the longest waiting first."""
 ROUNDS = 20
 """Each brings an estimate closer. Most need one: no limit of another lane matters."""
 
@@ -63,6 +69,8 @@ class Gate(StrEnum):
     """Jobs before it hold the lane's places."""
     LANE_RETRY = "lane_retry"
     """The head of its ordered lane waits for a retry; `until` says when."""
+    LANE_TASK = "lane_task"
+    """The head of its ordered lane waits for a worker that knows its task; `task` is that of the head."""
     UNBOUND = "unbound"
     """Its pool has no live worker to bind it to."""
     WORKER_GONE = "worker_gone"
@@ -72,11 +80,24 @@ class Gate(StrEnum):
     QUEUE_LIMIT = "queue_limit"
     NO_WORKER = "no_worker"
     """No live worker serves its queue."""
+    UNKNOWN_TASK = "unknown_task"
+    """Workers declined it, and no live worker that could run it knows its task."""
+    DECLINED = "declined"
+    """A worker that does not know its task declined it, another one knows it; offered again at `until`."""
     SLOTS = "slots"
     """It is next, and every slot is taken."""
     AHEAD = "ahead"
     NONE = "none"
     """Nothing holds it: it starts as soon as a worker looks."""
+
+
+UNTIMED = frozenset(
+    {
+        *(Gate.QUEUE_PAUSED, Gate.LANE_PAUSED, Gate.UNBOUND, Gate.WORKER_GONE, Gate.NO_WORKER),
+        *(Gate.UNKNOWN_TASK, Gate.DECLINED, Gate.LANE_TASK),
+    }
+)
+"""Gates of which nobody can tell when they open."""
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,8 +116,13 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     place: int | None
     """1 for the next of its lane; None before it has arrived."""
     of: int
-    """Waiting jobs of its lane, at most as many as places are exact."""
+    """Waiting jobs of its lane; never less than `place`."""
     exact: bool
+    """Whether `place` was counted to the end; otherwise it is a lower bound."""
+    of_exact: bool = True
+    """The same for `of`."""
+    likely: int | None = None
+    """Where `place` is not exact: about where the job is, as far as that can be told."""
     queue_ahead: int
     """An estimate of the jobs of its queue that start before it."""
     servers: int
@@ -104,6 +130,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     lane_limit: int | None
     service_seconds: float | None
     """Median run time of recent jobs of the queue; None while none has finished."""
+    task: str | None = None
 
     @property
     def ahead(self) -> int | None:
@@ -114,20 +141,21 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds until it starts, as far as can be told; None says that it cannot."""
         if self.gate is Gate.DUE and self.until is not None:
             return max(0.0, self.until - self.now)
-        if self.place is None or self.service_seconds is None or not self.servers:
+        place = self.place if self.exact else self.likely
+        if place is None or self.service_seconds is None or not self.servers:
             return None
-        if self.gate in (Gate.QUEUE_PAUSED, Gate.LANE_PAUSED, Gate.UNBOUND, Gate.WORKER_GONE, Gate.NO_WORKER):
+        if self.gate in UNTIMED:
             return None
         if self.gate is Gate.NONE:
             return 0.0
         # The servers end their jobs one after another, not all at once; the next end is half a turn away on average.
         turns = (self.queue_ahead + 0.5) / self.servers
         if self.lane_limit:
-            turns = max(turns, (self.place - 0.5) / self.lane_limit)
+            turns = max(turns, (place - 0.5) / self.lane_limit)
         wait = 0.0 if self.until is None else max(0.0, self.until - self.now)
         if self.gate is Gate.LANE_RETRY and self.lane_limit == 1:
             # The lane stands still until then, and the job that is retried comes first.
-            wait += (self.place - 1) * self.service_seconds
+            wait += (place - 1) * self.service_seconds
         return max(turns * self.service_seconds, wait)
 
     def why(self) -> str:
@@ -139,18 +167,35 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
             Gate.ARRIVING: "arriving",
             Gate.QUEUE_PAUSED: f"queue {self.queue} is paused",
             Gate.LANE_PAUSED: f"{lane} is paused",
-            Gate.LANE: f"{self.ahead} ahead in {lane}" if self.ahead else f"{lane} runs all it may",
+            Gate.LANE: f"{self._ahead_words()} ahead in {lane}" if self.ahead else f"{lane} runs all it may",
             Gate.LANE_RETRY: f"{lane} waits for a retry, due in {wait}",
+            Gate.LANE_TASK: f"{lane} waits for a worker that knows task {self.task}",
             Gate.UNBOUND: "no live worker to bind it to",
             Gate.WORKER_GONE: f"worker {self.worker} is not there",
             Gate.CLEANUP: "waits for the clean-up of its binding",
             Gate.QUEUE_LIMIT: f"queue {self.queue} runs all it may",
             Gate.NO_WORKER: f"no live worker serves queue {self.queue}",
+            Gate.UNKNOWN_TASK: (
+                f"its worker {self.worker} does not know task {self.task}"
+                if self.worker
+                else f"no live worker knows task {self.task}"
+            ),
+            Gate.DECLINED: f"waiting for a worker that knows task {self.task}",
             Gate.SLOTS: "next; every slot is taken",
-            Gate.AHEAD: f"{self.ahead} ahead in {lane}" if self.ahead else "its turn among the lanes comes",
+            Gate.AHEAD: f"{self._ahead_words()} ahead in {lane}" if self.ahead else "its turn among the lanes comes",
             Gate.NONE: "ready to start",
         }
         return words[self.gate]
+
+    def _ahead_words(self) -> str:
+        return "" if self.ahead is None else told_count(self.ahead, exact=self.exact)
+
+
+def told_count(count: int, *, exact: bool) -> str:
+    """A number of jobs in words: of one that was not counted to the end, what it is more than."""
+    if exact:
+        return str(count)
+    return f"more than {count - 1:,}" if count > EXACT_PLACES else f"about {count}"
 
 
 class Rival(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,11 +264,18 @@ class QueueReading(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     settings: QueueSettings
     """What counts: the declaration with the override laid over it."""
+    declared: QueueSettings
+    """The declaration alone."""
     version: int
     override: QueueOverride | None
     classes: tuple[Counts, Counts, Counts]
     workers: int
     """Live workers that serve it."""
+    oldest_wait: float | None
+    """Seconds for which its oldest waiting job has waited: since it was sent or due, or since it ran last. None when
+    none waits. Of each class, the `LANES_LOOKED_AT` lanes that come next are looked at: exact up to that many lanes."""
+    problem: str | None = None
+    """What of its stored settings cannot be read. They are taken for the defaults until they are declared again."""
 
     @property
     def counts(self) -> Counts:
@@ -239,6 +291,26 @@ class LaneReading(msgspec.Struct, frozen=True, kw_only=True):
     terms: LaneTerms
     pending: int
     running: int
+    exact: bool = True
+    """False where `pending` was not counted to the end: it is an estimate, or a lower bound where none can be made."""
+    oldest_wait: float | None = None
+    """Seconds for which its oldest waiting job has waited, as in `QueueReading`; None when none waits."""
+    share: float | None = None
+    """The part of the queue's starts that is due to it: its weight among the lanes in which something waits. 0 for one
+    that is paused or in which nothing waits; None on a page that does not have all lanes. A limit may keep it below."""
+
+
+class DeclinedTask(msgspec.Struct, frozen=True, kw_only=True):
+    """A task of which jobs wait because the workers that claimed them did not know it."""
+
+    queue: str
+    task: str
+    waiting: int
+    """Jobs that wait for that reason, as far as those of all tasks together are counted."""
+    since: float
+    """When the first of them was declined for the first time."""
+    known: bool
+    """Whether a live worker that serves the queue knows it now."""
 
 
 def check_page(limit: int) -> int:

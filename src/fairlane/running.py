@@ -44,7 +44,7 @@ class RunningJob:
     """The job whose body is running: what it may know about itself, and how it reports."""
 
     __slots__ = (
-        *("_cancel_requested", "_claimed", "_deadline", "_place", "_report", "_told", "_transact"),
+        *("_cancel_requested", "_claimed", "_deadline", "_error", "_place", "_report", "_told", "_transact"),
         "_transaction",
     )
 
@@ -60,6 +60,7 @@ class RunningJob:
         self._deadline = deadline
         self._transact = transact
         self._cancel_requested = False
+        self._error: Exception | None = None
         self._transaction: RunTransaction | None = None
         self._told: bytes | None = None
         self._place = None if claimed.lane is None else HeldPlace(claimed.queue, claimed.lane)
@@ -165,6 +166,15 @@ class RunningJob:
         if self._transaction is not None:
             self._transaction.progress = self._told
         return self._transaction
+
+    def failed(self, exc: Exception) -> None:
+        """Called where the body has raised, for the log."""
+        self._error = exc
+
+    def take_error(self) -> Exception | None:
+        """Called by the worker, once: what the body raised. It is not kept, because its traceback leads back here."""
+        error, self._error = self._error, None
+        return error
 
     def rolled_back(self) -> None:
         """Called when there was no commit that what was reported last could have been written with."""

@@ -123,6 +123,10 @@ class StoredSchedule(msgspec.Struct, frozen=True, kw_only=True):
         # A slot that fired by a clock that was ahead must not silence the schedule until then.
         return self.schedule.timetable.due(min(since, now), now)
 
+    def next_slot(self, now: float) -> float | None:
+        """The first slot after `now` that would fire; None once nobody has declared the schedule for a day."""
+        return None if now - self.declared_at > FORGOTTEN_SECONDS else self.schedule.timetable.next_after(now)
+
 
 def template_of(job: NewJob) -> bytes:
     """The template of a schedule that repeats `job`. Every field is written, so that a default that changes later

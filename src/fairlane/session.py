@@ -7,15 +7,18 @@ session was *declared* dead, and that is final.
 from __future__ import annotations
 
 from enum import StrEnum
+from hashlib import sha256
 
 import msgspec
 
 from . import names
 from .errors import InvalidInput
-from .job import Claimed, Held, Verdict
+from .job import MOST_BYTES_PER_CALL, Claimed, Held, Verdict
 from .slots import Ask, Slots
 
 DEFAULT_LEASE = 15.0
+MOST_TASKS = 10_000
+"""Tasks that one session can declare."""
 
 
 class SessionKind(StrEnum):
@@ -49,6 +52,9 @@ class NewSession(msgspec.Struct, frozen=True, kw_only=True):
     """A *named* index, which keeps its bindings over a restart; None asks for the lowest free one."""
     queues: tuple[str, ...] = ()
     slots: Slots | None = None
+    tasks: tuple[str, ...] | None = None
+    """The tasks a worker knows; None when it does not say, and then it may know any. Given once, here: a store keeps
+    each distinct set once, under its `task_set`."""
 
     def __post_init__(self) -> None:
         names.check_key("id", self.id)
@@ -64,6 +70,17 @@ class NewSession(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidInput("kind", f"must be a SessionKind, not {type(self.kind).__name__}")
         if (self.kind is SessionKind.WORKER) != (self.slots is not None):
             raise InvalidInput("slots", "a worker has slots, and nobody else has")
+        if self.tasks is not None:
+            names.check_count("tasks", len(self.tasks), least=0, most=MOST_TASKS)
+            for task in self.tasks:
+                names.check_name("tasks", task)
+
+    @property
+    def task_set(self) -> str | None:
+        """The name of its set of tasks: equal for equal sets. None when it does not say what it knows."""
+        if self.tasks is None:
+            return None
+        return sha256("\n".join(sorted(set(self.tasks))).encode()).hexdigest()[:32]
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +102,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds until the lease ends; negative once it has."""
     running: tuple[int, int, int]
     """Jobs it runs, by class."""
+    tasks: tuple[str, ...] | None = None
+    """The tasks that it knows; None when it does not say."""
 
     @property
     def worker(self) -> str | None:
@@ -97,6 +116,16 @@ def worker_name(pool: str, index: int) -> str:
     return f"{pool}/{index}"
 
 
+UNKNOWN = "~"
+"""How the names of inboxes begin that jobs wait in because a worker did not know their task. No pool is called so."""
+
+
+def unknown_inbox(task: str) -> str:
+    """Where jobs wait that workers declined: an inbox that all sessions which know the task share. It ends as those do
+    that are no worker's."""
+    return f"{UNKNOWN}{task}/"
+
+
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A call for work. Numbers grow; repeating the last one returns the same jobs."""
 
@@ -106,8 +135,12 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     told: bool = False
     """The worker has nothing to do and was told of a job, most likely of one alone. How a store looks for it may depend
     on that, never what it finds."""
+    most_bytes: int = MOST_BYTES_PER_CALL
+    """What the answer may carry of payloads and headers: the first job beyond it ends the claim, unless it is
+    the only one. A store may count a little more than those."""
 
     def __post_init__(self) -> None:
+        names.check_count("most_bytes", self.most_bytes, least=1, most=2**53)
         names.check_count("number", self.number, least=1, most=2**53)
         names.check_count("total", self.total, least=0, most=100_000)
 

@@ -42,6 +42,16 @@ class Slots(msgspec.Struct, frozen=True, kw_only=True):
             kept = self.reserved.high + self.reserved.normal
             raise InvalidInput("reserved", f"{kept} reserved of {self.total} would leave none for low work")
 
+    def __str__(self) -> str:
+        """In words: "10 slots: 9 for ordinary work, 1 reserved for high"."""
+        count = f"{self.total} slot{'s' if self.total > 1 else ''}"
+        high, normal = self.reserved.high, self.reserved.normal
+        if not high and not normal:
+            return f"{count}, all for ordinary work" if self.total > 1 else f"{count}, for all work"
+        low = f" ({self.total - high - normal} for low)" if normal else ""
+        kept = f", {high} reserved for high" if high else ""
+        return f"{count}: {self.total - high} for ordinary work{low}{kept}"
+
     def room(self, running: Sequence[int], priority: Priority) -> int:
         """How many more jobs of `priority` may start, given the number running in each class (high, normal,
         low).
@@ -56,8 +66,8 @@ class Slots(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def default_reserved(total: int) -> Reserved:
-    """One slot for high when there are at least two, else none."""
-    return Reserved(high=1 if total >= 2 else 0)
+    """One slot for high when there are at least four, else none: a small worker does not keep half of itself idle."""
+    return Reserved(high=1 if total >= 4 else 0)
 
 
 def usual_slots(total: int) -> Slots:

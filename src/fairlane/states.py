@@ -32,6 +32,7 @@ class Move(StrEnum):
     CRASH = "crashed"
     TAKE_BACK = "taken_back"
     CANCEL = "cancelled"
+    DECLINE = "declined"
 
 
 MOVES: dict[Move, tuple[frozenset[JobState | None], frozenset[JobState]]] = {
@@ -44,19 +45,34 @@ MOVES: dict[Move, tuple[frozenset[JobState | None], frozenset[JobState]]] = {
     # A delay of nothing passes through scheduled within the same step.
     Move.RETRY: (frozenset({S.RUNNING}), frozenset({S.SCHEDULED, S.PENDING})),
     Move.SNOOZE: (frozenset({S.RUNNING}), frozenset({S.SCHEDULED, S.PENDING})),
-    Move.HAND_BACK: (frozenset({S.RUNNING}), frozenset({S.PENDING})),
+    # To pending, uncharged; one too many in a row is charged as a crash is.
+    Move.HAND_BACK: (frozenset({S.RUNNING}), frozenset({S.SCHEDULED, S.PENDING, S.FAILED})),
     Move.CRASH: (frozenset({S.RUNNING}), frozenset({S.SCHEDULED, S.PENDING, S.FAILED})),
-    Move.TAKE_BACK: (frozenset({S.RUNNING}), frozenset({S.PENDING})),
+    Move.TAKE_BACK: (frozenset({S.RUNNING}), frozenset({S.SCHEDULED, S.PENDING})),
     Move.CANCEL: (frozenset({S.SCHEDULED, S.PENDING, S.RUNNING}), frozenset({S.CANCELLED})),
+    # Claimed by a session that does not know its task. It fails once this has gone on for too long.
+    Move.DECLINE: (frozenset({S.RUNNING}), frozenset({S.SCHEDULED, S.PENDING, S.FAILED})),
 }
 """Move → (states it may start from, states it may end in). None: the job does not exist yet."""
 
-HOLDER_MOVES = frozenset({Move.COMPLETE, Move.FAIL, Move.RETRY, Move.SNOOZE, Move.HAND_BACK, Move.CANCEL})
+HOLDER_MOVES = frozenset(
+    {
+        *(Move.COMPLETE, Move.FAIL, Move.RETRY, Move.SNOOZE),
+        *(Move.HAND_BACK, Move.TAKE_BACK, Move.CANCEL, Move.DECLINE),
+    }
+)
 """What the session that runs a job may ask for; the rest belongs to the store and the manager."""
-UNCHARGED = frozenset({Move.HAND_BACK, Move.TAKE_BACK, Move.SNOOZE})
-"""Moves that give the attempt back to the budget."""
+UNCHARGED = frozenset({Move.HAND_BACK, Move.TAKE_BACK, Move.SNOOZE, Move.DECLINE})
+"""Moves that give the attempt back to the budget; a hand-back does so `MOST_HAND_BACKS` times in a row."""
+MOST_HAND_BACKS = 3
+"""Hand-backs of a job that had begun, one after the other, that are not charged. After them the job is a suspect."""
 OWNED_OUTCOMES = frozenset(move.value for move in HOLDER_MOVES)
 """Outcomes that the holder itself wrote: repeating one is answered, not refused."""
+
+UNKNOWN_TASK_SECONDS = 86_400.0
+"""How long a job may be declined, from the first time on, before it fails as `unknown_task`."""
+SHORTEST_DECLINE, LONGEST_DECLINE = 0.25, 15.0
+"""A job that can wait for one worker alone, and was declined there, is left alone for a time between these two."""
 
 
 _COMPLETE = Move.COMPLETE
@@ -74,6 +90,7 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     held: Held
     move: Move
     delay: float = 0.0
+    """Seconds until it may run again; of a decline, how long it may be declined before it fails."""
     result: bytes | None = None
     reason: Reason | None = None
     error: str | None = None
@@ -124,8 +141,39 @@ def snooze(held: Held, delay: float) -> Transition:
 
 
 def hand_back(held: Held) -> Transition:
-    """The session gives the job back, uncharged: it stops, or never began."""
+    """The session stops a body that had begun, and gives its job back: uncharged, `MOST_HAND_BACKS` times in a row."""
     return Transition(held=held, move=Move.HAND_BACK)
+
+
+def take_back(held: Held, delay: float = 0.0) -> Transition:
+    """The session gives the job back before its body began: uncharged, whatever happened before.
+
+    With `delay` it is offered again only after so many seconds.
+    """
+    names.check_seconds("delay", delay)
+    return Transition(held=held, move=Move.TAKE_BACK, delay=delay)
+
+
+def decline(held: Held, error: str, *, patience: float = UNKNOWN_TASK_SECONDS) -> Transition:
+    """The session does not know the job's task, so nothing of it began.
+
+    It goes back uncharged, and from then on only sessions that know its task are offered it. One that is bound to this
+    worker is offered to it again after a while (`decline_delay`). A job that has been declined for `patience` seconds
+    without a run in between is offered to all once more, and fails as `unknown_task` with `error` if declined again.
+    """
+    names.check_seconds("patience", patience)
+    reason = Reason.UNKNOWN_TASK
+    return Transition(
+        held=held, move=Move.DECLINE, delay=patience, reason=reason, error=_cut(error), error_group=reason.value
+    )
+
+
+def decline_delay(declined_for: float) -> float:
+    """How long a job is left alone that was declined for the first time so many seconds ago.
+
+    Half of that time, within bounds. The stores that count for themselves do the same.
+    """
+    return min(LONGEST_DECLINE, max(SHORTEST_DECLINE, declined_for / 2))
 
 
 def cancel(held: Held, reason: Reason = Reason.BY_USER) -> Transition:

@@ -25,11 +25,13 @@ from typing import Protocol
 
 from .binding import Binding, Release
 from .job import Claimed, Enqueued, Held, Job, JobState, NewJob, Verdict
-from .reading import Filter, LaneReading, Page, QueueReading, Standing
+from .listings import FailureGroup, LaneListing, LanePage
+from .reading import DeclinedTask, Filter, Page, QueueReading, Standing
 from .schedule import Schedule, StoredSchedule
 from .session import Claim, Finished, NewSession, Renewal, Session, Term
 from .settings import SettingsChange
 from .states import Transition
+from .tokens import AccessToken, NewToken
 from .upkeep import Admitted, Promoted, Pruned, Recount, Rescued, Retention
 from .wakeups import Wakeups
 
@@ -49,7 +51,8 @@ class Store(Protocol):
         A named index that a live session holds: on the same host the new session takes its place and its
         bindings, and the old one is dead (its jobs are taken back as after a crash); on another host
         `IndexTaken`. Without a name the lowest free index of the pool. A new worker receives the sticky jobs
-        that waited for one, and the broadcasts whose time to join is not over. Repeating the call with the
+        that waited for one, and the broadcasts whose time to join is not over. `tasks` are kept as one set that all
+        sessions with the same tasks share. Repeating the call with the
         same id answers the same and renews the lease; the id of a session that is over raises `SessionLost`.
         """
 
@@ -89,6 +92,11 @@ class Store(Protocol):
         expiry are cancelled instead. A number counts once it has started jobs: repeating the last one returns
         those of its jobs that the session still holds, and a lower one raises `Stale`. An empty answer leaves
         no trace, so that idle polling writes nothing; its number may be used again. Raises `SessionLost`.
+
+        The answer carries at most `claim.most_bytes`: the first job beyond it ends the claim, unless it is the only
+        one. A job whose record cannot be read is failed as `bad_payload` and is not in the answer; it holds up nobody.
+        If nothing else is in the answer, what stands behind it was looked for, or the queues asked are announced in
+        this process as if a job had come.
         """
 
     async def finish(self, session: str, transitions: Sequence[Transition], *, claim: Claim | None = None) -> Finished:
@@ -99,7 +107,15 @@ class Store(Protocol):
         count of refused writes, and never raises. When a cancel was requested, complete stays completed and
         all else becomes cancelled. A retry because the body's process died (`Reason.CRASHED`) counts as a
         crash and leaves the job a suspect, as `rescue` does; any other retry and a snooze clear it of
-        suspicion, and a hand-back changes nothing. Expired sessions may finish; dead ones are stale. With
+        suspicion. Hand-backs are not charged, `states.MOST_HAND_BACKS` times in a row: with the last of them
+        the job is a suspect, and every further one is charged as a crash is, until a run ends otherwise. A
+        take-back is about a claim that never began: it is never charged, and changes nothing else. A job
+        that has started does not expire any more. A declined job goes back as one that is taken back, but only
+        sessions that know its task, or do not say what they know, are offered it. One that can wait for this
+        worker alone, or was in that place already, is scheduled after `states.decline_delay` of the time since
+        its first decline. Once its patience is over a decline fails it; a run that began in between makes the
+        next decline a first one again. Of declines in a row the history keeps the first and the last. Expired
+        sessions may finish; dead ones are stale. With
         `claim`, as `claim` afterwards; if that raises, nothing of the call was applied.
         """
 
@@ -112,6 +128,14 @@ class Store(Protocol):
         A waiting job is `cancelled` at once. A `running` one was asked to stop: it keeps its slot, lane and
         count until its body has really ended. A final one stays as it is. An unknown id raises `NotFound`,
         and nothing is cancelled. Cancelling a broadcast cancels its children.
+        """
+
+    async def forget(self, ids: Sequence[str], retention: Retention) -> list[bool]:
+        """Forget up to 1,000 jobs that are final, and answer for each whether it is forgotten by this call.
+
+        False: it waits or runs, it is not known, or another process writes about it at this moment. Its id stays
+        taken as `prune` would leave it: for `id_seconds` of the retention after the job ended, and that of a
+        retry for as long as failed jobs are kept. Counts of ended jobs stay as they are.
         """
 
     async def release(self, pool: str, key: str, cleanup: NewJob | None = None) -> Release:
@@ -130,6 +154,7 @@ class Store(Protocol):
     async def admit(self, *, limit: int = 1_000, term: int | None = None) -> Admitted:
         """Admit jobs whose insert was committed elsewhere, bind what waits unbound, and repair grants.
 
+        Jobs that were declined and whose patience is over are offered to every session again.
         In an unordered lane a grant held unclaimed for 2 s by a job whose bound worker cannot take it moves
         to the next job that can run.
         """
@@ -171,13 +196,25 @@ class Store(Protocol):
         A changed timetable counts as newly stored: no slot from before it fires.
         """
 
+    async def add_token(self, token: NewToken) -> AccessToken:
+        """Store a token of the HTTP service, and answer with what is stored: its times are the store's.
+
+        Storing the same token again answers the same; another digest under its id raises `Conflict`.
+        """
+
+    async def revoke_token(self, id: str) -> bool:
+        """Revoke a token for good. False when it was revoked before; an unknown id raises `NotFound`."""
+
     # -- reading ---------------------------------------------------------------------------------------------
+
+    async def schedules(self) -> list[StoredSchedule]:
+        """Every schedule that was ever declared, by name."""
 
     async def leader(self) -> Term | None:
         """The present term, None when nobody leads."""
 
     async def get(self, ids: Sequence[str]) -> list[Job | None]:
-        """Jobs with their history; None for ids that are unknown."""
+        """Jobs with their history; None for ids that are unknown. Of a damaged record what can be read is shown."""
 
     async def find(self, where: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
         """A page of jobs, newest first."""
@@ -188,8 +225,33 @@ class Store(Protocol):
     async def queues(self) -> list[QueueReading]:
         """Every queue that has settings or ever had a job, by name."""
 
-    async def lanes(self, queue: str, *, limit: int = 100) -> list[LaneReading]:
-        """The lanes of a queue that have work, the longest backlog first. An unknown queue raises `NotFound`."""
+    async def lanes(self, queue: str, *, limit: int = 100, cursor: str | None = None) -> LaneListing:
+        """The lanes of a queue that have work, the longest backlog first. An unknown queue raises `NotFound`.
+
+        The answer is a list with a `cursor` that leads to the next lanes. Where lanes are sampled, paging is
+        approximate and ends after `listings.LANES_PAGED` lanes; the answer says so (`exact` is false).
+        """
+
+    async def lane_line(self, queue: str, lane: str | None, *, limit: int = 50, cursor: str | None = None) -> LanePage:
+        """The jobs of a lane in the order in which they start: those that run, then those that wait.
+
+        None is the line of the jobs without a lane. In an ordered lane jobs stand by arrival, elsewhere by class, then
+        arrival. What is not due yet is not in line, except for a retry in an ordered lane. The cost of a page depends
+        on its length and on what runs, not on the backlog. An unknown queue raises `NotFound`; a lane without work is
+        an empty page.
+        """
+
+    async def declined(self, *, limit: int = 100) -> list[DeclinedTask]:
+        """Tasks of which jobs wait because workers declined them, the longest waiting first."""
+
+    async def failures(
+        self, *, queue: str | None = None, task: str | None = None, limit: int = 50
+    ) -> list[FailureGroup]:
+        """Failed jobs that are still kept, grouped by task and error group, the largest group first.
+
+        The newest `listings.MOST_FAILURES` failed jobs, of the queue if one is named, are looked at; when there are
+        more the groups say so (`exact` is false). A queue or task that is unknown has none.
+        """
 
     async def sessions(self) -> list[Session]:
         """Every session that is still remembered, the newest first."""
@@ -197,10 +259,16 @@ class Store(Protocol):
     async def bindings(self, pool: str | None = None, key: str | None = None, *, limit: int = 100) -> list[Binding]:
         """Bindings, open ones first, then the latest."""
 
+    async def tokens(self) -> list[AccessToken]:
+        """Every token, the oldest first; those that are revoked or have expired as well."""
+
     # -- the store itself ------------------------------------------------------------------------------------
 
     async def recount(self) -> Recount:
-        """Compute everything derived anew from the job records, correct what differs, and say what did."""
+        """Compute everything derived anew from the job records, correct what differs, and say what did.
+
+        A live job whose identity is missing gets one that stands for it, and one whose record cannot be read ends.
+        """
 
     async def migrate(self) -> int:
         """Bring the schema up to date and return its version. Running it twice, even at once, is harmless."""

@@ -9,22 +9,26 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from datetime import datetime, timedelta
 from operator import methodcaller
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
+from weakref import WeakSet
 
 from msgspec.structs import force_setattr
 
+from . import hints
 from .arguments import Arguments
-from .errors import InvalidInput
+from .errors import Control, InvalidInput
 from .handle import Handle
+from .hooks import Hooks
 from .ids import new_id
 from .job import NewJob, Priority
 from .names import check_name, shown
+from .origin import default_name, module_name
 from .retry import Backoff
+from .retry_rule import retry_rule
 from .schedule import Timetable
 from .template import Template
 
@@ -76,6 +80,10 @@ class TaskSettings(Options, total=False):
     name: str
     isolate: bool
     """Run in a child process that can be killed; so does a plain function that has a timeout."""
+    retry_on: type[BaseException] | Sequence[type[BaseException]]
+    """Retry errors of these classes and their subclasses alone; any other fails the job at once."""
+    no_retry_on: type[BaseException] | Sequence[type[BaseException]]
+    """Errors of these classes and their subclasses fail the job at once, also if `retry_on` names them."""
     cron: str
     every: Seconds
     timezone: str
@@ -168,6 +176,9 @@ class Task(Generic[P, R]):
         self.function = function
         self.name = check_name("name", str(rest.pop("name", None) or default_name(function)))
         self.isolate = bool(rest.pop("isolate", False))
+        self.hooks: Hooks | None = getattr(sender, "hooks", None)
+        """Those of its application."""
+        self.retry_rule = retry_rule(rest.pop("retry_on", None), rest.pop("no_retry_on", None))
         self.timetable = _timetable(rest)
         self.arguments = Arguments(function)
         self.module, self.qualname = module_name(function), function.__qualname__
@@ -195,6 +206,22 @@ class Task(Generic[P, R]):
         """The queue its jobs go to."""
         return str(self._fields.get("queue", "default"))
 
+    @property
+    def lane(self) -> str | None:
+        """The lane of its jobs: a key, or a template such as ``user:{user}``; None without one."""
+        template = self._templates.get("lane")
+        return self._pattern.lane if template is None else template.text
+
+    @property
+    def usual(self) -> NewJob:
+        """What its jobs have when a call says nothing else; the id, the payload and templates are not filled in."""
+        return self._pattern
+
+    @property
+    def chosen(self) -> frozenset[str]:
+        """The options that `@app.task` or `options()` was given; the others have their defaults."""
+        return frozenset((*self._fields, *self._templates, *self._given))
+
     def options(self, **options: Unpack[OneCall]) -> Self:
         """The same task with other options. Keys are taken as they stand, not as templates."""
         given: dict[str, Any] = dict(options)
@@ -220,13 +247,19 @@ class Task(Generic[P, R]):
         """The call as a value, to be sent with others by `enqueue_many`, as a broadcast, or as a clean-up."""
         id = self._given.get("id") or new_id()
         if not self._templates:
-            self.arguments.check(args, kwargs)
+            try:
+                self.arguments.check(args, kwargs)
+            except TypeError as exc:
+                raise self._misfit(exc, kwargs) from None
             # All but the id and the payload was checked with the pattern, and these two are right as they are made.
             job = _copied(self._pattern)
             force_setattr(job, "id", id)
             force_setattr(job, "payload", self.arguments.write(args, kwargs))
             return Call(self, job)
-        bound = self.arguments.bind(args, kwargs)
+        try:
+            bound = self.arguments.bind(args, kwargs)
+        except TypeError as exc:
+            raise self._misfit(exc, kwargs) from None
         keys: dict[str, Any] = {field: template.fill(bound) for field, template in self._templates.items()}
         payload = self.arguments.write(args, kwargs)
         return Call(self, NewJob(id=id, task=self.name, payload=payload, **self._fields, **keys))
@@ -244,6 +277,24 @@ class Task(Generic[P, R]):
         """A stored result as the type the function is annotated with."""
         result: R = self.arguments.result.read(raw if raw is not None else b"null")
         return result
+
+    @property
+    def bare(self) -> bool:
+        """Whether only its function is known here, in a child process, and nothing of its settings."""
+        return self._sender is None
+
+    def allows_retry(self, exc: BaseException) -> bool:
+        """Whether an error of this class is worth another run, by `retry_on` and `no_retry_on`. Control errors are."""
+        return self.retry_rule is None or isinstance(exc, Control) or self.retry_rule.allows(exc)
+
+    def _misfit(self, exc: TypeError, kwargs: dict[str, Any]) -> TypeError:
+        return hints.bad_argument(exc, self.__name__, kwargs, self.arguments.names, OneCall.__annotations__)
+
+    if not TYPE_CHECKING:
+        # Type checkers know no such attribute, so that they refuse it too.
+        def __getattr__(self, name: str) -> Any:
+            called = self.__dict__.get("__name__", "task")
+            raise hints.no_attribute(self, f"task {called!r}", name, hints.TASK, called)
 
     def _check_apart(self, fields: dict[str, Any]) -> None:
         """What runs in a child process must be found there: a thread cannot be stopped when its time is over."""
@@ -304,6 +355,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._tasks: dict[str, Task[..., Any]] = {}
+        _registries.add(self)
 
     def add(self, task: Task[..., Any]) -> None:
         """Register a task; a second one of the same name is refused."""
@@ -338,23 +390,13 @@ class Registry:
         return len(self._tasks)
 
 
-def module_name(function: Callable[..., Any]) -> str:
-    """The module a function lives in, under the name others import it by, also when it was run as a script."""
-    module = function.__module__
-    if module != "__main__":
-        return module
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    if spec is not None:
-        return str(spec.name).removesuffix(".__main__")
-    file = getattr(main, "__file__", None)
-    # A program read from standard input calls its file "<stdin>".
-    return Path(file).stem if file and not file.startswith("<") else module
+_registries: WeakSet[Registry] = WeakSet()
 
 
-def default_name(function: Callable[..., Any]) -> str:
-    """``module.function``."""
-    return f"{module_name(function)}.{function.__name__}"
+def registered(name: str, function: Callable[..., Any]) -> Task[..., Any] | None:
+    """The task of this name that runs `function`, in whatever application of this process it is."""
+    tasks = [task for registry in list(_registries) if (task := registry.get(name)) is not None]
+    return next((task for task in tasks if task.function is function), None)
 
 
 def _timetable(rest: dict[str, Any]) -> Timetable | None:
@@ -383,7 +425,10 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
     unknown = fields.keys() - set(NewJob.__struct_fields__)
     if unknown:
         known = ", ".join(sorted({*TaskSettings.__annotations__, *OneCall.__annotations__}))
-        raise InvalidInput(sorted(unknown)[0], f"is not an option; there are {known}")
+        named = sorted(unknown, key=lambda name: (name not in hints.OPTION, name))[0]
+        if named in TaskSettings.__annotations__:
+            raise InvalidInput(named, "belongs to @app.task(…), for all calls of the task")
+        raise InvalidInput(named, f"is not an option; {hints.OPTION.get(named) or f'there are {known}'}")
     return fields
 
 

@@ -42,6 +42,11 @@ class Template:
             check_key(field, text)
 
     @property
+    def text(self) -> str:
+        """The template as it was written."""
+        return self._text
+
+    @property
     def constant(self) -> bool:
         """Whether it is the same key for every call."""
         return not self._places

@@ -53,7 +53,13 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
     history_seconds: float = 30 * DAY
     """For ended sessions and closed bindings."""
     id_seconds: float = DAY
-    """An id stays taken at least this long after its job ended, even when the job is gone by number."""
+    """An id stays taken at least this long after its job ended, even when the job is gone by number. That of a retry
+    does as long as failed jobs are kept: while there is a job to retry, it is known that it was."""
+
+    @property
+    def retry_id_seconds(self) -> float:
+        """How long the id of a retry stays taken after it ended."""
+        return max(self.id_seconds, self.failed_seconds)
 
 
 class Pruned(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,7 +52,7 @@ class Waiter:
     def _forget(self) -> None:
         self._door = threading.Lock()
         self._beginning: Future[Vigil] | None = None
-        # Last: whoever sees his own number here finds the rest made anew.
+        # Set pid last: a thread that reads its own pid must see the other fields reset.
         self._pid = os.getpid()
 
     async def vigil(self) -> Vigil:

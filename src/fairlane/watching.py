@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
 from weakref import WeakKeyDictionary
 
@@ -25,8 +26,10 @@ from .store import Store
 from .wakeups import Subscription, job_topic, place_topic
 
 POLL = 1.0
-REST = 5
-"""A look at everything is followed by at least this many times as long without one: places cost 0.3 ms each."""
+PLACES = 100
+"""Places of one look, which cost 0.3 ms each: news in the middle of a look at everything waits for these alone."""
+REST = 10
+"""A look at everything is followed by at least this many times as long without one."""
 logger = logging.getLogger("fairlane.watching")
 
 
@@ -92,7 +95,8 @@ class Watching:
         self._watches: dict[str, set[Watch]] = {}
         self._lines: dict[str, str] = {}
         """Jobs whose place is watched, with the topic of their lane."""
-        self._due: set[str] = set()
+        self._due: dict[str, None] = {}
+        """Jobs to look at, in this order."""
         self._news = asyncio.Event()
         self._listening: frozenset[str] = frozenset()
         self._out_of_reach = False
@@ -101,7 +105,7 @@ class Watching:
     def add(self, watch: Watch) -> None:
         """Look for one more."""
         self._watches.setdefault(watch.id, set()).add(watch)
-        self._due.add(watch.id)
+        self._due[watch.id] = None
         self._news.set()
         if self._task.done():
             # It ended by an error, which those who watched were told; a newcomer is worth another try.
@@ -139,33 +143,48 @@ class Watching:
     async def _listen(self, ear: Subscription) -> None:
         while True:
             heard = await ear.wait(POLL)
-            self._due.update(id for id in self._watches if job_topic(id) in heard or self._lines.get(id) in heard)
+            moved = (id for id in self._watches if job_topic(id) in heard or self._lines.get(id) in heard)
+            self._due |= dict.fromkeys(moved)
             if self._due:
                 self._news.set()
 
     async def _look_on(self, store: Store, ear: Subscription) -> None:
         clock = asyncio.get_running_loop().time
-        everything_at = clock() + POLL
+        everything_at = (began := clock()) + POLL
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(everything_at):
-                    await self._news.wait()
-            began = clock()
-            everything = began >= everything_at
-            if everything:
-                self._due.update(self._watches)
+            if not self._due:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(everything_at):
+                        await self._news.wait()
             self._news.clear()
-            due, self._due = self._due, set()
+            if clock() >= everything_at:
+                self._due |= dict.fromkeys(self._watches)
+                everything_at = (began := clock()) + POLL
             # Listening first: what changes after the look is then heard.
             self._listen_to_all(ear)
-            for ids in _batches(due & self._watches.keys()):
+            if ids := self._next():
+                started = clock()
                 await self._look_at(store, ids)
-            if everything:
-                everything_at = clock() + max(POLL, REST * (clock() - began))
+                whole = (clock() - started) / len(ids) * len(self._watches)
+                everything_at = max(everything_at, began + (REST + 1) * whole)
             if self._listen_to_all(ear):
                 # Lanes that only this look has told of may have moved before they were listened to.
-                self._due.update(self._lines)
-                self._news.set()
+                self._due |= dict.fromkeys(self._lines)
+
+    def _next(self) -> list[str]:
+        """The jobs of the next look. What is heard meanwhile goes to the end of the line, once."""
+        found: list[str] = []
+        taken = places = 0
+        for id in self._due:
+            places += any(watch.places for watch in self._watches.get(id, ()))
+            if places > PLACES or len(found) == MOST_JOBS_PER_CALL:
+                break
+            taken += 1
+            if id in self._watches:
+                found.append(id)
+        for id in [*itertools.islice(self._due, taken)]:
+            del self._due[id]
+        return found
 
     def _listen_to_all(self, ear: Subscription) -> bool:
         """Listen to what is watched; answers whether that is new."""
@@ -206,9 +225,3 @@ class Watching:
 
 
 _watching: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Connection, Watching]] = WeakKeyDictionary()
-
-
-def _batches(ids: Iterable[str]) -> Iterator[list[str]]:
-    everyone = list(ids)
-    for start in range(0, len(everyone), MOST_JOBS_PER_CALL):
-        yield everyone[start : start + MOST_JOBS_PER_CALL]

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
+from fairlane.backends import patience
 from fairlane.backends.postgresql import database as module
 from fairlane.backends.postgresql.address import parse
 from fairlane.backends.postgresql.database import Connection, Database
@@ -168,7 +169,7 @@ async def test_calls_during_an_outage_fail_fast_and_cost_little(mine: Server, da
 
 
 async def test_a_frozen_server_is_noticed(mine: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CALL_SECONDS", 0.5)
+    monkeypatch.setattr(patience, "CALL_SECONDS", 0.5)
     database = Database(parse(mine.url + "?pool=2&connect_timeout=1"))
     await pid(database)
     with mine.frozen():

@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
-from fairlane.backends.postgresql import standings, views
+from fairlane.backends.figures import MOST_COUNTED
+from fairlane.backends.postgresql import lane_lines, standings, views
 from fairlane.backends.postgresql.address import driver
 from fairlane.backends.postgresql.statements import queries
 from fairlane.job import JobState
-from fairlane.reading import EXACT_PLACES, Filter
+from fairlane.listings import LineCursor
+from fairlane.reading import LANES_LOOKED_AT, Filter
 from tests.servers import installation
 from tests.servers.postgresql import server
 
@@ -60,6 +62,10 @@ def _page(**fields: Any) -> Read:
 
 def _standing(*numbers: int) -> Read:
     return lambda view: standings.standings(view, [f"job-{number}" for number in numbers])
+
+
+def _line(lane: str | None, cursor: str | None = None) -> Read:
+    return lambda view: lane_lines.lane_line(view, "crowd", lane, PAGE, LineCursor.read(cursor))
 
 
 PAGES: dict[str, tuple[Read, set[str]]] = {
@@ -107,6 +113,14 @@ OTHERS: dict[str, Read] = {
     "where the last of a long lane stands": _standing(JOBS - 2),
     "where a scheduled job stands": _standing(ENDED + RUNNING + 1),
     "where many stand": _standing(*range(ENDED, JOBS, (JOBS - ENDED) // 20)),
+    "the longest lanes": lambda view: views.lanes(view, "crowd", 100),
+    "lanes of a calm queue": lambda view: views.lanes(view, "calm", 100),
+    "the line of a long lane": _line("bulk"),
+    "a later page of it": _line("bulk", f"w_1.0_{JOBS - 200}_100"),
+    "the line without a lane": _line(None),
+    "the line of one lane of many": _line("user:101"),
+    "failures": lambda view: view.all("read_failures", None, None, 50, FAILURES, 2_000),
+    "failures of a queue": lambda view: view.all("read_failures", "calm", "rare", 50, FAILURES, 2_000),
     "queues": views.queues,
     "sessions": views.sessions,
     "one session": lambda view: views.session(view, "worker"),
@@ -114,13 +128,31 @@ OTHERS: dict[str, Read] = {
     "bindings of a pool": lambda view: views.bindings(view, "default", None, PAGE),
     "bindings of a key": lambda view: views.bindings(view, None, "key-100", PAGE),
 }
+FAILURES = 100
 A_PAGE = 6 * (PAGE + 1)
 """Rows of tables that a page may look at: a job is in a handful of them."""
-A_STANDING = 5 * EXACT_PLACES
-"""The same for where a job stands: each thing is counted only as far as places are exact."""
-MOST_ROWS = {"one job": 10, "many jobs": 6 * 300} | {
-    name: A_STANDING * (20 if "many" in name else 1) for name in OTHERS if name.startswith("where")
-}
+SAMPLED = 200 * 70
+"""Rows on the pages that are looked at where a place is not counted to the end (`read_likely`)."""
+A_STANDING = 2 * standings.MOST_PLACES + MOST_COUNTED + SAMPLED
+"""The same for where a job stands: its place and its lane are counted only so far, and so are the other lanes."""
+A_LOOK_AT_LANES = 150 * 70 + 2 * 30 * 70 + 2 * 5_000 + 6 * RUNNING
+"""The same for lanes: jobs on 150 pages, a fifth with their identities, so many that are counted, and what runs."""
+A_LOOK_AT_QUEUES = A_PAGE + LANES_LOOKED_AT
+"""The same for queues: also the first job of each lane that is looked at, for the oldest wait."""
+A_LINE = 8 * (PAGE + 1) + 6 * RUNNING
+"""The same for a page of a lane's line: its jobs, by each of the lists that they may be in, and what runs."""
+MOST_ROWS = {
+    "one job": 10,
+    "many jobs": 6 * 300,
+    "the longest lanes": A_LOOK_AT_LANES,
+    "queues": A_LOOK_AT_QUEUES,
+    "failures": 4 * FAILURES,
+    "failures of a queue": 4 * FAILURES,
+    "the line of a long lane": A_LINE,
+    "a later page of it": A_LINE,
+    "the line without a lane": A_LINE,
+    "the line of one lane of many": A_LINE,
+} | {name: A_STANDING * (20 if "many" in name else 1) for name in OTHERS if name.startswith("where")}
 
 Collected = dict[str, dict[str, list[Plan]]]
 

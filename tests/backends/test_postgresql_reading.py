@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from fairlane.backends import open_store
-from fairlane.backends.postgresql import service, standings, views
+from fairlane.backends.postgresql import lane_lines, service, standings, views
 from fairlane.backends.postgresql.address import driver
 from fairlane.backends.postgresql.statements import queries
 from fairlane.clock import ManualClock
 from fairlane.job import KEPT_ATTEMPTS, JobKind, JobState, NewJob
+from fairlane.listings import LineCursor
 from fairlane.reading import Filter, Gate
 from fairlane.schedule import Schedule, Timetable
 from fairlane.settings import LaneRule
@@ -106,6 +107,7 @@ READINGS: dict[str, Read] = {
     "standing": lambda view: standings.standings(view, ["job-1", "job-2", "unknown"]),
     "queues": views.queues,
     "lanes": lambda view: views.lanes(view, "default", 10),
+    "lane_line": lambda view: lane_lines.lane_line(view, "default", "user", 10, LineCursor()),
     "sessions": views.sessions,
     "session": lambda view: views.session(view, "worker"),
     "bindings": lambda view: views.bindings(view, None, None, 10),

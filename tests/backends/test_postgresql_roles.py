@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fairlane import tokens
 from fairlane.backends import open_store
 from fairlane.backends.postgresql.address import driver, parse
 from fairlane.backends.postgresql.database import Database
@@ -163,6 +164,9 @@ async def test_a_worker_may_use_every_verb(opened: Open) -> None:
     await store.resign(term.number)
     await store.declare([Schedule(name="s", timetable=Timetable(every=60), job=b"{}")])
     await store.cancel(["later"])
+    token = await store.add_token(tokens.make("robot", ["read"])[0])
+    assert await store.tokens() == [token]
+    assert await store.revoke_token(token.id)
     await store.release("default", "key")
     await store.leave("w", begun=[])
     assert (await store.recount()).differences == ()
@@ -178,6 +182,8 @@ async def look_around(store: Store) -> None:
     await store.standing(["a", "b", "later"])
     assert await store.queues()
     await store.lanes("default")
+    await store.lane_line("default", "user:ann")
+    await store.failures()
     await store.sessions()
     await store.bindings()
     await store.leader()
@@ -217,6 +223,16 @@ async def test_a_producer_sends_jobs_and_gets_its_answers(opened: Open) -> None:
     assert job is not None
     assert (job.state, job.result) == (JobState.COMPLETED, b'"done"')
     assert await store.cancel(["s"]) == [JobState.CANCELLED]
+
+
+@pytest.mark.parametrize("kind", ["producer", "viewer"])
+async def test_only_a_worker_has_to_do_with_tokens(opened: Open, kind: str) -> None:
+    worker, store = await opened("worker"), await opened(kind)
+    token = await worker.add_token(tokens.make("robot", ["admin"])[0])
+    await denied(store.tokens())
+    await denied(store.add_token(tokens.make("intruder", ["admin"])[0]))
+    await denied(store.revoke_token(token.id))
+    assert await worker.tokens() == [token]
 
 
 async def test_a_producer_gets_its_jobs_in_when_others_hold_the_line(site: Site, url: str, opened: Open) -> None:

@@ -18,6 +18,7 @@ from fairlane.states import complete, fail, hand_back, retry
 from fairlane.upkeep import Retention
 from tests.conformance.kit import Kit, Worker
 from tests.conformance.runs import bulk, everything
+from tests.sizes import sized
 
 from .settling import Settling
 
@@ -229,7 +230,7 @@ ACTS = (
 )
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(sized(4, 120)))
 async def test_whatever_happens_while_lanes_settle_limits_hold_and_nothing_is_lost(
     settling: Settling, seed: int
 ) -> None:

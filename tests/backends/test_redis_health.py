@@ -214,6 +214,7 @@ async def test_the_doctor_tells_what_the_server_does(store: RedisStore) -> None:
 def test_the_command_tells_it_too(mine: ValkeyServer, tmp_path: Path) -> None:
     project = Project(tmp_path)
     url = mine.fresh_namespace()
+    project.run("migrate", "--url", url)
     result = project.run("doctor", "--url", url)
     silent = project.run("status", "--url", url)
 

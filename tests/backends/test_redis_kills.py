@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -18,8 +17,9 @@ from fairlane.slots import Ask, usual_slots
 from fairlane.states import complete
 from fairlane.store import Store
 from tests.servers import valkey
+from tests.sizes import sized
 
-KILLS = int(os.environ.get("FAIRLANE_KILLS", "6"))
+KILLS = sized(4, 30)
 BETWEEN = 0.4
 BACK_SECONDS = 3.0
 ASKS = tuple(Ask("default", priority, 20) for priority in Priority)

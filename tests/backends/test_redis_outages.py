@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from fairlane.backends import patience
 from fairlane.backends.redis import connections as module
 from fairlane.backends.redis.address import parse
 from fairlane.backends.redis.connections import Connections
@@ -186,7 +187,7 @@ async def test_calls_under_way_while_it_is_killed_again_and_again(mine: ValkeySe
 
 
 async def test_a_frozen_server_is_noticed(mine: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CALL_SECONDS", 0.3)
+    monkeypatch.setattr(patience, "CALL_SECONDS", 0.3)
     connections = Connections(parse(mine.url + "?pool=3&connect_timeout=1"))
     await all_in_use(connections)
     with mine.frozen():

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fairlane import tokens
 from fairlane.backends import open_store
 from fairlane.backends.redis import library
 from fairlane.backends.redis.address import parse
@@ -91,6 +92,8 @@ async def look_around(store: Store) -> None:
     await store.standing(["a", "b", "later"])
     assert await store.queues()
     await store.lanes("default")
+    await store.lane_line("default", "user:ann")
+    await store.failures()
     assert await store.sessions()
     await store.bindings()
     await store.leader()
@@ -128,6 +131,9 @@ async def test_a_worker_may_use_every_verb(opened: Open, kind: str) -> None:
     await store.resign(term.number)
     await store.declare([Schedule(name="s", timetable=Timetable(every=60), job=b"{}")])
     await store.cancel(["later"])
+    token = await store.add_token(tokens.make("robot", ["read"])[0])
+    assert await store.tokens() == [token]
+    assert await store.revoke_token(token.id)
     await store.release("default", "key")
     await store.leave("w", begun=[])
     assert (await store.recount()).differences == ()

@@ -78,7 +78,7 @@ def test_a_fork_does_not_wait_for_ever(tmp_path: Path) -> None:
 LOCKED = """
 import asyncio, os, sys, threading, time
 from pathlib import Path
-from fairlane.backends.sqlite.database import FileLock
+from fairlane.backends.sqlite.locks import FileLock
 from fairlane.backends.sqlite.store import SqliteStore
 from fairlane.job import NewJob
 

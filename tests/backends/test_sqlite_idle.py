@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,8 @@ from fairlane.settings import LaneRule, QueueOverride, QueueSettings, SettingsCh
 from fairlane.slots import Ask, Slots
 from fairlane.states import complete
 from fairlane.upkeep import Retention
+
+from .lock_holder import lock_held_elsewhere
 
 pytestmark = pytest.mark.anyio
 
@@ -207,8 +208,7 @@ async def test_a_claim_that_starts_something_is_written(store: SqliteStore, path
 @contextmanager
 def writing_elsewhere(path: Path) -> Iterator[None]:
     """Another process is in the middle of a write: it holds the lock of the writers, and SQLite's own."""
-    with path.with_name(path.name + "-lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with lock_held_elsewhere(path):
         connection = sqlite3.connect(path, isolation_level=None)
         try:
             connection.execute("BEGIN IMMEDIATE")

@@ -45,8 +45,8 @@ MAY_SCAN = {
     "find_pending": "nearly every live job matches, newest first",
     # Readers of everything there is.
     "sessions_read": "lists every session",
+    "task_sets": "goes with the list of every session",
     "bindings_open": "lists every open binding, for a person",
-    "lanes_read": "counts the jobs of every lane, for a person",
     # Changing settings looks at every job of a queue, and is rare.
     "unlimited_lanes_of_queue": "a change of settings",
     # Passes in the background, each over records that are few beside the jobs.
@@ -63,6 +63,7 @@ MAY_SCAN = {
     "lanes_short": "recount",
     "lanes_dangling": "recount",
     "flow_differences": "recount",
+    "identities_missing": "recount, and a promotion that finds nothing of what is due",
 }
 """Queries that may look at every row of a table, each with the reason."""
 

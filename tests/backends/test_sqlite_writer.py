@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
 import re
 import subprocess
 import sys
@@ -23,6 +21,8 @@ from fairlane.reading import Filter
 from fairlane.session import Claim
 from fairlane.settings import QueueSettings, SettingsChange
 from fairlane.upkeep import Retention
+
+from .lock_holder import lock_held_elsewhere
 
 pytestmark = pytest.mark.anyio
 
@@ -93,17 +93,13 @@ async def store(path: Path) -> AsyncIterator[SqliteStore]:
 @contextmanager
 def locked(path: Path) -> Iterator[int]:
     """Hold the lock that every writer takes first, as a slow writer in another process would; its file's number."""
-    file = os.open(f"{path}-lock", os.O_RDWR)
-    fcntl.flock(file, fcntl.LOCK_EX)
-    try:
-        yield os.fstat(file).st_ino
-    finally:
-        os.close(file)
+    with lock_held_elsewhere(path):
+        yield path.with_name(path.name + "-lock").stat().st_ino
 
 
 def until_somebody_waits(inode: int) -> None:
     """Wait until the kernel lists somebody who waits for the lock."""
-    while not re.search(rf"-> FLOCK .*:{inode} ", Path("/proc/locks").read_text()):
+    while not re.search(rf"-> POSIX .*:{inode} ", Path("/proc/locks").read_text()):
         time.sleep(0.001)
 
 

@@ -303,3 +303,27 @@ async def test_an_expired_job_is_cancelled_as_expired(still_app: Fairlane, clock
     clock.advance(11)
     await (await still_app.connection.store()).promote()
     assert await handle.why() == "cancelled (expired)"
+
+
+async def test_clearing_a_limit_lets_the_declared_one_count_and_leaves_pauses(app: Fairlane) -> None:
+    app.queue("default", limit=8).lane("user:*", limit=2)
+    await app.client.set_limit("default", 3)
+    await app.client.set_limit("default", 1, lane="user:*")
+    await app.client.set_limit("default", 5, lane="user:ann")
+    await app.client.pause("default", "user:ann")
+    assert ((await _queue(app)).settings.limit, (await _terms(app, "user:bob")).limit) == (3, 1)
+    await app.client.clear_limit("default")
+    assert ((await _queue(app)).settings.limit, (await _terms(app, "user:bob")).limit) == (8, 1)
+    await app.client.clear_limit("default", lane="user:*")
+    assert (await _terms(app, "user:bob")).limit == 2
+    await app.client.clear_limit("default", lane="user:ann")
+    assert (await _terms(app, "user:ann")).paused
+    await app.client.resume("default", "user:ann")
+    assert (await _terms(app, "user:ann")).limit == 2
+    await app.client.clear_limit("default", lane="nobody")
+    assert (await _queue(app)).override is None
+
+
+async def test_a_limit_of_a_queue_that_does_not_exist_is_not_cleared(app: Fairlane) -> None:
+    with pytest.raises(NotFound):
+        await app.client.clear_limit("nobody")

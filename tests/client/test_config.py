@@ -43,7 +43,10 @@ def test_every_variable_is_read() -> None:
 
 @pytest.mark.parametrize(
     ("slots", "reserved", "expected"),
-    [("1", None, 0), ("2", None, 1), ("50", None, 1), ("5", "0", 0), ("5", "4", 4), ("1", "0", 0), ("5", " ", 1)],
+    [
+        *(("1", None, 0), ("3", None, 0), ("4", None, 1), ("50", None, 1)),
+        *(("5", "0", 0), ("5", "4", 4), ("1", "0", 0), ("5", " ", 1)),
+    ],
 )
 def test_one_slot_is_reserved_for_high_unless_something_else_is_said(
     slots: str, reserved: str | None, expected: int

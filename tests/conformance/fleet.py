@@ -18,7 +18,7 @@ from fairlane.clock import ManualClock
 from fairlane.job import Held, JobKind, NewJob
 from fairlane.session import NewSession, SessionKind, SessionState
 from fairlane.settings import SettingsChange
-from fairlane.slots import Reserved, Slots, default_reserved
+from fairlane.slots import Reserved, Slots
 from fairlane.store import Store
 
 from .driver import BROADCASTS, CLEANUPS, LEASE, SERVED, Driver
@@ -108,7 +108,7 @@ class Fleet(RuleBasedStateMachine):
                 host="there" if away and present is not None else "here",
                 index=index,
                 queues=SERVED,
-                slots=Slots(total=slots, reserved=default_reserved(slots) if reserved else Reserved()),
+                slots=Slots(total=slots, reserved=Reserved(high=1 if reserved and slots > 1 else 0)),
             ),
         )
 

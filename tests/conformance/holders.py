@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fairlane.job import Acceptance, Claimed, Held, Job, JobState, NewJob, Verdict
-from fairlane.states import Move, Transition, after_crash
+from fairlane.states import MOST_HAND_BACKS, Move, Transition, after_crash
 
 S = JobState
 
@@ -23,6 +23,7 @@ class Holding:
     fence: int = 0
     charged: int = 0
     crashes: int = 0
+    returns: int = 0
     holder: str | None = None
     claim: int = 0
     cancel_requested: bool = False
@@ -108,7 +109,10 @@ class Holders:
             job.end(S.CANCELLED)
         elif move.move is Move.FAIL:
             job.end(S.FAILED)
+        elif move.move is Move.HAND_BACK and job.returns >= MOST_HAND_BACKS:
+            self._charge(job, now)
         else:
+            job.returns = job.returns + 1 if move.move is Move.HAND_BACK else 0
             if move.move is not Move.RETRY:
                 job.charged -= 1
             job.wait(now, move.delay)
@@ -134,6 +138,10 @@ class Holders:
     def crash(self, held: Held, now: float) -> None:
         """The process that ran a job died."""
         job = self.jobs[held.id]
+        job.returns = 0
+        self._charge(job, now)
+
+    def _charge(self, job: Holding, now: float) -> None:
         job.crashes += 1
         fate = after_crash(
             cancel_requested=job.cancel_requested,

@@ -13,7 +13,7 @@ from fairlane.reading import Standing
 from fairlane.session import Claim, Finished, NewSession, Renewal, Session, SessionKind
 from fairlane.settings import LaneRule, QueueSettings, SettingsChange
 from fairlane.slots import Ask, Reserved, Slots
-from fairlane.states import Transition, complete, fail, hand_back, retry
+from fairlane.states import UNKNOWN_TASK_SECONDS, Transition, complete, decline, fail, hand_back, retry
 from fairlane.store import Store
 
 UNRESERVED = Reserved()
@@ -55,6 +55,7 @@ class Kit:
         index: int | None = None,
         host: str = "localhost",
         id: str | None = None,
+        tasks: tuple[str, ...] | None = None,
     ) -> Worker:
         """A registered worker; it serves `default` unless told otherwise."""
         session = await self.store.register(
@@ -67,6 +68,7 @@ class Kit:
                 index=index,
                 queues=queues or ("default",),
                 slots=Slots(total=slots, reserved=reserved),
+                tasks=tasks,
             )
         )
         return Worker(self, session)
@@ -155,6 +157,10 @@ class Worker:
     async def hand_back(self, *jobs: Claimed | Held) -> Finished:
         """Hand jobs back, uncharged."""
         return await self.finish(*(hand_back(_held(job)) for job in jobs))
+
+    async def decline(self, *jobs: Claimed | Held, patience: float = UNKNOWN_TASK_SECONDS) -> Finished:
+        """Give back jobs whose tasks this worker does not know."""
+        return await self.finish(*(decline(_held(job), "no such task", patience=patience) for job in jobs))
 
     async def renew(self, *held: Claimed | Held, claim: int | None = None, stopping: bool = False) -> Renewal:
         """Renew, naming what is held."""

@@ -12,7 +12,7 @@ from fairlane.job import Held, JobKind, JobState, Priority, Reason
 from fairlane.session import Claim, SessionState
 from fairlane.settings import QueueOverride, QueueSettings, SettingsChange
 from fairlane.slots import Ask
-from fairlane.states import Transition, cancel, complete, fail, hand_back, retry, snooze
+from fairlane.states import Transition, cancel, complete, decline, fail, hand_back, retry, snooze, take_back
 from fairlane.store import Store
 from fairlane.upkeep import Retention
 
@@ -32,7 +32,10 @@ EVERYTHING = tuple(Ask(source, priority, 4) for priority in Priority for source 
 claims = st.one_of(st.just(EVERYTHING), st.lists(asks, min_size=1, max_size=3).map(tuple))
 totals = st.integers(1, 5)
 outcomes = st.sampled_from(
-    ["complete", "complete", "fail", "retry", "retry_later", "crash", "snooze", "hand_back", "cancel"]
+    [
+        *("complete", "complete", "fail", "retry", "retry_later", "crash"),
+        *("snooze", "hand_back", "take_back", "decline", "cancel"),
+    ]
 )
 terms = st.sampled_from(["none", "none", "present", "old"])
 
@@ -223,15 +226,26 @@ def machine_of(opener: Callable[[ManualClock], Awaitable[Store]]) -> type[Machin
     return type("Life", (Machine,), {"open_store": staticmethod(opener)})
 
 
+def _declinable(job: JobRecord) -> bool:
+    """Whether a decline lets the job wait for those that know its task.
+
+    Of bound jobs, in lanes, and for the second time the rules for declines are tested by themselves.
+    """
+    again = job.started_in is not None and isinstance(job.started_in[2], str)
+    return job.new.kind is JobKind.JOB and job.index is None and job.new.lane is None and not again
+
+
 def transition(job: JobRecord, outcome: str, held: Held | None = None) -> Transition:
     """A holder's decision. What a turn, a clean-up or a sticky job cannot do, or nobody said, becomes what it can."""
     held = held or Held(job.id, job.fence)
     if job.new.kind is JobKind.TURN and outcome not in ("complete", "fail", "cancel"):
         outcome = "complete"
-    if job.new.kind is JobKind.CLEANUP and outcome not in ("complete", "fail", "hand_back"):
+    if job.new.kind is JobKind.CLEANUP and outcome not in ("complete", "fail", "hand_back", "take_back"):
         outcome = "fail"
     if job.new.sticky is not None and outcome == "snooze":
         outcome = "retry_later"
+    if outcome == "decline" and not _declinable(job):
+        outcome = "hand_back"
     if outcome == "complete":
         return complete(held, b"1")
     if outcome == "fail":
@@ -246,4 +260,8 @@ def transition(job: JobRecord, outcome: str, held: Held | None = None) -> Transi
         return snooze(held, 3.2)
     if outcome == "hand_back":
         return hand_back(held)
+    if outcome == "take_back":
+        return take_back(held)
+    if outcome == "decline":
+        return decline(held, "no such task")
     return cancel(held)

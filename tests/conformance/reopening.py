@@ -11,7 +11,8 @@ from fairlane.store import Store
 from . import conftest
 
 
-async def open_again(url: str, clock: Clock | None = None) -> Store:
+async def open_again(url: str, clock: Clock | None = None, *, create: bool = True) -> Store:
     """A store of its own at `url`; without `clock` it goes by its real one."""
-    store: Store = await conftest.open_store(url, clock=clock)  # type: ignore[attr-defined]  # imported there
+    opening = conftest.open_store(url, clock=clock, create=create)  # type: ignore[attr-defined]  # imported there
+    store: Store = await opening
     return store

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from random import Random
 
 import pytest
 
-from fairlane.binding import Binding, BindingState
+from fairlane.binding import Binding, BindingState, Release
 from fairlane.errors import IndexTaken
 from fairlane.job import JobKind, JobState, Priority, Reason
 from fairlane.reading import Gate
+from fairlane.session import NewSession
 from fairlane.slots import Reserved
 
 from .kit import Kit, Worker
@@ -91,6 +93,59 @@ async def test_without_a_worker_a_sticky_job_waits_unbound_and_is_bound_when_one
     worker = await kit.worker()
     assert sorted(await worker.claim_ids(10)) == sorted(ids)
     assert [(await _binding(kit, key)).index for key in "ab"] == [0, 0]
+
+
+async def _renew(worker: Worker) -> None:
+    await worker.renew()
+
+
+async def _register_again(worker: Worker) -> None:
+    session = worker.session
+    await worker.kit.store.register(
+        NewSession(
+            id=session.id,
+            kind=session.kind,
+            lease=session.lease,
+            host=session.host,
+            queues=session.queues,
+            slots=session.slots,
+        )
+    )
+
+
+@pytest.mark.parametrize("come_back", [_renew, _register_again])
+async def test_what_found_no_live_worker_is_bound_when_the_expired_one_is_back(
+    kit: Kit, come_back: Callable[[Worker], Awaitable[None]]
+) -> None:
+    worker = await kit.worker()
+    due = [await kit.enqueue(sticky=key, delay=5) for key in ("a", "b")]
+    kit.clock.advance(16)
+    await kit.store.promote()
+    sent = await kit.enqueue(sticky="a")
+    for id in (*due, sent):
+        standing = await kit.standing(id)
+        assert standing is not None
+        assert standing.gate is Gate.UNBOUND
+    await come_back(worker)
+    late = await kit.enqueue(sticky="a")
+    assert [await _worker_of(kit, id) for id in (*due, sent, late)] == ["default/0"] * 4
+    assert await kit.store.release("default", "a") is Release.DRAINING
+    assert (await kit.store.admit()).admitted == 0
+    assert (await _binding(kit, "a")).state is BindingState.DRAINING, "no job of the key came since its release"
+    first = await worker.claim(10)
+    assert [job.id for job in first] == [*due, sent, late]
+    await worker.complete(*first)
+    assert (await _binding(kit, "a")).state is BindingState.RELEASED
+    assert (await kit.store.recount()).differences == ()
+
+
+async def test_a_stopping_worker_that_renews_late_gets_nothing_that_waits_unbound(kit: Kit) -> None:
+    worker = await kit.worker()
+    kit.clock.advance(16)
+    id = await kit.enqueue(sticky="a")
+    await worker.renew(stopping=True)
+    assert await _worker_of(kit, id) is None
+    assert await kit.store.bindings() == []
 
 
 async def test_a_direct_job_waits_for_its_index_and_makes_no_binding(kit: Kit) -> None:

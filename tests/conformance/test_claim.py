@@ -56,6 +56,7 @@ async def test_a_claimed_job_carries_all_a_worker_needs(kit: Kit, clock: ManualC
             suspect=False,
             limited=False,
             headers=b"{}",
+            waited=0.0,
         )
     ]
     job = await kit.job("job")

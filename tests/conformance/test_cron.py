@@ -54,6 +54,18 @@ async def test_declaring_answers_with_all_there_are(store: Store) -> None:
     assert {each.schedule.name for each in await store.declare([])} == {"one", "two", "three"}
 
 
+async def test_reading_the_schedules_answers_the_same_and_refreshes_none(store: Store, clock: ManualClock) -> None:
+    assert await store.schedules() == []
+    declared = await store.declare([schedule("two"), schedule("one")])
+    clock.advance(100)
+
+    read = await store.schedules()
+
+    assert sorted(read, key=lambda each: each.schedule.name) == read
+    assert read == sorted(declared, key=lambda each: each.schedule.name)
+    assert {each.declared_at for each in read} == {clock.now() - 100}
+
+
 async def test_declaring_again_refreshes_and_keeps_its_beginning(store: Store, clock: ManualClock) -> None:
     await store.declare([schedule(job=b"1")])
     beginning = clock.now()

@@ -15,6 +15,7 @@ from fairlane.ids import new_id
 from fairlane.session import NewSession, SessionKind
 from fairlane.slots import Slots
 from fairlane.store import Store
+from tests.sizes import sized
 
 from .crowd import QUEUES, job_of, key_of
 from .reopening import open_again
@@ -22,7 +23,7 @@ from .reopening import open_again
 ROOT = Path(__file__).resolve().parents[2]
 PROCESSES = 50
 WORKERS = 5
-ROUNDS = 10
+ROUNDS = sized(4, 10)
 
 
 @pytest.fixture

@@ -10,11 +10,12 @@ from fairlane.job import Priority
 from fairlane.settings import LaneRule
 from fairlane.slots import Ask
 from fairlane.upkeep import Retention
+from tests.sizes import sized
 
 from .kit import Kit
 from .runs import bulk, lanes_of, run
 
-BACKLOG = 100_000
+BACKLOG = sized(20_000, 100_000)
 BLOCKED_STARTS = 6_000
 SLOTS = 10
 NEWCOMERS = tuple("BCDEFGHIJK")

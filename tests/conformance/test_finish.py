@@ -10,7 +10,7 @@ from fairlane.errors import SessionLost, Stale
 from fairlane.job import KEPT_ATTEMPTS, Acceptance, Held, JobState, Reason, Verdict
 from fairlane.session import Claim
 from fairlane.settings import LaneRule
-from fairlane.states import Transition, complete, fail, hand_back, retry, snooze
+from fairlane.states import Transition, complete, decline, fail, hand_back, retry, snooze, take_back
 from fairlane.store import Store
 
 from .death import survivor
@@ -29,6 +29,8 @@ def moves(held: Held, delay: float = 0.0) -> dict[str, Transition]:
         "retry": retry(held, delay, Reason.ERROR, "boom"),
         "snoozed": snooze(held, delay),
         "handed_back": hand_back(held),
+        "taken_back": take_back(held, delay),
+        "declined": decline(held, "no such task"),
         "cancelled": states.cancel(held),
     }
 
@@ -114,7 +116,7 @@ async def test_a_holder_may_cancel_what_it_runs(kit: Kit, clock: ManualClock) ->
 # -- charging --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("outcome", "attempt"), [("retry", 2), ("snoozed", 1), ("handed_back", 1)])
+@pytest.mark.parametrize(("outcome", "attempt"), [("retry", 2), ("snoozed", 1), ("handed_back", 1), ("declined", 1)])
 async def test_every_claim_raises_the_fence_and_only_a_retry_is_charged(kit: Kit, outcome: str, attempt: int) -> None:
     worker = await kit.worker()
     await kit.enqueue(id="job")

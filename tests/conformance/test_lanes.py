@@ -8,9 +8,9 @@ from random import Random
 import pytest
 
 from fairlane.job import Claimed, JobState, Priority, Reason
-from fairlane.reading import Gate
+from fairlane.reading import COUNTED_WHOLE, Gate
 from fairlane.settings import LaneRule
-from fairlane.states import Transition, complete, fail, hand_back, retry, snooze
+from fairlane.states import Transition, complete, fail, hand_back, retry, snooze, take_back
 
 from .kit import Kit, Worker
 from .runs import bulk, drain, everything, running
@@ -27,6 +27,7 @@ def _some_end(rng: Random, job: Claimed) -> Transition:
             retry(held, rng.choice([0.0, 5.0]), Reason.ERROR, "boom"),
             snooze(held, rng.choice([0.0, 5.0])),
             hand_back(held),
+            take_back(held, rng.choice([0.0, 5.0])),
         ]
     )
 
@@ -345,3 +346,39 @@ async def test_of_very_many_lanes_the_first_are_read_and_what_has_no_lane_is_one
         assert await read(limit) == expected[:limit]
     await worker.complete(*started)
     assert await read(3) == [("user:0700", 5, 0), (None, 2, 0), (names[2], 1, 0)]
+
+
+async def test_of_a_long_backlog_the_longest_lanes_are_read_and_the_short_ones_are_exact(kit: Kit) -> None:
+    await kit.settings("default", LaneRule(pattern="flood", limit=3), LaneRule(pattern="narrow", limit=1))
+    long, middle, short = COUNTED_WHOLE + 1_000, 900, 7
+    await kit.enqueue_all(bulk(kit, "flood", long))
+    await kit.enqueue_all(bulk(kit, None, middle))
+    await kit.enqueue_all(bulk(kit, "narrow", short, sticky="plan", pool="nobody"))
+    await kit.enqueue_all([kit.new(lane=f"user:{number:02}") for number in range(20) for _ in range(short)])
+    worker = await kit.worker()
+    await worker.claim(10)
+    for limit in (1, 2, 4, 100):
+        lanes = await kit.store.lanes("default", limit=limit)
+        assert len(lanes) == min(limit, 23)
+        assert [lane.lane for lane in lanes[:2]] == ["flood", None][:limit]
+        assert [lane.pending for lane in lanes] == sorted((lane.pending for lane in lanes), reverse=True)
+        for lane in lanes:
+            true = {"flood": long, None: middle}.get(lane.lane, short) - lane.running
+            assert lane.pending == (true if lane.exact else pytest.approx(true, rel=0.3))
+            assert lane.exact or true > short
+        if limit == 100:
+            assert sum(lane.running for lane in lanes) == 10
+    assert (await kit.store.recount()).differences == ()
+
+
+async def test_a_queue_beside_a_flood_is_still_counted_whole(kit: Kit) -> None:
+    await kit.enqueue_all(bulk(kit, "flood", COUNTED_WHOLE + 500))
+    await kit.enqueue_all(
+        [kit.new(queue="calm", lane=f"user:{number}") for number in range(3) for _ in range(number + 1)]
+    )
+    lanes = await kit.store.lanes("calm")
+    assert [(lane.lane, lane.pending, lane.exact) for lane in lanes] == [
+        ("user:2", 3, True),
+        ("user:1", 2, True),
+        ("user:0", 1, True),
+    ]

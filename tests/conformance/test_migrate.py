@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+
+import pytest
 
 from fairlane.clock import ManualClock
+from fairlane.errors import StoreMissing
 from fairlane.store import Store
 
 from .kit import Kit
 from .reopening import open_again
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Every file and folder there."""
+    return sorted(folder.rglob("*"))
 
 
 async def test_migrating_answers_the_version_and_repeating_it_changes_nothing(kit: Kit, store: Store) -> None:
@@ -33,6 +42,24 @@ async def test_migrating_twice_at_once_is_harmless(kit: Kit, store: Store, store
 
     assert len(set(versions)) == 1
     assert seen == await kit.job("job")
+
+
+async def test_a_store_that_is_not_there_is_not_made_for_who_only_looks(
+    store_url: str, clock: ManualClock, tmp_path: Path
+) -> None:
+    before = files_in(tmp_path)
+    for _ in range(2):
+        with pytest.raises(StoreMissing):
+            await open_again(store_url, clock, create=False)
+    assert files_in(tmp_path) == before
+    made = await open_again(store_url, clock)
+    await made.enqueue([Kit(made, clock).new(id="job")])
+    for _ in range(2):
+        looking = await open_again(store_url, clock, create=False)
+        assert (await looking.get(["job"]))[0] is not None
+        await looking.close()
+        # Once while another has it open, once when nobody has.
+        await made.close()
 
 
 async def test_opening_an_empty_store_many_times_at_once_makes_one_schema(store_url: str, clock: ManualClock) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.sizes import sized
+
 from .conftest import Opener
 from .machine import machine_of
 
-EXAMPLES = int(os.environ.get("FAIRLANE_MODEL_EXAMPLES", "60"))
+EXAMPLES = sized(30, 300)
 STEPS = 40
 
 

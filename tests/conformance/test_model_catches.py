@@ -168,7 +168,7 @@ FAULTS = {
     SwallowsCancels: "cancel: told|state is|cancel_requested is|cancel must raise",
     ClaimsTwice: "may not start|may start|the repeated claim answers",
     RescuesInWordsOnly: "state of .* is live, by the rules dead",
-    ChargesHandBacks: r"attempt is \d, by the rules \d",
+    ChargesHandBacks: r"attempt is \d, by the rules \d|was handed out as .*attempt=2",
     ForgetsUniqueValues: "enqueue: told",
     OverrunsLanes: "may not start|goes on with|of at most|enqueue: told .*RUNNING",
     LetsClassesWait: "may start for",

@@ -15,6 +15,7 @@ from fairlane.session import Claim
 from fairlane.settings import LaneRule
 from fairlane.slots import Ask
 from fairlane.states import Transition, complete, hand_back
+from tests.sizes import sized
 
 from .kit import Kit, Worker
 
@@ -175,7 +176,7 @@ class Run:
             self.order.cancel(job)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(sized(2, 20)))
 @pytest.mark.parametrize("lanes", LANES, ids=["few lanes", "many lanes", "limited lanes", "all kinds", "one lane"])
 async def test_jobs_start_in_the_order_of_the_rule_whatever_calls_look_like(
     kit: Kit, lanes: list[str | None], seed: int

@@ -354,3 +354,21 @@ async def test_a_lease_made_after_a_reboot_counts_as_usual(kit: Kit, store: Stor
 
     clock.advance(2)
     assert (await store.rescue()).declared == (worker.id,)
+
+
+async def test_readers_see_which_tasks_a_session_knows(kit: Kit) -> None:
+    old = await kit.worker(tasks=("mail", "images"))
+    same = await kit.worker(tasks=("mail", "images"))
+    new = await kit.worker(tasks=("mail", "images", "videos"))
+    none = await kit.worker(tasks=())
+    silent = await kit.worker()
+    assert new.session.tasks is not None
+    assert set(new.session.tasks) == {"mail", "images", "videos"}
+    known = {session.id: session.tasks for session in await kit.store.sessions()}
+    assert known[silent.id] is None
+    assert known[none.id] == ()
+    assert {id: set(known[id] or ()) for id in (old.id, same.id, new.id)} == {
+        old.id: {"mail", "images"},
+        same.id: {"mail", "images"},
+        new.id: {"mail", "images", "videos"},
+    }

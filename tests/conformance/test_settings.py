@@ -19,6 +19,19 @@ from .runs import bulk
 HIGH, NORMAL, LOW = Priority
 
 
+async def test_a_queue_is_read_with_what_is_declared_and_with_what_is_laid_over_it(kit: Kit) -> None:
+    await kit.settings("images", LaneRule(pattern="user:*", limit=2), limit=8, version=1)
+    override = QueueOverride(limit=3, lanes=(LaneRule(pattern="user:*", limit=1),))
+    await kit.store.configure([SettingsChange(queue="images", override=override)])
+    [queue] = await kit.store.queues()
+    assert (queue.declared.limit, queue.settings.limit) == (8, 3)
+    assert [rule.limit for rule in queue.declared.lanes] == [2]
+    assert [rule.limit for rule in queue.settings.lanes] == [1]
+    await kit.store.configure([SettingsChange(queue="images", override=None)])
+    [queue] = await kit.store.queues()
+    assert queue.declared == queue.settings
+
+
 async def _reading(kit: Kit, queue: str = "default") -> QueueReading:
     [reading] = [each for each in await kit.store.queues() if each.name == queue]
     return reading

@@ -8,7 +8,7 @@ from fairlane import states
 from fairlane.clock import ManualClock
 from fairlane.errors import SessionLost
 from fairlane.job import Acceptance, Held, JobState, Reason, Verdict
-from fairlane.states import Transition, complete, fail, hand_back, retry, snooze
+from fairlane.states import Transition, complete, fail, hand_back, retry, snooze, take_back
 from fairlane.store import Store
 
 from .death import die, survivor
@@ -26,6 +26,7 @@ def every_move(held: Held) -> list[Transition]:
         retry(held, 0.0, Reason.ERROR, "boom"),
         snooze(held, 5.0),
         hand_back(held),
+        take_back(held, 5.0),
         states.cancel(held),
     ]
 
@@ -37,7 +38,7 @@ async def test_a_wrong_fence_is_refused_for_every_move(kit: Kit) -> None:
 
     for fence in (job.fence - 1, job.fence + 1):
         finished = await worker.finish(*every_move(Held("job", fence)))
-        assert finished.verdicts == (Verdict("job", STALE, RUNNING),) * 6
+        assert finished.verdicts == (Verdict("job", STALE, RUNNING),) * 7
 
     seen = await kit.job("job")
     assert (seen.state, seen.fence, seen.session) == (RUNNING, job.fence, worker.id)
@@ -51,7 +52,7 @@ async def test_another_session_is_refused_for_every_move(kit: Kit) -> None:
 
     finished = await other.finish(*every_move(job.held))
 
-    assert finished.verdicts == (Verdict("job", STALE, RUNNING),) * 6
+    assert finished.verdicts == (Verdict("job", STALE, RUNNING),) * 7
     assert not finished.verdicts[0].accepted
     assert (await kit.job("job")).session == worker.id
     assert (await worker.complete(job)).verdicts == (Verdict("job", APPLIED, COMPLETED),)
@@ -72,14 +73,14 @@ async def test_a_job_that_was_never_claimed_takes_no_write(kit: Kit) -> None:
 
     for fence in (0, 1):
         finished = await worker.finish(*every_move(Held("job", fence)))
-        assert finished.verdicts == (Verdict("job", STALE, PENDING),) * 6
+        assert finished.verdicts == (Verdict("job", STALE, PENDING),) * 7
     assert await worker.claim_ids() == ["job"]
 
 
 async def test_an_unknown_job_is_stale_and_has_no_state(kit: Kit) -> None:
     finished = await (await kit.worker()).finish(*every_move(Held("unknown", 1)))
 
-    assert finished.verdicts == (Verdict("unknown", STALE, None),) * 6
+    assert finished.verdicts == (Verdict("unknown", STALE, None),) * 7
 
 
 async def test_after_a_rescue_every_write_is_refused_while_the_job_waits(kit: Kit) -> None:
@@ -92,7 +93,7 @@ async def test_after_a_rescue_every_write_is_refused_while_the_job_waits(kit: Ki
 
     finished = await worker.finish(*every_move(job.held))
 
-    assert finished.verdicts == (Verdict("job", STALE, PENDING),) * 6
+    assert finished.verdicts == (Verdict("job", STALE, PENDING),) * 7
     after = await kit.job("job")
     assert (after.state, after.fence, after.due_at) == (PENDING, before.fence, before.due_at)
 
@@ -106,7 +107,7 @@ async def test_after_a_rescue_every_write_is_refused_while_somebody_else_runs_th
 
     finished = await worker.finish(*every_move(old.held))
 
-    assert finished.verdicts == (Verdict("job", STALE, RUNNING),) * 6
+    assert finished.verdicts == (Verdict("job", STALE, RUNNING),) * 7
     seen = await kit.job("job")
     assert (seen.state, seen.session, seen.fence) == (RUNNING, heir.id, new.fence)
     assert (await heir.complete(new, result=b'"heir"')).verdicts == (Verdict("job", APPLIED, COMPLETED),)
@@ -121,7 +122,7 @@ async def test_after_the_heir_finished_a_late_write_changes_nothing(kit: Kit) ->
 
     finished = await worker.finish(*every_move(old.held))
 
-    assert finished.verdicts == (Verdict("job", STALE, COMPLETED),) * 6
+    assert finished.verdicts == (Verdict("job", STALE, COMPLETED),) * 7
     seen = await kit.job("job")
     assert (seen.state, seen.result) == (COMPLETED, b'"heir"')
 
@@ -134,7 +135,8 @@ async def test_a_session_that_left_is_stale_and_not_an_error(kit: Kit) -> None:
 
     finished = await worker.finish(*every_move(job.held))
 
-    assert [verdict.acceptance for verdict in finished.verdicts] == [STALE] * 6
+    # That it never began it is what the store has written already.
+    assert [verdict.acceptance for verdict in finished.verdicts] == [*[STALE] * 5, Acceptance.REPEATED, STALE]
     assert await kit.state("job") is PENDING
 
 

@@ -64,15 +64,77 @@ async def test_whoever_waits_for_a_retry_is_counted_in_a_lane_that_was_paused_me
         assert [(s.place, s.of) for s in standings] == [(1, 2), (2, 2)]
 
 
-async def test_places_beyond_a_thousand_say_that_they_are_not_exact(kit: Kit) -> None:
-    answers = await kit.enqueue_all(bulk(kit, "user", EXACT_PLACES + 100))
-    last_exact = await _stands(kit, answers[EXACT_PLACES - 1].id)
-    assert (last_exact.place, last_exact.exact) == (EXACT_PLACES, True)
-    beyond = await _stands(kit, answers[-1].id)
-    assert not beyond.exact
-    assert beyond.place is not None
-    assert beyond.place > EXACT_PLACES
-    assert beyond.of <= EXACT_PLACES
+BEYOND = 4_300
+"""Jobs that wait beyond those whose places every store counts."""
+RULES = {
+    "no limit": LaneRule(pattern="user"),
+    "ordered": LaneRule(pattern="user", limit=1),
+    "unordered": LaneRule(pattern="user", limit=2),
+}
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+async def test_places_beyond_a_thousand_are_exact_or_a_lower_bound_that_says_so(kit: Kit, rule: LaneRule) -> None:
+    await kit.settings("default", rule)
+    await kit.worker()
+    count = EXACT_PLACES + BEYOND
+    answers = await kit.enqueue_all(bulk(kit, "user", count))
+    places = (
+        1,
+        2,
+        EXACT_PLACES - 1,
+        EXACT_PLACES,
+        EXACT_PLACES + 1,
+        EXACT_PLACES + 2,
+        EXACT_PLACES + 3,
+        count - 1,
+        count,
+    )
+    standings = await kit.store.standing([answers[place - 1].id for place in places])
+    for true, standing in zip(places, standings, strict=True):
+        assert standing is not None
+        assert standing.place is not None
+        assert standing.place <= standing.of <= count
+        assert standing.of == count if standing.of_exact else standing.of > EXACT_PLACES
+        if true <= EXACT_PLACES or standing.exact:
+            assert (standing.place, standing.exact) == (true, True)
+            assert true <= 2 or standing.why() == f"{true - 1} ahead in lane user"
+        else:
+            assert EXACT_PLACES < standing.place <= true
+            assert standing.why() == f"more than {standing.place - 2:,} ahead in lane user"
+
+
+@pytest.mark.parametrize("priority", [Priority.HIGH, Priority.LOW])
+async def test_of_a_lane_with_several_classes_the_places_beyond_a_thousand_hold_too(
+    kit: Kit, priority: Priority
+) -> None:
+    for each in Priority:
+        answers = await kit.enqueue_all(bulk(kit, "user", 700, priority=each))
+        if each is priority:
+            last = answers[-1].id
+    standing = await _stands(kit, last)
+    true = 700 if priority is Priority.HIGH else 2_100
+    assert standing.place is not None
+    assert standing.place <= standing.of <= 2_100
+    assert standing.place == true if standing.exact else EXACT_PLACES < standing.place <= true
+    assert standing.exact or priority is Priority.LOW
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+async def test_the_estimate_holds_beyond_a_thousand_places(kit: Kit, rule: LaneRule) -> None:
+    await kit.settings("default", rule)
+    worker = await kit.worker(slots=1, lease=1_000_000.0)
+    for _ in range(3):
+        await kit.enqueue(lane="user")
+        claimed = await worker.claim()
+        kit.clock.advance(2.0)
+        await worker.complete(*claimed)
+    answers = await kit.enqueue_all(bulk(kit, "user", 5_400))
+    await worker.claim()
+    for place in (1_500, 5_400):
+        told = (await _stands(kit, answers[place - 1].id)).eta()
+        assert told is not None
+        assert told == pytest.approx(2.0 * place, rel=0.3), f"{told:.0f} s told where {2 * place} s are true"
 
 
 @pytest.mark.parametrize("limit", [None, 1, 2])

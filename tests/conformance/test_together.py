@@ -12,6 +12,7 @@ from fairlane.job import Claimed, JobState, NewJob, Priority
 from fairlane.reading import Filter
 from fairlane.settings import LaneRule
 from fairlane.wakeups import queue_topic
+from tests.sizes import sized
 
 from .kit import Kit, Worker
 
@@ -105,7 +106,7 @@ async def _pair(kit: Kit) -> Pair:
     return Pair(kit, workers)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(sized(3, 30)))
 async def test_sending_together_is_sending_one_after_the_other(kit: Kit, seed: int) -> None:
     rng, pair = Random(seed), await _pair(kit)
     for _ in range(12):

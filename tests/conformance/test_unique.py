@@ -53,6 +53,14 @@ async def test_a_unique_value_holds_across_queues_and_lanes(kit: Kit) -> None:
     assert answers == [Enqueued("first", False, PENDING)]
 
 
+async def test_an_id_twice_in_one_batch_whose_value_is_taken_is_answered_twice_with_its_holder(kit: Kit) -> None:
+    await kit.enqueue(id="holder", unique="once")
+
+    answers = await kit.store.enqueue([kit.new(id="twice", unique="once"), kit.new(id="twice", unique="once")])
+
+    assert [(answer.id, answer.created) for answer in answers] == [("holder", False), ("holder", False)]
+
+
 async def test_a_unique_value_twice_in_one_batch_is_one_job(kit: Kit) -> None:
     answers = await kit.store.enqueue([kit.new(id="first", unique="v"), kit.new(id="second", unique="v")])
 

@@ -5,7 +5,6 @@ store down, and reading all that it holds.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +17,7 @@ import psycopg
 import redis
 from psycopg.rows import dict_row
 
+from tests.backends.lock_holder import lock_held_elsewhere
 from tests.servers import postgresql, valkey
 from tests.servers.stores import EVERY_VERSION
 
@@ -54,8 +54,7 @@ class SqliteDeployment:
     @contextlib.contextmanager
     def down(self) -> Iterator[None]:
         # Every write of every process takes this lock first: while somebody else has it, none is answered.
-        with self._path.with_name(self._path.name + "-lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with lock_held_elsewhere(self._path):
             yield
 
     def contents(self) -> dict[str, list[str]]:

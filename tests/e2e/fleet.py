@@ -118,18 +118,36 @@ class Fleet:
         self._environment |= {f"FAIRLANE_{f.upper()}": str(getattr(intervals, f)) for f in intervals.__struct_fields__}
 
     def worker(
-        self, *options: str, name: str | None = None, env: Mapping[str, str] | None = None, fork: bool = True
+        self,
+        *options: str,
+        app: str = "tests.e2e.tasks:app",
+        name: str | None = None,
+        env: Mapping[str, str] | None = None,
+        fork: bool = True,
     ) -> Process:
-        """Start ``fairlane worker`` with the application under test."""
-        return self._start(name, ["fairlane", "worker", "-A", "tests.e2e.tasks:app", *options], env, fork=fork)
+        """Start ``fairlane worker`` with an application, usually the one under test."""
+        return self._start(name, ["fairlane", "worker", "-A", app, *options], env, fork=fork)
 
     def manager(self, *, name: str | None = None, env: Mapping[str, str] | None = None) -> Process:
         """Start ``fairlane manager``."""
         return self._start(name, ["fairlane", "manager"], env)
 
-    def program(self, module: str, *arguments: str, name: str | None = None) -> Process:
+    def program(
+        self, module: str, *arguments: str, name: str | None = None, env: Mapping[str, str] | None = None
+    ) -> Process:
         """Start a program of the tests."""
-        return self._start(name, [module, *arguments], None)
+        return self._start(name, [module, *arguments], env)
+
+    def instance(
+        self,
+        web: str = "tests.e2e.web:web",
+        *,
+        port: int = 0,
+        name: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Process:
+        """Start a complete instance under uvicorn, usually on a free port that its log tells."""
+        return self.program("uvicorn", web, "--port", str(port), name=name, env=env)
 
     def close(self) -> None:
         """End every process that is left."""

@@ -44,7 +44,9 @@ async def test_a_job_of_a_limited_lane_ends_before_another_could_be_given_its_pl
             assert [entry.event for entry in world.ledger.of(ids[0])] == ["begin", "cancelled"]
         await world.began(ids[0], times=2)
         first = await world.client.job(ids[0])
-        assert (first.attempt, [attempt.outcome for attempt in first.attempts]) == (1, ["handed_back", None])
+        # The other worker may have claimed it with a call from before the outage; then nothing of it has begun there.
+        outcomes = [attempt.outcome for attempt in first.attempts if attempt.outcome != "taken_back"]
+        assert (first.attempt, outcomes) == (1, ["handed_back", None])
         await world.client.handle(ids[0]).cancel()
         await world.final(*ids)
         assert [entry.job for entry in world.ledger.begins()] == [ids[0], ids[0], ids[1], ids[2]]

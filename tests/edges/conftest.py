@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
-    """The current directory, with a module `shop`; modules imported from it are forgotten afterwards."""
+    """The current directory, with a module `shop` and a store; modules imported from it are forgotten afterwards."""
     for name in os.environ:
         if name.startswith("FAIRLANE_"):
             monkeypatch.delenv(name)
@@ -25,6 +25,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
     before = set(sys.modules)
     made = Project(tmp_path)
     made.write("shop.py", SHOP)
+    made.make_store()
     yield made
     made.clear()
     for name in set(sys.modules) - before:
@@ -38,3 +39,4 @@ def every_store(store_url: str, project: Project, monkeypatch: pytest.MonkeyPatc
     """Run the test on a store of every kind, named by the environment. Otherwise a file in the directory will do."""
     monkeypatch.setenv("FAIRLANE_URL", store_url)
     project.url = store_url
+    project.make_store()

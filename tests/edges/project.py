@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -65,9 +67,22 @@ class Project:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
 
+    def make_store(self) -> None:
+        """Make the store, as the first worker or enqueue does: commands that look would refuse to."""
+
+        async def nothing(store: Store) -> None: ...
+
+        asyncio.run(self.with_store(nothing))
+
     def run(self, *args: str, stdin: str | None = None) -> Result:
-        """Run a command in this process."""
-        return CliRunner().invoke(fairlane, list(args), input=stdin)
+        """Run a command in this process. A worker sets up its log: other tests must not see that."""
+        root = logging.getLogger()
+        level, handlers = root.level, root.handlers[:]
+        try:
+            return CliRunner().invoke(fairlane, list(args), input=stdin)
+        finally:
+            root.setLevel(level)
+            root.handlers[:] = handlers
 
     def good(self, *args: str) -> str:
         """The output of a command that must succeed."""

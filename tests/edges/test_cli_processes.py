@@ -17,6 +17,7 @@ from fairlane import Fairlane
 from fairlane.cli.place import choose_index
 from fairlane.cli.target import Target
 from fairlane.cli.worker import read_settings
+from fairlane.errors import InvalidInput
 from fairlane.ids import new_id
 from fairlane.session import NewSession, SessionKind
 from fairlane.slots import Slots
@@ -117,6 +118,30 @@ def test_metrics_are_served(project: Project, free_port: int) -> None:
     text = eventually(scraped)
     assert 'fairlane_queue_workers{queue="images"} 1.0' in text
     project.stop(worker)
+
+
+def _asked(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode().strip()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode().strip()
+    except OSError:
+        return 0, ""
+
+
+def test_a_worker_answers_health_probes(project: Project, free_port: int) -> None:
+    worker = _worker(project, "--metrics-port", str(free_port), "--metrics-host", "0.0.0.0", *QUIET)
+    assert eventually(lambda: _asked(free_port, "/readyz")[0] == 200)
+    assert _asked(free_port, "/healthz") == (200, "ok")
+    assert _asked(free_port, "/readyz") == (200, "ok")
+    project.good("enqueue", "-A", "shop", "nap", "3")
+    assert eventually(lambda: project.read("jobs", "--state", "running")["jobs"])
+    worker.send_signal(signal.SIGTERM)
+    assert eventually(lambda: _asked(free_port, "/readyz") == (503, "the worker is stopping"))
+    assert _asked(free_port, "/healthz") == (200, "ok")
+    _, error = worker.communicate(timeout=60)
+    assert worker.returncode == 0, error
 
 
 def test_a_port_that_is_taken_is_one_line(project: Project, free_port: int) -> None:
@@ -285,11 +310,31 @@ def _settings(target: Target, **options: Any) -> WorkerSettings:
 def test_reservations_follow_the_slots_unless_they_were_chosen(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert _settings(Target("shop", None), slots=1).slots.reserved.high == 0
+    assert [_settings(Target("shop", None), slots=n).slots.reserved.high for n in (1, 2, 3, 4)] == [0, 0, 0, 1]
     assert _settings(Target("shop", None), slots=5).slots.reserved.high == 1
     assert _settings(Target("shop", None), slots=5, reserved="high=2,normal=1").slots.reserved.normal == 1
     monkeypatch.setenv("FAIRLANE_HIGH_PRIORITY_RESERVED", "3")
     assert _settings(Target(None, None), slots=5).slots.reserved.high == 3
+    # Also where it is what the default would be for other slots.
+    for kept, slots in ((1, 2), (0, 10)):
+        monkeypatch.setenv("FAIRLANE_HIGH_PRIORITY_RESERVED", str(kept))
+        assert _settings(Target(None, None), slots=slots).slots.reserved.high == kept
+        app = Fairlane()
+        app.task(name="length")(len)
+        assert app.worker(slots=slots)._settings.slots.reserved.high == kept
+    monkeypatch.setenv("FAIRLANE_HIGH_PRIORITY_RESERVED", "2")
+    with pytest.raises(InvalidInput, match="--slots: 2 reserved of 2 would leave none"):
+        _settings(Target(None, None), slots=2)
+
+
+def test_the_first_line_of_a_worker_says_what_ordinary_work_has(project: Project) -> None:
+    for slots, words in (
+        ("5", "5 slots: 4 for ordinary work, 1 reserved for high"),
+        ("2", "2 slots, all for ordinary"),
+    ):
+        worker = _worker(project, "-c", slots)
+        eventually(lambda: project.read("workers")["workers"])
+        assert words in project.stop(worker)
 
 
 def test_weights_of_queues_are_read(project: Project) -> None:

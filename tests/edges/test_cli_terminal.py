@@ -62,7 +62,7 @@ class Terminal:
 def test_top_is_live_and_q_ends_it(project: Project) -> None:
     terminal = Terminal(project, "top")
     try:
-        terminal.until(lambda shown: "no queue has had a job yet" in shown)
+        terminal.until(lambda shown: "no queues in sqlite:///" in shown)
         project.good("enqueue", "any.task", "--queue", "fresh", "--lane", "user:ann")
         terminal.until(lambda shown: "fresh" in shown and "user:ann" in shown)
         terminal.press("q")
@@ -87,7 +87,7 @@ def test_a_worker_tells_a_terminal_what_it_serves(project: Project) -> None:
     terminal = Terminal(project, "worker", "-A", "shop", "-c", "4")
     try:
         terminal.until(lambda shown: "is ready" in shown)
-        for part in ("worker default/0", "sqlite:///fairlane.db", "images", "1 for high", "shop.render"):
+        for part in ("worker default/0", "sqlite:///fairlane.db", "images", "1 reserved for high", "shop.render"):
             assert part in terminal.shown
         terminal.process.terminate()
         assert terminal.process.wait(timeout=60) == 0

@@ -59,8 +59,20 @@ async def test_a_healthy_system_has_no_findings_but_good_ones(practice: Practice
     # What the store tells of itself depends on its server, and is tested with that.
     del findings[2 : 2 + len(own)]
     assert {finding.level for finding in findings} == {Level.OK}
-    topics = ["store", "clock", "leader", "sessions", "queues", "lanes", "bindings", "failures", "recount"]
+    topics = ["store", "clock", "leader", "sessions", "queues", "tasks", "lanes", "bindings", "failures", "recount"]
     assert [finding.topic for finding in findings] == topics
+
+
+async def test_a_task_that_no_live_worker_knows_is_named(practice: Practice) -> None:
+    worker = await practice.kit.worker(tasks=("other",))
+    await practice.kit.enqueue("shop.draw")
+    await worker.decline(*await worker.claim())
+    practice.clock.advance(5)
+    finding = await practice.found("tasks")
+    assert finding.level is Level.ERROR
+    assert finding.what.startswith("shop.draw: 1 jobs of queue default wait, the first for 5 s")
+    await practice.kit.worker(tasks=("shop.draw",))
+    assert (await practice.found("tasks")).level is Level.OK
 
 
 async def test_an_empty_store_is_no_error(practice: Practice) -> None:
@@ -162,11 +174,12 @@ async def test_recent_failures_are_told_by_task_and_group(practice: Practice) ->
     for _ in range(3):
         await practice.kit.enqueue("shop.render", retries=0)
     jobs = await worker.claim(3)
-    endings = [fail(job.held, Reason.ERROR, "boom", group="ValueError") for job in jobs]
+    endings = [fail(job.held, Reason.ERROR, "boom", group="ValueError in <lambda>") for job in jobs]
     await practice.store.finish(worker.session.id, endings)
     finding = await practice.found("failures")
     assert finding.level is Level.WARN
     assert "3 jobs of shop.render" in finding.what
+    assert (finding.advice or "").endswith("then fairlane retry --task shop.render --error 'ValueError in <lambda>'")
     practice.clock.advance(7_200.0)
     assert (await practice.found("failures")).level is Level.OK
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from fairlane import events as news
-from fairlane import observed
+from fairlane import observed, tokens
 from fairlane.backends import open_store
 from fairlane.binding import Release
 from fairlane.clock import ManualClock
@@ -99,6 +99,18 @@ class LostReplies:
         return call
 
 
+async def test_a_decline_is_told_and_as_a_failure_when_it_was_the_last(kit: Kit, heard: Heard) -> None:
+    worker = await kit.worker(tasks=())
+    await kit.store.enqueue([kit.new(), kit.new()])
+    first, second = await worker.claim(2)
+    await worker.decline(first)
+    await worker.decline(second, patience=0)
+    assert [(each.state, each.outcome, each.reason) for each in heard.of(news.Finished)] == [
+        (JobState.PENDING, Move.DECLINE, Reason.UNKNOWN_TASK),
+        (JobState.FAILED, Move.FAIL, Reason.UNKNOWN_TASK),
+    ]
+
+
 async def test_every_verb_is_told_by_its_name(kit: Kit, heard: Heard) -> None:
     store = kit.store
     worker = await kit.worker()
@@ -106,11 +118,13 @@ async def test_every_verb_is_told_by_its_name(kit: Kit, heard: Heard) -> None:
     [job] = await worker.claim()
     term = await store.lead(worker.id, lease=10.0)
     assert term is not None
+    token, _ = tokens.make("a page", ["read"])
     calls: dict[str, Callable[[], Awaitable[object]]] = {
         "renew": lambda: store.renew(worker.id, [job.held], claim=worker.last_claim),
         "progress": lambda: store.progress(worker.id, [(job.held, b"1")]),
         "finish": lambda: store.finish(worker.id, [complete(job.held)]),
         "cancel": lambda: store.cancel([id]),
+        "forget": lambda: store.forget(["nobody"], Retention()),
         "release": lambda: store.release("default", "plan-7"),
         "promote": lambda: store.promote(term=term.number),
         "admit": lambda: store.admit(term=term.number),
@@ -120,12 +134,19 @@ async def test_every_verb_is_told_by_its_name(kit: Kit, heard: Heard) -> None:
         "resign": lambda: store.resign(term.number),
         "configure": lambda: store.configure([SettingsChange(queue="q", declared=QueueSettings(limit=3))]),
         "declare": lambda: store.declare([]),
+        "schedules": store.schedules,
         "leader": store.leader,
         "get": lambda: store.get([id]),
         "find": lambda: store.find(Filter(queue="default"), limit=5),
         "standing": lambda: store.standing([id]),
         "queues": store.queues,
         "lanes": lambda: store.lanes("default", limit=5),
+        "lane_line": lambda: store.lane_line("default", None, limit=5),
+        "declined": lambda: store.declined(limit=5),
+        "failures": lambda: store.failures(limit=5),
+        "add_token": lambda: store.add_token(token),
+        "tokens": store.tokens,
+        "revoke_token": lambda: store.revoke_token(token.id),
         "sessions": store.sessions,
         "bindings": lambda: store.bindings("default", limit=5),
         "recount": store.recount,
@@ -162,7 +183,7 @@ async def test_the_life_of_a_job_is_told(kit: Kit, heard: Heard) -> None:
     assert heard.of(news.SessionRegistered) == [news.SessionRegistered(worker.id, SessionKind.WORKER, worker.name)]
     assert heard.of(news.Enqueued) == [news.Enqueued(id, "render", "images", "ann", Priority.HIGH, True)]
     assert heard.of(news.Started) == [
-        news.Started(id, "render", "images", "ann", Priority.HIGH, 1, job.fence, worker.id)
+        news.Started(id, "render", "images", "ann", Priority.HIGH, 1, job.fence, worker.id, 0.0)
     ]
     [finished] = heard.of(news.Finished)
     assert (finished.id, finished.task, finished.queue) == (id, "render", "images")

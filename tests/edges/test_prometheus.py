@@ -178,11 +178,14 @@ async def test_gauges_show_the_store_as_it_is_at_the_scrape(kit: Kit, events: Ev
     assert await asyncio.to_thread(scrape, "fairlane_jobs", **jobs, priority="low", state="scheduled") == 1
     assert await asyncio.to_thread(scrape, "fairlane_queue_workers", **jobs) == 1
     assert await asyncio.to_thread(scrape, "fairlane_queue_paused", **jobs) == 0
+    kit.clock.advance(12)
+    assert await asyncio.to_thread(scrape, "fairlane_queue_oldest_wait_seconds", **jobs) == 12
     assert await asyncio.to_thread(scrape, "fairlane_sessions", kind="worker", state="live") == 1
     assert await asyncio.to_thread(scrape, "fairlane_sessions", kind="worker", state="ended") is None
     await worker.claim()
     assert await asyncio.to_thread(scrape, "fairlane_jobs", **jobs, priority="high", state="pending") == 0
     assert await asyncio.to_thread(scrape, "fairlane_jobs", **jobs, priority="high", state="running") == 1
+    assert await asyncio.to_thread(scrape, "fairlane_queue_oldest_wait_seconds", **jobs) == 0
     assert await asyncio.to_thread(scrape, "fairlane_store_up") == 1
     metrics.close()
 
@@ -213,6 +216,22 @@ async def test_a_scrape_while_the_store_is_gone_still_shows_the_counters(
     generate_latest(metrics.registry)
     assert len(caplog.records) == 2
     metrics.close()
+
+
+async def test_waits_are_counted_by_queue_and_class(kit: Kit, metrics: Metrics) -> None:
+    worker = await kit.worker(lease=1e6)
+    await kit.enqueue(priority=Priority.HIGH)
+    kit.clock.advance(40)
+    await kit.enqueue(priority=Priority.LOW)
+    first, _ = await worker.claim(2)
+    await worker.retry(first)
+    await worker.claim()
+    high, low = ({"queue": "default", "priority": priority} for priority in ("high", "low"))
+    assert value(metrics, "fairlane_job_wait_seconds_count", **high) == 1
+    assert value(metrics, "fairlane_job_wait_seconds_sum", **high) == pytest.approx(40)
+    assert value(metrics, "fairlane_job_wait_seconds_bucket", **high, le="30.0") == 0
+    assert value(metrics, "fairlane_job_wait_seconds_bucket", **high, le="60.0") == 1
+    assert value(metrics, "fairlane_job_wait_seconds_sum", **low) == 0
 
 
 def test_making_metrics_does_not_read_the_store(events: Events) -> None:

@@ -20,6 +20,7 @@ from fairlane import (
     JobFailed,
     JobState,
     ManualClock,
+    NewJob,
     Retry,
     Settings,
     Snooze,
@@ -120,6 +121,19 @@ async def test_what_a_body_asks_for_is_not_raised_but_what_no_body_raised_is(app
         await lab.drain(errors="raise")
     with pytest.raises(InvalidInput, match="errors"):
         await lab.drain(errors="ignore")  # type: ignore[arg-type]  # the mistake
+
+
+async def test_a_task_that_the_application_does_not_have_fails_at_once(app: Fairlane, lab: Lab) -> None:
+    @app.task
+    async def known() -> None: ...
+
+    store = await app.connection.store()
+    for id in ("odd", "strange"):
+        await store.enqueue([NewJob(id=id, task="unheard-of")])
+    with pytest.raises(JobFailed, match="unheard-of"):
+        await lab.drain(errors="raise")
+    await lab.drain()
+    assert [(job.state, job.attempt) for job in await lab.jobs()] == [(JobState.FAILED, 0)] * 2
 
 
 async def test_a_body_that_enqueues_for_ever_is_stopped_with_advice(app: Fairlane, lab: Lab) -> None:

@@ -29,6 +29,7 @@ def test_the_defaults_are_the_promised_ones() -> None:
         "clock_slack": 2.0,
         "trust_margin": 1.0,
         "loop_lag": 1.0,
+        "unknown_task": 86_400.0,
     }
 
 

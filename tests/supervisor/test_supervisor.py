@@ -259,7 +259,7 @@ async def test_whoever_outlives_its_grace_is_killed_and_its_jobs_are_not_charged
         await asyncio.wait_for(supervised.run, 30)
         assert child.process.code == -signal.SIGKILL
     assert [(job.state, job.attempts[0].outcome) for job in await fleet.jobs(ids)] == [
-        (JobState.PENDING, "taken_back")
+        (JobState.PENDING, "handed_back")
     ] * 2
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from typing import Any, assert_type
 
 from fairlane import (
@@ -15,10 +15,14 @@ from fairlane import (
     JobState,
     Position,
     Release,
+    RunningJob,
+    RunningWorker,
     Turn,
     Update,
     current_job,
+    current_worker,
 )
+from fairlane.http import AsyncClient, Client
 
 app = Fairlane("sqlite:///never-opened.db")
 
@@ -39,6 +43,41 @@ async def ping() -> float:
 def resize(path: str, factor: float) -> tuple[int, int]:
     """A plain function with settings."""
     return (len(path), int(factor))
+
+
+@app.task(retry_on=(ConnectionError, TimeoutError), no_retry_on=ConnectionRefusedError)
+async def fetch(url: str) -> str:
+    """Retried by the class of the error."""
+    return url
+
+
+@app.on_worker_start
+async def connect(worker: RunningWorker) -> None:
+    """A hook that is a coroutine function."""
+    worker.state.pool = [worker.isolated]
+
+
+@app.on_worker_stop
+def disconnect(worker: RunningWorker) -> None:
+    """A hook that is a plain function."""
+    worker.state.pool.clear()
+
+
+@app.around_job
+def timed(job: RunningJob) -> Iterator[None]:
+    """A hook that is a generator."""
+    assert_type(job.attempt, int)
+    yield
+
+
+@app.around_job
+async def watched(job: RunningJob) -> AsyncGenerator[None, Any]:
+    """A hook that is an async generator, and wants the result."""
+    result = yield
+    assert_type(result, Any)
+
+
+assert_type(current_worker(), RunningWorker)
 
 
 @app.task
@@ -105,3 +144,17 @@ def blocking_code_has_the_same_types() -> None:
         assert_type(update, Update)
     with app.blocking.turn("flux", on_position=print) as turn:
         assert_type(turn, Turn)
+
+
+async def over_http(client: AsyncClient, blocking: Client) -> None:
+    """Types flow through the service as well."""
+    assert_type(await client.enqueue(render, "ann", "a cat", size=3), Handle[bytes])
+    assert_type(await client.enqueue(resize.options(priority="high"), "a.png", 0.5), Handle[tuple[int, int]])
+    assert_type(await client.enqueue(ping.call()), Handle[float])
+    assert_type(await client.enqueue("shop.render", "ann"), Handle[Any])
+    assert_type(await client.enqueue_many([ping.call()]), list[Handle[float]])
+    assert_type(client.handle("id", render), Handle[bytes])
+    assert_type(blocking.enqueue(render, "ann", "a cat"), BlockingHandle[bytes])
+    assert_type(blocking.enqueue(ping).result(timeout=5), float)
+    await client.enqueue(render, "ann")  # type: ignore[call-overload]  # an argument is missing
+    await client.enqueue(render, "ann", 3)  # type: ignore[call-overload]  # the second argument is text

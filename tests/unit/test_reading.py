@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.job import JobState
-from fairlane.reading import Gate, Rival, Standing, room_after, starts_before
+from fairlane.reading import EXACT_PLACES, Gate, Rival, Standing, room_after, starts_before, told_count
 from fairlane.slots import FLOOR
 
 
@@ -20,6 +20,8 @@ def standing(
     servers: int = 4,
     lane_limit: int | None = None,
     service_seconds: float | None = 2.0,
+    exact: bool = True,
+    likely: int | None = None,
 ) -> Standing:
     return Standing(
         id="job",
@@ -32,7 +34,8 @@ def standing(
         queue="default",
         place=place,
         of=10,
-        exact=True,
+        exact=exact,
+        likely=likely,
         queue_ahead=queue_ahead,
         servers=servers,
         lane_limit=lane_limit,
@@ -55,6 +58,19 @@ def test_a_limited_lane_starts_no_faster_than_its_places_become_free() -> None:
     assert standing(gate=Gate.LANE, place=6, queue_ahead=5, lane_limit=1).eta() == pytest.approx(2.0 * 5.5)
     assert standing(gate=Gate.LANE, place=6, queue_ahead=5, lane_limit=2).eta() == pytest.approx(2.0 * 5.5 / 2)
     assert standing(gate=Gate.LANE, place=2, queue_ahead=39, lane_limit=2).eta() == pytest.approx(2.0 * 39.5 / 4)
+
+
+def test_a_place_that_is_only_a_lower_bound_is_not_what_the_estimate_is_made_of() -> None:
+    for likely, told in ((5_001, pytest.approx(2.0 * 5_000.5)), (None, None)):
+        deep = standing(gate=Gate.LANE, place=EXACT_PLACES + 2, lane_limit=1, exact=False, likely=likely)
+        assert deep.eta() == told
+
+
+def test_a_count_that_was_not_ended_is_told_as_what_it_is_more_than() -> None:
+    assert told_count(1_500, exact=True) == "1500"
+    assert told_count(EXACT_PLACES + 1, exact=False) == "more than 1,000"
+    assert told_count(7, exact=False) == "about 7"
+    assert "more than 1,000 ahead" in standing(place=EXACT_PLACES + 2, exact=False).why()
 
 
 def test_what_nothing_holds_starts_now() -> None:

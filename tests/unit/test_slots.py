@@ -104,6 +104,6 @@ def test_reservations_are_fewer_than_the_slots(total: int, high: int, normal: in
 
 
 @given(st.integers(1, 1_000))
-def test_by_default_one_slot_is_reserved_for_high_when_there_are_two(total: int) -> None:
-    assert default_reserved(total) == Reserved(high=0 if total == 1 else 1)
+def test_by_default_one_slot_is_reserved_for_high_when_there_are_four(total: int) -> None:
+    assert default_reserved(total) == Reserved(high=0 if total < 4 else 1)
     Slots(total=total, reserved=default_reserved(total))

@@ -83,11 +83,12 @@ def test_a_holder_moves_only_what_runs() -> None:
         assert JobState.RUNNING in MOVES[move][0], move
 
 
-def test_moves_that_give_the_attempt_back_lead_away_from_running_and_never_to_an_end() -> None:
+def test_moves_that_give_the_attempt_back_lead_away_from_running_and_but_for_declines_never_to_an_end() -> None:
     for move in UNCHARGED:
         sources, targets = MOVES[move]
         assert sources == {JobState.RUNNING}, move
-        assert not targets & FINAL_STATES, move
+        # A hand-back fails a job only when it is one too many, and so is charged.
+        assert targets & FINAL_STATES == ({JobState.FAILED} if move in (Move.HAND_BACK, Move.DECLINE) else set()), move
     assert Move.RETRY not in UNCHARGED
     assert Move.CRASH not in UNCHARGED
 
@@ -108,8 +109,23 @@ MADE: list[tuple[Move, Callable[[], Transition]]] = [
     (Move.RETRY, lambda: states.retry(HELD, 2.0, Reason.ERROR, "boom")),
     (Move.SNOOZE, lambda: states.snooze(HELD, 2.0)),
     (Move.HAND_BACK, lambda: states.hand_back(HELD)),
+    (Move.TAKE_BACK, lambda: states.take_back(HELD, 2.0)),
     (Move.CANCEL, lambda: states.cancel(HELD)),
+    (Move.DECLINE, lambda: states.decline(HELD, "no such task")),
 ]
+
+
+def test_a_decline_says_why_and_how_long_it_may_go_on() -> None:
+    declined = states.decline(HELD, "no such task", patience=5)
+    assert (declined.reason, declined.error, declined.error_group, declined.delay) == (
+        Reason.UNKNOWN_TASK,
+        "no such task",
+        "unknown_task",
+        5,
+    )
+    assert states.decline(HELD, "x").delay == 86_400
+    assert refused_field(states.decline, HELD, "x", patience=-1) == "patience"
+    assert [states.decline_delay(waited) for waited in (0, 1, 10, 1_000)] == [0.25, 0.5, 5, 15]
 
 
 def test_every_move_of_a_holder_has_a_constructor() -> None:

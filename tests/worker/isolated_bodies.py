@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import functools
+import logging
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,21 @@ def fail(text: str) -> None:
 @task
 def snooze() -> None:
     raise errors.Snooze(5)
+
+
+@task
+def log_debug(words: str) -> None:
+    logging.getLogger("bodies").debug(words)
+
+
+@task
+async def break_the_loop(how: str) -> None:
+    loop = asyncio.get_running_loop()
+    if how == "stop":
+        loop.stop()
+    else:
+        loop.call_soon(sys.exit, 3)
+    await asyncio.sleep(30)
 
 
 @task
@@ -262,3 +279,29 @@ hidden = task(shadowed)
 def shadowed() -> int:  # type: ignore[no-redef]  # that is the point
     """Another function by the same name."""
     return 2
+
+
+@task
+def close_descriptors(reuse: bool) -> str:
+    """Close all that can be the socket to the worker, and perhaps open something else in its place."""
+    os.closerange(3, 256)
+    if reuse:
+        for _ in range(50):
+            os.open(os.devnull, os.O_WRONLY)
+    return "ok"
+
+
+@task
+def write_to_sockets(junk: list[int]) -> str:
+    """Write to every socket there is."""
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if "socket" in str(link.readlink()):
+                os.write(int(link.name), bytes(junk))
+    return "ok"
+
+
+@task
+def fail_at_length(length: int) -> None:
+    """An error with a long text."""
+    raise ValueError("\x01" * length + "the end")

@@ -148,18 +148,6 @@ async def test_a_payload_that_does_not_fit_never_reaches_the_body(yard: Yard) ->
     assert "argument 'times'" in jobs[0].error
 
 
-async def test_an_unknown_task_is_retried_because_a_newer_worker_may_know_it(yard: Yard) -> None:
-    async def known() -> None:
-        return None
-
-    yard.task(known, retries=1, backoff=AT_ONCE)
-    await yard.store.enqueue([replace(yard.registry.find("known").call().job, id="odd", task="unheard-of")])
-    async with yard.worker():
-        job = await yard.until("odd")
-    assert (job.state, job.reason, job.attempt) == (JobState.FAILED, Reason.UNKNOWN_TASK, 2)
-    assert [attempt.outcome for attempt in job.attempts] == ["retry", "failed"]
-
-
 async def test_a_result_that_json_cannot_hold_fails_at_once(yard: Yard) -> None:
     async def odd() -> object:
         return object()

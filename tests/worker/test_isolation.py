@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import os
 import subprocess
 import sys
@@ -12,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from fairlane import logs
 from fairlane.errors import FairlaneError
 from fairlane.job import Held, Reason
 from fairlane.task import Task
-from fairlane.worker import body
+from fairlane.worker import body, wire
 from fairlane.worker.isolation import Crashed, Isolation, importable
 
 from . import isolated_bodies as bodies
@@ -129,6 +132,30 @@ async def test_leaving_the_interpreter_is_an_error_and_the_child_goes_on(runner:
     assert await runner.result(bodies.pid) == pid
 
 
+async def test_a_body_that_breaks_its_event_loop_has_crashed_and_ends_with_its_child(runner: Runner) -> None:
+    pid = await runner.result(bodies.pid)
+    for how in ("stop", "exit"):
+        ending = await runner.ending(bodies.break_the_loop, how)
+        assert isinstance(ending, Crashed)
+        assert ending.begun
+        was, pid = pid, await runner.result(bodies.pid)
+        assert pid != was
+
+
+async def test_a_child_logs_as_its_worker_does(runner: Runner, capfd: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    logs.configure("debug", "json")
+    try:
+        await runner.result(bodies.log_debug, "thin ice")
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+    [line] = [line for line in capfd.readouterr().err.splitlines() if "thin ice" in line]
+    record = json.loads(line)
+    assert (record["level"], record["logger"], record["job"], record["attempt"]) == ("debug", "bodies", "job-1", 2)
+
+
 async def test_an_error_whose_text_is_not_text_arrives(runner: Runner) -> None:
     ending = await runner.ending(bodies.odd_text)
     assert isinstance(ending, body.Raised)
@@ -155,6 +182,43 @@ async def test_a_death_is_seen_although_a_process_left_behind_holds_the_socket(r
     ending = await asyncio.wait_for(runner.ending(bodies.vanish_with_a_child_left, str(path)), 30)
     assert ending == Crashed("the child process exited with code 7")
     await gone(int(path.read_text()))
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+async def test_a_body_that_closes_its_descriptors_has_crashed(runner: Runner, reuse: bool) -> None:
+    ending = await asyncio.wait_for(runner.ending(bodies.close_descriptors, reuse), 30)
+    assert ending == Crashed("the child process was ended by SIGKILL")
+    assert await runner.result(bodies.add, 1, 1) == 2
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [b"\xff\xff\xff\xff" + b"A" * 1000, b"\0\0\0\x05hello", b"\0\0\0\x02{}", b"\0\x01\0\0", b"A"],
+    ids=["too long", "no JSON", "no message", "not all of it", "a letter"],
+)
+async def test_a_body_that_writes_to_the_socket_has_crashed(
+    runner: Runner, junk: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "QUIET_SECONDS", 0.2)
+    ending = await asyncio.wait_for(runner.ending(bodies.write_to_sockets, list(junk)), 30)
+    assert isinstance(ending, Crashed)
+    assert "has written to its socket" in ending.error
+    assert await runner.result(bodies.add, 1, 1) == 2
+
+
+async def test_an_ending_that_a_body_made_up_is_not_that_of_the_next_job(runner: Runner) -> None:
+    ended = wire.frame(wire.Ended(Held("job-1", 3), body.Returned(b'"made up"')))
+    assert await runner.ending(bodies.write_to_sockets, list(ended)) == body.Returned(b'"made up"')
+    # Its own came after that, and is read by whoever is next.
+    assert await runner.result(bodies.add, 1, 1, id="next") == 2
+
+
+async def test_an_error_of_any_length_arrives(runner: Runner) -> None:
+    ending = await runner.ending(bodies.fail, "x" * 200_000)
+    assert isinstance(ending, body.Raised)
+    ending = await runner.ending(bodies.fail_at_length, 20_000_000)
+    assert isinstance(ending, body.Raised)
+    assert ending.error.rstrip().endswith("the end")
 
 
 # -- modules ---------------------------------------------------------------------------------------------------------

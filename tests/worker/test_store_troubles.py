@@ -136,6 +136,31 @@ async def test_without_contact_nothing_new_is_claimed(yard: Yard) -> None:
     assert runs["one"] == 2
 
 
+async def test_what_was_claimed_before_contact_was_lost_does_not_begin_in_a_limited_lane(yard: Yard) -> None:
+    runs = Counter[str]()
+
+    async def body(lane: str) -> None:
+        runs[lane] += 1
+
+    yard.task(body, lane="{lane}")
+    await yard.lanes(LaneRule(pattern="one", limit=1))
+    faulty = Faulty(yard.store)
+    async with yard.worker(store=faulty) as worker:
+        with pytest.MonkeyPatch.context() as deaf:
+            deaf.setattr(worker, "renewed", lambda renewal: None)
+            # The call is under way then, and its answer comes when contact is lost.
+            faulty.refuse = lambda verb, args: worker.contact_lost()
+            calls = [yard.registry.find("body").call(lane) for lane in ("one", "many")]
+            limited, free = [answer.id for answer in await yard.store.enqueue([call.job for call in calls])]
+            await yard.until(free)
+            job = await yard.until(limited, JobState.PENDING)
+            assert [attempt.outcome for attempt in job.attempts] == ["taken_back"]
+            assert runs["one"] == 0
+            faulty.refuse = lambda verb, args: None
+        assert (await yard.until(limited)).attempt == 1
+    assert runs == {"one": 1, "many": 1}
+
+
 async def test_a_fault_of_ours_is_told_with_its_place(yard: Yard, caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         return None
@@ -191,3 +216,40 @@ async def test_importing_an_application_does_not_count_as_time_of_the_body(
     async with yard.worker():
         job = await yard.until(await yard.enqueue("quick"))
     assert (job.state, job.result) == (JobState.COMPLETED, b'"in time"')
+
+
+async def test_endings_are_written_while_the_store_fails_at_claims(yard: Yard) -> None:
+    released = asyncio.Event()
+
+    async def body() -> str:
+        await released.wait()
+        return "done"
+
+    yard.task(body)
+    first = [await yard.enqueue("body") for _ in range(2)]
+    broken = asyncio.Event()
+
+    def refuse(verb: str, args: tuple[Any, ...]) -> None:
+        if broken.is_set() and verb in ("claim", "finish with claim"):
+            raise ValueError("a record that cannot be read")
+
+    class WithoutClaims(Faulty):
+        """Tells a finish that claims from one that does not."""
+
+        async def finish(self, *args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("claim") is not None:
+                refuse("finish with claim", args)
+            return await self.store.finish(*args, **kwargs)
+
+    faulty = WithoutClaims(yard.store)
+    faulty.refuse = refuse
+    async with yard.worker(store=faulty, slots=3):
+        for id in first:
+            await yard.until(id, JobState.RUNNING)
+        broken.set()
+        later = await yard.enqueue("body")
+        released.set()
+        for id in first:
+            assert (await yard.until(id, patience=5)).state is JobState.COMPLETED
+        broken.clear()
+        assert (await yard.until(later)).state is JobState.COMPLETED

@@ -95,7 +95,7 @@ class NotifiedWakeups(Generic[N]):
         self._notifier = self._make(self._ears)
         # Nobody may have closed the store when the process ends, or when it is forgotten.
         self._ending = weakref.finalize(self, self._notifier.close)
-        # Last: whoever sees his own number here finds the rest made anew.
+        # Set pid last: a thread that reads its own pid must see the other fields reset.
         self._pid = os.getpid()
 
     def publish(self, topics: Iterable[str]) -> None:

@@ -1,6 +1,6 @@
 """Where a waiting job stands in line, what holds it and how long it may take: out of figures that a store has counted.
 
-Pure. A store counts only so far, because readers ask often: places as far as they are exact, and of the other lanes the
+Pure. A store counts only so far, because readers ask often: places as far as that is cheap, and of the other lanes the
 first in fair order, each only so far as matters. What it did not look at is taken to be like the rest.
 """
 
@@ -13,7 +13,7 @@ import msgspec
 from ..fairness import charge, tag
 from ..job import JobKind, JobState, Priority
 from ..lanes import terms
-from ..reading import EXACT_PLACES, Gate, Rival, Standing, starts_before
+from ..reading import Gate, Rival, Standing, starts_before
 from ..settings import QueueSettings
 from ..slots import Reserved, Slots
 from .codes import ARRIVING, CLEANUP, SCHEDULED, UNBOUND
@@ -95,6 +95,18 @@ class JobFigures(msgspec.Struct, kw_only=True):
     workers: list[Worker] | None
     """The worker that its inbox names, if it names one: it alone could run it."""
     line: LineFigures | None
+    exact: bool = True
+    """Whether the jobs before it were counted to the end; otherwise `place` is a lower bound."""
+    of_exact: bool = True
+    likely: int | None = None
+    """Where they were not: about how many of its lane are before it. `own` is as likely."""
+    task: str = ""
+    declined: bool = False
+    """Whether the last session that claimed it did not know its task."""
+    known: bool = True
+    """Whether a live worker that could run it knows its task; looked up only for what was declined."""
+    awaited_task: str | None = None
+    """The task of a job that holds a place of its lane and waits for a worker that knows it."""
     settling: bool = False
     """Whether the jobs of its lane are just being given other places, so that they cannot be counted exactly."""
 
@@ -148,13 +160,23 @@ class _Stander:
             lane=job.lane,
             queue=self.queue.name,
             place=job.place,
-            of=job.of,
-            exact=job.place is None or (job.place <= EXACT_PLACES and not job.settling),
+            of=max(job.of, job.place or 0),
+            exact=job.place is None or (job.exact and not job.settling),
+            of_exact=job.of_exact and not job.settling,
+            likely=self._likely(),
             queue_ahead=self._queue_ahead(all_slots),
             servers=all_slots,
             lane_limit=self.terms.limit,
             service_seconds=self.queue.seconds,
+            task=(job.awaited_task if gate is Gate.LANE_TASK else job.task) or None,
         )
+
+    def _likely(self) -> int | None:
+        """About which place it has; None when that cannot be told."""
+        job = self.job
+        if job.place is None or job.exact:
+            return job.place
+        return None if job.likely is None else max(job.place, job.likely + 1)
 
     def _servers(self) -> tuple[int, int]:
         """Free slots and all slots that could run it. A turn needs none: the places of its lane serve it."""
@@ -183,7 +205,7 @@ class _Stander:
     def _gate(self, free: int) -> tuple[Gate, float | None]:
         job = self.job
         if job.state == SCHEDULED:
-            return Gate.DUE, job.due
+            return self._declined_gate() if job.declined else (Gate.DUE, job.due)
         if job.state == ARRIVING:
             return Gate.ARRIVING, None
         if self.queue.settings.paused:
@@ -195,7 +217,9 @@ class _Stander:
         if job.gate == CLEANUP:
             return Gate.CLEANUP, None
         if not self.workers:
-            return (Gate.WORKER_GONE if job.inbox else Gate.NO_WORKER), None
+            return self._no_worker(), None
+        if job.declined:
+            return (Gate.DECLINED if job.known else Gate.UNKNOWN_TASK), None
         if self._queue_is_full():
             return Gate.QUEUE_LIMIT, None
         if job.place is not None and job.place > 1:
@@ -205,9 +229,22 @@ class _Stander:
         # The heads of other lanes, or higher classes, may take all the slots that are free.
         return (Gate.AHEAD if self._higher() + job.flows_before >= free else Gate.NONE), None
 
+    def _no_worker(self) -> Gate:
+        return Gate.NO_WORKER if self.job.workers is None else Gate.WORKER_GONE
+
+    def _declined_gate(self) -> tuple[Gate, float | None]:
+        """It is left alone for a moment; what it really waits for is a worker."""
+        if self.queue.settings.paused:
+            return Gate.QUEUE_PAUSED, None
+        if not self.workers:
+            return self._no_worker(), None
+        return (Gate.DECLINED if self.job.known else Gate.UNKNOWN_TASK), self.job.due
+
     def _lane_gate(self) -> tuple[Gate, float | None]:
         if self.terms.paused:
             return Gate.LANE_PAUSED, None
+        if self.terms.ordered and self.job.awaited_task is not None:
+            return Gate.LANE_TASK, None
         if self.terms.ordered and self.job.retry_until is not None:
             return Gate.LANE_RETRY, self.job.retry_until
         return Gate.LANE, None

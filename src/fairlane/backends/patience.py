@@ -7,6 +7,38 @@ from __future__ import annotations
 
 import asyncio
 
+CALL_SECONDS = 10.0
+"""For the answer to a call. A server that is frozen keeps its connections open, so only this notices it."""
+SLOWEST_LINK = 128 * 1024
+"""Bytes that a link must carry in a second: what a call sends adds to its time."""
+LONGEST_SECONDS = 60.0
+"""What repetitions do not exceed, unless what they send takes longer."""
+
+
+class Deadlines:
+    """How long each kind of call may take: one that was not answered in time gives the next of its kind twice as long.
+
+    Else a call that takes a little longer than it may, because the link is slow, would be repeated for ever.
+    """
+
+    def __init__(self) -> None:
+        self._late: dict[object, int] = {}
+
+    def seconds(self, kind: object, sent: int = 0) -> float:
+        """For the next call of this kind, which sends so many bytes."""
+        usual = CALL_SECONDS + sent / SLOWEST_LINK
+        late = self._late.get(kind, 0) if self._late else 0
+        return usual if not late else max(usual, min(LONGEST_SECONDS, usual * 2**late))
+
+    def missed(self, kind: object) -> None:
+        """A call was not answered in time."""
+        self._late[kind] = min(self._late.get(kind, 0) + 1, 10)
+
+    def kept(self, kind: object) -> None:
+        """A call was answered. The next may take as long as usual."""
+        if self._late:
+            self._late.pop(kind, None)
+
 
 class Wait:
     """One call under way."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -13,7 +13,6 @@ from ..job import KEPT_ATTEMPTS, Attempt, Job, JobKind, Priority, Reason
 from ..retry import DEFAULT_BACKOFF, Backoff
 from ..schedule import Schedule, StoredSchedule, Timetable
 from ..session import worker_name
-from ..settings import QueueOverride, QueueSettings
 from .codes import MOVES, STATES
 
 NEWEST = 2**62
@@ -21,8 +20,6 @@ NEWEST = 2**62
 
 _attempts = msgspec.json.Decoder(list[Attempt])
 _backoff = msgspec.json.Decoder(Backoff)
-_declared = msgspec.json.Decoder(QueueSettings)
-_override = msgspec.json.Decoder(QueueOverride)
 _timetable: msgspec.json.Decoder[Timetable] = msgspec.json.Decoder(Timetable)
 _encoder = msgspec.json.Encoder()
 
@@ -32,9 +29,22 @@ def decode_attempts(raw: bytes | str | None) -> list[Attempt]:
     return [] if raw is None else _attempts.decode(raw)
 
 
+def readable_attempts(raw: bytes | str | None) -> list[Attempt]:
+    """The same; nothing when the history cannot be read, which is no reason to lose the job too."""
+    try:
+        return decode_attempts(raw)
+    except Exception:
+        return []
+
+
 def decode_backoff(raw: bytes | None) -> Backoff:
     """The policy column."""
-    return DEFAULT_BACKOFF if raw is None else _backoff.decode(raw)
+    if raw is None:
+        return DEFAULT_BACKOFF
+    try:
+        return _backoff.decode(raw)
+    except Exception as exc:
+        raise InvalidInput("backoff", f"is not a policy ({exc})") from None
 
 
 def encode_backoff(backoff: Backoff) -> bytes | None:
@@ -43,6 +53,33 @@ def encode_backoff(backoff: Backoff) -> bytes | None:
 
 
 def job_of(row: Iterable[Any]) -> Job:
+    """A job out of a row. Of a damaged one everything that can be read is shown: people must be able to find it."""
+    columns = tuple(row)
+    try:
+        return _job_of(columns)
+    except Exception:
+        return _job_of(_readable(columns))
+
+
+def _readable(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same row with usual values in place of what cannot be read."""
+    columns = list(row)
+
+    def replace(place: int, read: Callable[[Any], Any], usual: Any) -> None:
+        try:
+            read(columns[place])
+        except Exception:
+            columns[place] = usual
+
+    replace(4, JobKind, JobKind.JOB.value)
+    replace(5, Priority, Priority.NORMAL.value)
+    replace(11, decode_backoff, None)
+    replace(22, decode_attempts, None)
+    replace(24, lambda reason: reason is None or Reason(reason), None)
+    return tuple(columns)
+
+
+def _job_of(row: Iterable[Any]) -> Job:
     """A job out of a row of columns in this order."""
     (
         _seq, id, task, queue, kind, class_, lane, cost, payload, headers, retries, backoff, timeout, uniq, pool,
@@ -111,15 +148,6 @@ def job_of(row: Iterable[Any]) -> Job:
     )
 
 
-def settings_of(declared: str, override: str | None) -> tuple[QueueSettings, QueueOverride | None]:
-    """What counts for a queue, and what an operator laid over it."""
-    settings = _declared.decode(declared)
-    if override is None:
-        return settings, None
-    laid_over = _override.decode(override)
-    return laid_over.over(settings), laid_over
-
-
 def binding_of(row: Iterable[Any]) -> Binding:
     """A binding out of a row."""
     pool, key, index, state, opened_at, used_at, closed_at, cleanup, cleanup_failed = row
@@ -134,15 +162,23 @@ def schedules_of(rows: Iterable[Iterable[Any]]) -> list[StoredSchedule]:
     found = []
     for name, raw, job, stored_at, declared_at, last_slot in rows:
         try:
-            timetable = _timetable.decode(raw)
-        except ValueError:
-            # Stored by a process that knows more time zones than this one.
+            schedule = Schedule(name=name, timetable=_timetable.decode(raw), job=_bytes(job))
+            moments = [None if moment is None else float(moment) for moment in (stored_at, declared_at, last_slot)]
+        except (ValueError, TypeError):
+            # Damaged, or stored by a process that knows more time zones than this one.
             continue
-        schedule = Schedule(name=name, timetable=timetable, job=job)
         found.append(
-            StoredSchedule(schedule=schedule, stored_at=stored_at, declared_at=declared_at, last_slot=last_slot)
+            StoredSchedule(
+                schedule=schedule, stored_at=moments[0] or 0.0, declared_at=moments[1] or 0.0, last_slot=moments[2]
+            )
         )
     return found
+
+
+def _bytes(value: object) -> bytes:
+    if not isinstance(value, bytes):
+        raise TypeError("there are no bytes")
+    return value
 
 
 def position_of(cursor: str | None) -> int:

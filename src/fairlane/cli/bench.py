@@ -17,7 +17,7 @@ from . import display
 from .command import Command, json_option, run, url_option
 from .display import plain
 from .records import Record
-from .target import Target
+from .target import Target, Use
 
 if TYPE_CHECKING:
     from ..app import Fairlane
@@ -38,7 +38,7 @@ def bench_command(jobs: int, slots: int, url: str | None, as_json: bool) -> None
     """Send jobs that do nothing and run them, on a queue of their own; on a temporary file unless --url is given."""
     with tempfile.TemporaryDirectory(prefix="fairlane-bench-") as directory:
         # Only a store that is named here is put under load, not one that the environment happens to name.
-        target = Target(None, url or f"sqlite:///{Path(directory) / 'bench.db'}")
+        target = Target(None, url or f"sqlite:///{Path(directory) / 'bench.db'}", Use.MAKE)
         found = run(_measure(target, jobs, slots))
     if as_json:
         display.show_json({"store": target.shown_url, **found})

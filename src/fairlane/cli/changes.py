@@ -1,24 +1,18 @@
-"""Commands that change jobs: ``retry``, ``cancel``, ``release``."""
+"""Commands that change jobs: ``retry``, ``cancel``, ``purge``, ``release``."""
 
 from __future__ import annotations
 
-import hashlib
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 import click
 
 from ..errors import InvalidInput
-from ..job import JobKind, JobState
 from . import display
 from .command import Command, json_option, run, store_options
 from .display import plain
-from .target import Target
+from .selection import CANCEL, CANCEL_AND_PURGE, PURGE, RETRY, Given, change_many, read_selection, selection_options
+from .target import Target, Use
 
-if TYPE_CHECKING:
-    from ..job import Job, NewJob
-
-PAGE = 200
-REPEATABLE = (JobKind.JOB, JobKind.BROADCAST)
 RELEASES = {
     "nothing": "is not bound",
     "draining": "is released when its jobs have ended",
@@ -27,11 +21,19 @@ RELEASES = {
 
 
 @click.command("cancel", cls=Command)
-@click.argument("ids", metavar="JOB...", nargs=-1, required=True)
+@click.argument("ids", metavar="[JOB]...", nargs=-1)
+@selection_options("Cancel")
 @store_options
 @json_option
-def cancel_command(ids: tuple[str, ...], app_name: str | None, url: str | None, as_json: bool) -> None:
-    """Cancel jobs: waiting ones at once, running ones by asking them to stop."""
+def cancel_command(
+    ids: tuple[str, ...], app_name: str | None, url: str | None, as_json: bool, **options: Unpack[Given]
+) -> None:
+    """Cancel jobs: waiting ones at once, running ones by asking them to stop. By their ids, or by a selection."""
+    asked = read_selection(ids, options, "cancel")
+    target = Target(app_name, url, Use.CHANGE)
+    if asked is not None:
+        change_many(target, CANCEL, asked, as_json)
+        return
 
     async def work(target: Target) -> None:
         async with target.client() as client:
@@ -43,37 +45,51 @@ def cancel_command(ids: tuple[str, ...], app_name: str | None, url: str | None, 
         for id, answer in zip(ids, answers, strict=True):
             display.show(plain(f"{id} {words.get(answer.value, f'was too late: it is {answer.value}')}"))
 
-    run(work(Target(app_name, url)))
+    run(work(target))
 
 
 @click.command("retry", cls=Command)
 @click.argument("ids", metavar="[JOB]...", nargs=-1)
-@click.option("--failed", is_flag=True, help="All failed jobs that this command has not retried yet.")
-@click.option("--queue", "-q", help="With --failed: only those of this queue.")
-@click.option("--yes", "-y", is_flag=True, help="With --failed: do not ask.")
+@click.option("--failed", is_flag=True, help="All failed jobs: as --state failed.")
+@selection_options("Retry")
 @store_options
 @json_option
 def retry_command(
     ids: tuple[str, ...],
     failed: bool,
-    queue: str | None,
-    yes: bool,
     app_name: str | None,
     url: str | None,
     as_json: bool,
+    **options: Unpack[Given],
 ) -> None:
-    """Run jobs that have ended once more, as new jobs."""
-    if failed == bool(ids):
-        raise InvalidInput("JOB", "name the jobs to retry, or give --failed for all that failed")
-    if queue and not failed:
-        raise InvalidInput("--queue", "belongs to --failed, which is not given")
-    target = Target(app_name, url)
+    """Run jobs that have ended once more, as new jobs: by their ids, or failed ones by a selection."""
     if failed:
-        if not yes:
-            click.confirm(f"Retry all failed jobs of {queue or 'every queue'}?", abort=True, err=True)
-        run(_retry_failed(target, queue, as_json))
+        if options["state"] not in (None, "failed"):
+            raise InvalidInput("--failed", f"does not go with --state {options['state']}")
+        options["state"] = "failed"
+    asked = read_selection(ids, options, "retry")
+    target = Target(app_name, url, Use.CHANGE)
+    if asked is not None:
+        change_many(target, RETRY, asked, as_json)
     else:
         run(_retry(target, ids, as_json))
+
+
+@click.command("purge", cls=Command)
+@click.option("--cancel-waiting", is_flag=True, help="Also jobs that wait: they are cancelled first.")
+@selection_options("Forget")
+@store_options
+@json_option
+def purge_command(
+    cancel_waiting: bool, app_name: str | None, url: str | None, as_json: bool, **options: Unpack[Given]
+) -> None:
+    """Forget jobs that have ended before their retention is over, by a selection. Running ones stay."""
+    if options["state"] in ("pending", "scheduled") and not cancel_waiting:
+        raise InvalidInput("--state", f"a {options['state']} job has not ended; --cancel-waiting cancels it first")
+    asked = read_selection((), options, "forget")
+    assert asked is not None
+    verb = CANCEL_AND_PURGE if cancel_waiting else PURGE
+    change_many(Target(app_name, url, Use.CHANGE), verb, asked, as_json)
 
 
 async def _retry(target: Target, ids: tuple[str, ...], as_json: bool) -> None:
@@ -84,34 +100,6 @@ async def _retry(target: Target, ids: tuple[str, ...], as_json: bool) -> None:
         return
     for id, other in new:
         display.show(plain(f"{id} runs again as {other}"))
-
-
-async def _retry_failed(target: Target, queue: str | None, as_json: bool) -> None:
-    retried = already = 0
-    cursor: str | None = None
-    async with target.client() as client:
-        known = sum(q.counts.failed for q in await client.queues() if queue in (None, q.name))
-        with display.progress("retrying", known) as advance:
-            while True:
-                page = await client.find(state=JobState.FAILED, queue=queue, limit=PAGE, cursor=cursor)
-                again = [_again(job) for job in page.jobs if job.kind in REPEATABLE]
-                answers = await client.send(again) if again else []
-                retried += sum(answer.created for answer in answers)
-                already += sum(not answer.created for answer in answers)
-                advance(len(page.jobs))
-                cursor = page.cursor
-                if cursor is None:
-                    break
-    if as_json:
-        display.show_json({"retried": retried, "already_retried": already})
-        return
-    before = f", {already:,} were retried before" if already else ""
-    display.show(plain(f"{retried:,} failed jobs run again as new ones{before}"))
-
-
-def _again(job: Job) -> NewJob:
-    """The request for its retry, under an id made of its own: repeating the command makes no second one."""
-    return job.as_new(f"retry-{hashlib.sha256(job.id.encode()).hexdigest()[:32]}")
 
 
 @click.command("release", cls=Command)
@@ -130,4 +118,4 @@ def release_command(key: str, pool: str, app_name: str | None, url: str | None, 
             return
         display.show(plain(f"{key} {RELEASES[answer.value]}"))
 
-    run(work(Target(app_name, url)))
+    run(work(Target(app_name, url, Use.CHANGE)))

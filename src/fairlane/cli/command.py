@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import click
 
 from .. import loops
-from ..errors import FairlaneError, InvalidInput, NotFound, SchemaMismatch, StoreUnavailable
-from ..logs import escaped
+from ..errors import FairlaneError, InvalidInput, NotFound, SchemaMismatch, StoreMissing, StoreUnavailable
+from ..logs import FORMATS, LEVELS, escaped
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -26,6 +26,7 @@ logging.getLogger("fairlane.store").addHandler(logging.NullHandler())
 NEXT_STEPS: dict[type[FairlaneError], str] = {
     NotFound: "`fairlane jobs` and `fairlane queues` list what there is",
     StoreUnavailable: "nothing is lost; try again, or let `fairlane doctor` look",
+    StoreMissing: "a worker, `fairlane enqueue` or `fairlane migrate` makes it; --url, -A or FAIRLANE_URL name another",
     SchemaMismatch: "`fairlane migrate` brings an older store up to date; a newer one needs a newer fairlane",
 }
 
@@ -63,14 +64,23 @@ class Command(click.Command):
             raise (Refusal if isinstance(exc, InvalidInput) else Failure)(exc) from exc
 
 
+class _AppName(click.types.StringParamType):
+    """What ``-A`` takes. In the variable several of them are separated as those of ``-Q`` are."""
+
+    envvar_list_splitter = ","
+
+
 def app_option(function: F) -> F:
-    """``-A``, which names the application; the value is handed over as `app_name`."""
+    """``-A``, which names the application; the value is handed over as `app_name`, of several separated by commas."""
     return click.option(
         *("-A", "--app", "app_name"),
+        type=_AppName(),
+        multiple=True,
+        callback=lambda _ctx, _option, names: ",".join(name for name in names if name) or None,
         envvar="FAIRLANE_APP",
         show_envvar=True,
         metavar="MODULE:APP",
-        help="The application: module, module:app, or path/to/file.py:app.",
+        help="The application: module, module:app, or path/to/file.py:app. Several are served as one.",
     )(function)
 
 
@@ -86,6 +96,29 @@ def url_option(function: F) -> F:
 def store_options(function: F) -> F:
     """``-A`` and ``--url``, for commands that need no user code but may take its store from there."""
     return app_option(url_option(function))
+
+
+def log_options(function: F) -> F:
+    """``--log-level`` and ``--log-format``, for commands that stay."""
+    level = click.option(
+        *("--log-level", "-l"),
+        type=click.Choice(LEVELS, case_sensitive=False),
+        default="info",
+        envvar="FAIRLANE_LOG_LEVEL",
+        show_default=True,
+        show_envvar=True,
+        help="The least level that is written. info has a line for every job that ends.",
+    )
+    format = click.option(
+        "--log-format",
+        type=click.Choice(FORMATS),
+        default="text",
+        envvar="FAIRLANE_LOG_FORMAT",
+        show_default=True,
+        show_envvar=True,
+        help="As text for people, or one JSON object a line.",
+    )
+    return level(format(function))
 
 
 def json_option(function: F) -> F:

@@ -71,11 +71,11 @@ def word(value: object) -> Text:
     return Text(text, style=STATE_STYLES.get(text, ""))
 
 
-def number(value: int | None, style: str = "") -> Text:
-    """A count; a zero stays in the background."""
+def number(value: int | None, style: str = "", *, exact: bool = True) -> Text:
+    """A count; a zero stays in the background, and an estimate has a tilde."""
     if value is None:
         return plain(None)
-    return Text(f"{value:,}", style=style if value else "dim")
+    return Text(f"{'' if exact else '~'}{value:,}", style=style if value else "dim")
 
 
 def duration(seconds: float | None) -> str:
@@ -116,6 +116,11 @@ def table(
     for row in rows:
         made.add_row(*row)
     return made
+
+
+def nothing(what: str, store: str, hint: str = "", *, style: str = "dim") -> Text:
+    """An empty answer: it names the store, because that may be another one than somebody has in mind."""
+    return plain(f"{what} in {store}" + (f"; {hint}" if hint else ""), style)
 
 
 def fields(pairs: Iterable[tuple[str, RenderableType]]) -> Table:

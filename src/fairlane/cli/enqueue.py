@@ -24,7 +24,7 @@ from ..logs import escaped
 from . import display
 from .command import Command, json_option, run, store_options
 from .display import plain
-from .target import Target
+from .target import Target, Use
 
 WHY_AFTER = 2.0
 """Seconds of silence before a command that waits says what it waits for."""
@@ -105,12 +105,12 @@ def enqueue_command(
     if from_file is not None:
         if args or kwargs or wait or id_:
             raise InvalidInput("--from-file", "brings the arguments and ids itself; --wait and ARGS do not go with it")
-        run(_send_file(Target(app_name, url), from_file, task, given, as_json))
+        run(_send_file(Target(app_name, url, Use.MAKE), from_file, task, given, as_json))
         return
     if task is None:
         raise InvalidInput("TASK", "name the task to run, or give --from-file")
     line = msgspec.structs.replace(given, task=task, args=[_value(arg) for arg in args], kwargs=_mapping(kwargs))
-    run(_send_one(Target(app_name, url), line, wait or wait_timeout is not None, wait_timeout, as_json))
+    run(_send_one(Target(app_name, url, Use.MAKE), line, wait or wait_timeout is not None, wait_timeout, as_json))
 
 
 def _value(text: str) -> Any:

@@ -12,6 +12,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from ..job import Job, JobState
+from ..reading import told_count
 from . import display, records
 from .command import Command, json_option, run, store_options
 from .display import plain
@@ -49,7 +50,7 @@ def job_command(job_id: str, app_name: str | None, url: str | None, as_json: boo
 @click.option("--task", help="Only jobs of this task, by its full name.")
 @click.option("--worker", metavar="POOL/INDEX", help="Only jobs bound to, on or last on this worker.")
 @click.option("--sticky", metavar="KEY", help="Only jobs of this sticky key.")
-@click.option("--error-group", help="Only jobs that failed alike.")
+@click.option("--error", "--error-group", "error_group", metavar="GROUP", help="Only jobs that failed alike.")
 @click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True)
 @click.option("--cursor", help="Continue a list where it ended.")
 @store_options
@@ -66,10 +67,12 @@ async def _list_jobs(target: Target, where: dict[str, Any], limit: int, cursor: 
     async with target.client() as client:
         page = await client.find(**where, state=JobState(state) if state else None, limit=limit, cursor=cursor)
     if as_json:
-        display.show_json({"jobs": [records.listed_job(job) for job in page.jobs], "cursor": page.cursor})
+        listed = [records.listed_job(job) for job in page.jobs]
+        display.show_json({"store": target.shown_url, "jobs": listed, "cursor": page.cursor})
         return
     if not page.jobs:
-        display.show(Text("no such jobs", style="dim"))
+        such = "such " if state or any(where.values()) else ""
+        display.show(display.nothing(f"no {such}jobs", target.shown_url))
         return
     display.show(job_table(page.jobs))
     if page.cursor:
@@ -132,8 +135,8 @@ async def _show_job(target: Target, id: str, as_json: bool) -> None:
         ("why", plain(why)),
     ]
     if position is not None:
-        more = "" if position.exact else "more than "
-        line = f"{more}{position.place} of {more}{position.of}"
+        place = told_count(position.place, exact=position.exact)
+        line = f"{place} of {told_count(position.of, exact=position.of_exact)}"
         rows.append(("place", plain(f"{line} in its lane, about {position.queue_ahead} ahead in its queue")))
         rows.append(("starts", plain("cannot be told" if eta is None else f"in about {display.duration(eta)}")))
     rows += [
@@ -200,4 +203,6 @@ async def _show_overview(target: Target, as_json: bool) -> None:
         display.show_json({"store": target.shown_url, **overview.record()})
         return
     store = display.fields([("store", plain(target.shown_url)), ("leader", overview.leader_text())])
-    display.show(store, queue_table(overview.queues), worker_table(overview.workers))
+    display.show(
+        store, queue_table(overview.queues, target.shown_url), worker_table(overview.workers, target.shown_url)
+    )

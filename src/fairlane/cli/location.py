@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -30,17 +31,53 @@ class BrokenModule(click.ClickException):
         super().__init__(f"{module} could not be imported:\n{_own_traceback(error)}")
 
 
-def find_app(name: str) -> Fairlane:
-    """The application called `name`: ``module``, ``module:app``, ``path/file.py`` or ``path/file.py:app``."""
-    place, _, attribute = name.partition(":")
+def find_apps(names: Sequence[str]) -> dict[str, Fairlane]:
+    """The applications that these names stand for, each once, with its tasks imported.
+
+    A name is ``module``, ``module:app``, ``path/file.py`` or ``path/file.py:app``. A module without an application is
+    taken beside others if it declares tasks of theirs.
+    """
+    apps: dict[str, Fairlane] = {}
+    without: list[ModuleType] = []
+    for name in names:
+        module, attribute = find_module(name), name.partition(":")[2]
+        if not attribute and not _apps_in(module):
+            without.append(module)
+            continue
+        app = _in_module(module, attribute)
+        if not any(app is known for known in apps.values()):
+            apps[name] = app
+    for module in without:
+        if not any(task.module == module.__name__ for app in apps.values() for task in app.registry):
+            _in_module(module, "")  # says what is missing
+    for app in apps.values():
+        for field, name in app._task_modules():
+            _include(field, name)
+    return apps
+
+
+def find_module(name: str) -> ModuleType:
+    """The module that such a name begins with. Its own name is the one that other processes import it by."""
+    place = name.partition(":")[0]
     cwd = str(Path.cwd())
     if cwd not in sys.path and "" not in sys.path:
         sys.path.insert(0, cwd)
     if place.endswith(".py") or "/" in place:
-        module = _from_file(Path(place))
-    else:
-        module = _from_name(place)
-    return _in_module(module, attribute)
+        return _from_file(Path(place))
+    return _from_name(place)
+
+
+def _include(field: str, name: str) -> None:
+    try:
+        _import(name)
+    except ModuleNotFoundError:
+        raise InvalidInput(
+            field, f"there is no module {name!r} in {Path.cwd()}, nor anywhere else Python looks; start where it lies"
+        ) from None
+
+
+def _apps_in(module: ModuleType) -> dict[str, Fairlane]:
+    return {name: value for name, value in vars(module).items() if isinstance(value, Fairlane)}
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -91,7 +128,7 @@ def _import(name: str) -> ModuleType:
 
 
 def _in_module(module: ModuleType, attribute: str) -> Fairlane:
-    apps = {name: value for name, value in vars(module).items() if isinstance(value, Fairlane)}
+    apps = _apps_in(module)
     if not attribute:
         distinct = {id(app): app for app in apps.values()}
         if len(distinct) == 1:

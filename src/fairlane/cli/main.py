@@ -8,10 +8,13 @@ from importlib import import_module
 
 import click
 
+from .ending import own_process
+
 COMMANDS = {
     "demo": "demo",
     "worker": "worker",
     "manager": "manager",
+    "serve": "serve",
     "enqueue": "enqueue",
     "status": "jobs",
     "top": "top",
@@ -21,10 +24,15 @@ COMMANDS = {
     "lanes": "queues",
     "workers": "queues",
     "bindings": "queues",
+    "schedules": "catalog",
+    "tasks": "catalog",
+    "tokens": "tokens",
     "pause": "queues",
     "resume": "queues",
+    "limit": "limits",
     "retry": "changes",
     "cancel": "changes",
+    "purge": "changes",
     "release": "changes",
     "migrate": "upkeep",
     "doctor": "upkeep",
@@ -63,4 +71,5 @@ def fairlane() -> None:
 
 def main() -> None:
     """What the installed script calls."""
+    own_process()
     fairlane(prog_name="fairlane")

@@ -16,10 +16,10 @@ import click
 
 from ..ids import new_id
 from ..keeper import Holdings, Keeper
-from ..logs import FORMATS, LEVELS, configure
+from ..logs import configure
 from ..session import NewSession, Renewal, SessionKind
-from .command import Command, run, store_options
-from .target import Target
+from .command import Command, log_options, run, store_options
+from .target import Target, Use
 
 if TYPE_CHECKING:
     from ..store import Store
@@ -28,12 +28,11 @@ logger = logging.getLogger("fairlane.manager")
 
 
 @click.command("manager", cls=Command)
-@click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
-@click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True)
+@log_options
 @store_options
 def manager_command(app_name: str | None, url: str | None, log_level: str, log_format: str) -> None:
     """Lead the fleet, or stand by to: due jobs, retries, schedules, rescues. Needs none of your code."""
-    target = Target(app_name, url)
+    target = Target(app_name, url, Use.MAKE)
     configure(log_level, log_format)
     run(_lead(target))
 

@@ -63,17 +63,18 @@ async def look(client: Client) -> Overview:
     )
 
 
-NARROW = 100
+NARROW = 120
 """Columns of a terminal below which only the most important columns of a table are shown."""
 
 
-def queue_table(queues: Sequence[QueueReading]) -> RenderableType:
-    """Queues with their counts by state."""
+def queue_table(queues: Sequence[QueueReading], store: str, width: int | None = None) -> RenderableType:
+    """Queues with their counts by state, and how long the oldest job has waited."""
     if not queues:
-        return Text("no queue has had a job yet", style="dim")
+        return display.nothing("no queues", store)
     cells: dict[str, Callable[[QueueReading], RenderableType]] = {
         "|queue": lambda queue: plain(queue.name, "bold"),
         ">pending": lambda queue: number(queue.counts.pending, "yellow"),
+        ">oldest": oldest_text,
         ">running": lambda queue: number(queue.counts.running, "bright_blue"),
         ">scheduled": lambda queue: number(queue.counts.scheduled, "cyan"),
         ">completed": lambda queue: number(queue.counts.completed, "green"),
@@ -82,10 +83,18 @@ def queue_table(queues: Sequence[QueueReading]) -> RenderableType:
         ">workers": lambda queue: number(queue.workers),
         "settings": _settings,
     }
-    if display.console().width < NARROW:
+    if (width or display.console().width) < NARROW:
         for column in (">scheduled", ">completed", ">cancelled"):
             del cells[column]
+        cells["settings"] = _short_settings
     return display.table(tuple(cells), [[cell(queue) for cell in cells.values()] for queue in queues])
+
+
+def oldest_text(queue: QueueReading) -> Text:
+    """How long the oldest waiting job has waited."""
+    if queue.oldest_wait is None:
+        return plain(None)
+    return Text(display.duration(queue.oldest_wait), style="yellow")
 
 
 def _settings(queue: QueueReading) -> Text:
@@ -103,28 +112,34 @@ def _settings(queue: QueueReading) -> Text:
     return Text("paused ", style="bold yellow") + text if settings.paused else text
 
 
-def worker_table(workers: Sequence[Session]) -> RenderableType:
-    """Workers with what they have in hand."""
+def _short_settings(queue: QueueReading) -> Text:
+    """What changes most how a queue runs, on one line."""
+    settings = queue.settings
+    text = plain("" if settings.limit is None else f"limit {settings.limit}", "dim")
+    return Text("paused", style="bold yellow") if settings.paused else text
+
+
+def worker_table(workers: Sequence[Session], store: str, width: int | None = None) -> RenderableType:
+    """Workers with what they have in hand; a narrow terminal sees what matters most."""
     if not workers:
-        return Text("no worker is there; start one: fairlane worker -A module:app", style="yellow")
+        return display.nothing("no workers", store, "start one: fairlane worker -A module:app", style="yellow")
     now = time.time()
-    return display.table(
-        ("|worker", "state", "|slots", ">used", "queues", "host", ">pid", "started", ">lease"),
-        [
-            (
-                plain(worker.worker or worker.kind.value, "bold"),
-                display.word(worker.state.value),
-                slot_bar(worker),
-                Text(f"{sum(worker.running)}/{worker.slots.total if worker.slots else 0}"),
-                plain(", ".join(worker.queues)),
-                plain(worker.host),
-                Text(str(worker.pid)),
-                Text(display.ago(worker.started_at, now)),
-                lease_text(worker),
-            )
-            for worker in workers
-        ],
-    )
+    cells: dict[str, Callable[[Session], RenderableType]] = {
+        "|worker": lambda worker: plain(worker.worker or worker.kind.value, "bold"),
+        "state": lambda worker: display.word(worker.state.value),
+        "|slots": slot_bar,
+        ">used": lambda worker: Text(f"{sum(worker.running)}/{worker.slots.total if worker.slots else 0}"),
+        "queues": lambda worker: plain(", ".join(worker.queues)),
+        "host": lambda worker: plain(worker.host),
+        ">pid": lambda worker: Text(str(worker.pid)),
+        "started": lambda worker: Text(display.ago(worker.started_at, now)),
+        ">lease": lease_text,
+    }
+    if (width or display.console().width) < NARROW:
+        for column in ("host", "started"):
+            del cells[column]
+        cells["queues"] = lambda worker: plain(", ".join(worker.queues), most=20)
+    return display.table(tuple(cells), [[cell(worker) for cell in cells.values()] for worker in workers])
 
 
 def lease_text(session: Session) -> Text:

@@ -48,11 +48,19 @@ async def choose_index(target: Target, settings: WorkerSettings, wish: str, numb
 def _take(what: str) -> bool:
     """Take something that only one process of this machine may have, until it ends."""
     name = f"fairlane-{os.getuid()}-{hashlib.sha256(what.encode()).hexdigest()[:24]}.lock"
+    if name in _taken:
+        return False
     # Never closed: the system lets go of the lock when the process ends.
     lock = os.open(Path(tempfile.gettempdir()) / name, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Not flock: that would live on in the children of a worker that was killed.
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(lock)
         return False
+    _taken.add(name)
     return True
+
+
+_taken: set[str] = set()
+"""What this process has: the system does not tell its own callers apart."""

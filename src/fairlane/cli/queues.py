@@ -15,7 +15,7 @@ from . import display, records
 from .command import Command, json_option, run, store_options
 from .display import number, plain
 from .overview import queue_table, worker_table
-from .target import Target
+from .target import Target, Use
 
 
 @click.command("queues", cls=Command)
@@ -28,9 +28,9 @@ def queues_command(app_name: str | None, url: str | None, as_json: bool) -> None
         async with target.client() as client:
             queues = await client.queues()
         if as_json:
-            display.show_json({"queues": [records.queue_record(queue) for queue in queues]})
+            display.show_json({"store": target.shown_url, "queues": [records.queue_record(queue) for queue in queues]})
         else:
-            display.show(queue_table(queues))
+            display.show(queue_table(queues, target.shown_url))
 
     run(work(Target(app_name, url)))
 
@@ -47,12 +47,12 @@ def lanes_command(queue: str, limit: int, app_name: str | None, url: str | None,
         async with target.client() as client:
             lanes = await client.lanes(queue, limit=limit)
         if as_json:
-            display.show_json({"lanes": [records.lane_record(lane) for lane in lanes]})
+            display.show_json({"store": target.shown_url, "lanes": [records.lane_record(lane) for lane in lanes]})
             return
         rows = [
             (
                 plain(lane.lane) if lane.lane is not None else Text("(no lane)", style="dim"),
-                number(lane.pending, "yellow"),
+                number(lane.pending, "yellow", exact=lane.exact),
                 number(lane.running, "bright_blue"),
                 plain("0 (paused)" if lane.terms.paused else lane.terms.limit),
                 plain(f"{lane.terms.weight:g}"),
@@ -63,7 +63,7 @@ def lanes_command(queue: str, limit: int, app_name: str | None, url: str | None,
         display.show(
             display.table(("|lane", ">pending", ">running", ">limit", ">weight", "note"), rows)
             if rows
-            else Text("no lane has work", style="dim")
+            else display.nothing(f"no lane of queue {queue} has work", target.shown_url)
         )
 
     run(work(Target(app_name, url)))
@@ -87,9 +87,11 @@ def workers_command(everybody: bool, app_name: str | None, url: str | None, as_j
             present = (SessionState.LIVE, SessionState.STOPPING)
             sessions = [s for s in sessions if s.kind.value == "worker" and s.state in present]
         if as_json:
-            display.show_json({"workers": [records.session_record(session) for session in sessions]})
+            display.show_json(
+                {"store": target.shown_url, "workers": [records.session_record(session) for session in sessions]}
+            )
         else:
-            display.show(worker_table(sessions))
+            display.show(worker_table(sessions, target.shown_url))
 
     run(work(Target(app_name, url)))
 
@@ -107,7 +109,9 @@ def bindings_command(app_name: str | None, url: str | None, as_json: bool, **whi
         async with target.client() as client:
             bindings = await client.bindings(**which)
         if as_json:
-            display.show_json({"bindings": [records.binding_record(binding) for binding in bindings]})
+            display.show_json(
+                {"store": target.shown_url, "bindings": [records.binding_record(binding) for binding in bindings]}
+            )
             return
         now = time.time()
         rows = [
@@ -125,7 +129,7 @@ def bindings_command(app_name: str | None, url: str | None, as_json: bool, **whi
         display.show(
             display.table(("key", "worker", "state", "opened", "used", "closed", "clean-up"), rows)
             if rows
-            else Text("no sticky key is bound", style="dim")
+            else display.nothing("no bindings", target.shown_url)
         )
 
     run(work(Target(app_name, url)))
@@ -138,7 +142,7 @@ def bindings_command(app_name: str | None, url: str | None, as_json: bool, **whi
 @json_option
 def pause_command(queue: str, lane: str | None, app_name: str | None, url: str | None, as_json: bool) -> None:
     """Start no more jobs of QUEUE until it is resumed; what runs goes on."""
-    run(_set_paused(Target(app_name, url), queue, lane, True, as_json))
+    run(_set_paused(Target(app_name, url, Use.CHANGE), queue, lane, True, as_json))
 
 
 @click.command("resume", cls=Command)
@@ -148,7 +152,7 @@ def pause_command(queue: str, lane: str | None, app_name: str | None, url: str |
 @json_option
 def resume_command(queue: str, lane: str | None, app_name: str | None, url: str | None, as_json: bool) -> None:
     """Let the jobs of a paused QUEUE start again."""
-    run(_set_paused(Target(app_name, url), queue, lane, False, as_json))
+    run(_set_paused(Target(app_name, url, Use.CHANGE), queue, lane, False, as_json))
 
 
 async def _set_paused(target: Target, queue: str, lane: str | None, paused: bool, as_json: bool) -> None:

@@ -54,6 +54,7 @@ def queue_record(queue: QueueReading) -> Record:
         "name": queue.name,
         **counts_record(queue.counts),
         "workers": queue.workers,
+        "oldest_wait": queue.oldest_wait,
         "paused": queue.settings.paused,
         "limit": queue.settings.limit,
         "max_pending": queue.settings.max_pending,
@@ -72,7 +73,16 @@ def counts_record(counts: Counts) -> Record:
 def lane_record(lane: LaneReading) -> Record:
     """A lane that has work."""
     terms = {field: msgspec.to_builtins(getattr(lane.terms, field)) for field in lane.terms.__struct_fields__}
-    return {"queue": lane.queue, "lane": lane.lane, "pending": lane.pending, "running": lane.running, **terms}
+    return {
+        "queue": lane.queue,
+        "lane": lane.lane,
+        "pending": lane.pending,
+        "running": lane.running,
+        "exact": lane.exact,
+        "oldest_wait": lane.oldest_wait,
+        "share": lane.share,
+        **terms,
+    }
 
 
 def session_record(session: Session) -> Record:

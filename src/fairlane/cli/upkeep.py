@@ -12,7 +12,7 @@ from rich.text import Text
 from . import display
 from .command import Command, json_option, run, store_options
 from .display import plain
-from .target import Target
+from .target import Target, Use
 
 if TYPE_CHECKING:
     from ..finding import Finding
@@ -32,7 +32,7 @@ def migrate_command(app_name: str | None, url: str | None, as_json: bool) -> Non
         else:
             display.show(plain(f"{target.shown_url} has schema version {version}"))
 
-    run(work(Target(app_name, url)))
+    run(work(Target(app_name, url, Use.MAKE)))
 
 
 @click.command("doctor", cls=Command)

@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
-from ..config import parse_queues
+from ..config import Settings, parse_queues
 from ..errors import InvalidInput
-from ..logs import FORMATS, LEVELS, configure
+from ..logs import configure
 from ..names import check_count, check_name, check_seconds
-from ..slots import MOST_SLOTS, Reserved, Slots, default_reserved
+from ..slots import MOST_SLOTS, Reserved, Slots
 from . import display
-from .command import Command, run, store_options
+from .command import Command, log_options, run, store_options
 from .display import plain
+from .ending import end_after
 from .place import choose_index
-from .target import Target
+from .target import Target, Use
 
 if TYPE_CHECKING:
     from ..session import Session
@@ -61,16 +62,20 @@ class Attempt:
 @click.command("worker", cls=Command)
 @click.option("--queues", "-Q", metavar="NAME[=WEIGHT],…", help="Queues to serve; else all the application names.")
 @click.option("--slots", "-c", type=int, help="Jobs to run at once. [10, or FAIRLANE_MAX_CONCURRENT_TASKS]")
-@click.option("--reserved", metavar="high=N,normal=N", help="Slots kept for a class and those above it. [high=1]")
+@click.option(
+    "--reserved", metavar="high=N,normal=N", help="Slots kept for a class and those above it. [high=1 from 4 slots on]"
+)
 @click.option("--processes", type=int, metavar="N", help="N processes under a supervisor, each with these slots.")
 @click.option("--pool", help="The pool whose sticky keys and broadcasts it takes. [default]")
 @click.option("--index", metavar="N|host|auto", help="Its place in the pool. auto: the host name's number, if free.")
 @click.option("--grace", type=float, metavar="SECONDS", help="How long bodies may go on at a stop. [30]")
 @click.option("--no-manager", is_flag=True, help="Host no standby of the manager.")
 @click.option("--burst", is_flag=True, help="Stop when there is nothing left to run.")
-@click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
-@click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True)
-@click.option("--metrics-port", type=click.IntRange(1, 65_535), help="Answer Prometheus on this port of 127.0.0.1.")
+@log_options
+@click.option(
+    "--metrics-port", type=click.IntRange(1, 65_535), help="Answer Prometheus and health probes on this port."
+)
+@click.option("--metrics-host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="… of this address.")
 @store_options
 def worker_command(
     app_name: str | None,
@@ -79,12 +84,13 @@ def worker_command(
     log_level: str,
     log_format: str,
     metrics_port: int | None,
+    metrics_host: str,
     **options: Any,
 ) -> None:
     """Run the jobs of some queues. SIGTERM or Ctrl-C ends it when its jobs have ended, a second one at once."""
     from ..supervisor.tether import supervised
 
-    target = Target(app_name, url)
+    target = Target(app_name, url, Use.MAKE)
     target.demand_code()
     settings = read_settings(target, processes=processes, **options)
     configure(log_level, log_format)
@@ -96,7 +102,8 @@ def worker_command(
     if processes is not None and leash is None:
         run(_supervise(target, settings, processes))
     else:
-        run(_serve(target, settings, options["index"], metrics_port, leash))
+        place = None if metrics_port is None else (metrics_host, metrics_port)
+        run(_serve(target, settings, options["index"], place, leash))
 
 
 def read_settings(
@@ -120,7 +127,7 @@ def read_settings(
     none: dict[str, int] = {}
     found: dict[str, Any] = {
         "queues": attempt("--queues", lambda: _queues(target, queues), none),
-        "slots": _slots(base.slots, slots, reserved, attempt),
+        "slots": _slots(base, slots, reserved, attempt),
         "index": attempt("--index", lambda: _index(base.index, index), None),
         "pool": attempt("--pool", lambda: base.pool if pool is None else check_name("--pool", pool), base.pool),
         "grace": attempt(
@@ -144,16 +151,14 @@ def _queues(target: Target, text: str | None) -> dict[str, int]:
     return queues
 
 
-def _slots(usual: Slots, given: int | None, reserved: str | None, attempt: Attempt) -> Slots:
+def _slots(base: Settings, given: int | None, reserved: str | None, attempt: Attempt) -> Slots:
+    usual = base.slots
     total = usual.total if given is None else given
     total = attempt("--slots", lambda: check_count("--slots", total, least=1, most=MOST_SLOTS), usual.total)
     if reserved is not None:
         kept = attempt("--reserved", lambda: _reserved(reserved), Reserved())
         return attempt("--reserved", lambda: Slots(total=total, reserved=kept), usual)
-    # What somebody chose stays; what was the default for other slots is the default for these.
-    chosen = usual.reserved != default_reserved(usual.total)
-    kept = usual.reserved if chosen else default_reserved(total)
-    return attempt("--slots", lambda: Slots(total=total, reserved=kept), usual)
+    return attempt("--slots", lambda: usual if given is None else base.slots_for(total), usual)
 
 
 def _reserved(text: str) -> Reserved:
@@ -193,11 +198,20 @@ async def _supervise(target: Target, settings: WorkerSettings, processes: int) -
     )
     if sys.stderr.isatty():
         _greet(target, settings, f"{processes} worker process{'es' if processes > 1 else ''}")
-    await supervisor.run()
+    code = 1
+    try:
+        await supervisor.run()
+        code = 0
+    finally:
+        end_after(lambda: 0.0, code)
 
 
 async def _serve(
-    target: Target, settings: WorkerSettings, index: str | None, metrics_port: int | None, leash: Supervised | None
+    target: Target,
+    settings: WorkerSettings,
+    index: str | None,
+    metrics: tuple[str, int] | None,
+    leash: Supervised | None,
 ) -> None:
     from ..supervisor.tether import PROCESS_NUMBER
     from ..worker.worker import Worker
@@ -211,28 +225,36 @@ async def _serve(
     else:
         settings = msgspec.structs.replace(settings, index=settings.index + number)
     worker = Worker(
-        app.connection.store,
+        app.connection.hold,
         app.open_store,
         app.registry,
         settings,
+        release=app.connection.release,
         declare=app.declare,
         marks=leash and leash.marks,
         tracer=app.tracer,
+        modules=target.modules,
         registered=lambda session: _registered(target, settings, session) if leash is None else None,
+        hooks=[each.hooks for each in target.apps],
     )
     signals.end(worker)
-    stop_metrics = serve_metrics(target, None if metrics_port is None else metrics_port + number)
+    stop_metrics = serve_metrics(target, worker, None if metrics is None else (metrics[0], metrics[1] + number))
     tied = asyncio.ensure_future(_stop_when_alone(worker, leash)) if leash is not None else None
+    code = 1
     try:
         await worker.run()
+        code = 0
     except asyncio.CancelledError:
         if not signals.asked:
             raise
+        code = 0
     finally:
         if tied is not None:
             tied.cancel()
         stop_metrics()
-        await app.close()
+        await target.close()
+        ended = time.monotonic()
+        end_after(lambda: signals.grace_left(since=ended, grace=settings.grace), code)
 
 
 async def _stop_when_alone(worker: Worker, leash: Supervised) -> None:
@@ -251,7 +273,7 @@ class Signals:
         self._first_at = 0.0
         self._task = asyncio.current_task()
         self._worker: Worker | None = None
-        self.asked = False
+        self.asked = self._again = False
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
 
@@ -259,9 +281,14 @@ class Signals:
         """This is the worker to end."""
         self._worker = worker
 
+    def grace_left(self, *, since: float, grace: float) -> float:
+        """Seconds until the grace is over, which began with the first signal, else at `since`; a second one ends it."""
+        return 0.0 if self._again else (self._first_at or since) + grace - time.monotonic()
+
     def _stop(self, number: int) -> None:
         if self.asked and time.monotonic() - self._first_at < self._echo_seconds:
             return
+        self._again = self.asked
         self._first_at = self._first_at or time.monotonic()
         words = "handing back what runs" if self.asked else "finishing what runs; once more, and it is handed back"
         logger.info("%s: %s", signal.Signals(number).name, words)
@@ -274,20 +301,24 @@ class Signals:
         self.asked = True
 
 
-def serve_metrics(target: Target, port: int | None) -> Callable[[], None]:
-    """Answer Prometheus if a port is given; answers how to stop."""
-    if port is None:
+def serve_metrics(target: Target, worker: Worker, place: tuple[str, int] | None) -> Callable[[], None]:
+    """Answer Prometheus and health probes if an address is given; answers how to stop."""
+    if place is None:
         return lambda: None
     try:
+        from ..probes import Readiness
         from ..prometheus import Metrics
+        from ..worker.readiness import unready
     except ModuleNotFoundError as exc:
         raise click.ClickException(str(exc)) from None
     reader = target.app.blocking
-    metrics = Metrics(target.app.events, queues=reader.queues, sessions=reader.sessions)
+    metrics = Metrics(target.app.events, queues=reader.queues, sessions=reader.sessions, counters=reader.counters)
+    host, port = place
     try:
-        return metrics.serve(port)
+        return metrics.serve(port, host, Readiness(lambda: unready(worker), reader.leader))
     except OSError as exc:
-        raise click.ClickException(f"--metrics-port {port}: {exc.strerror}; choose another port") from None
+        where = f"--metrics-port {port}" + ("" if host == "127.0.0.1" else f" --metrics-host {host}")
+        raise click.ClickException(f"{where}: {exc.strerror}; choose another") from None
 
 
 def _registered(target: Target, settings: WorkerSettings, session: Session) -> None:
@@ -297,17 +328,13 @@ def _registered(target: Target, settings: WorkerSettings, session: Session) -> N
 
 def _greet(target: Target, settings: WorkerSettings, name: str) -> None:
     """Say on a terminal what was started; the log follows below."""
-    slots = settings.slots
-    kept = ", ".join(
-        f"{count} for {label}" for label in ("high", "normal") if (count := getattr(slots.reserved, label))
-    )
     tasks = sorted(task.name for task in target.app.registry)
     queues = ", ".join(f"{queue}={weight}" if weight != 1 else queue for queue, weight in settings.queues.items())
     rows = [
         ("fairlane", plain(name, "bold green")),
         ("store", plain(target.shown_url)),
         ("queues", plain(queues)),
-        ("slots", plain(f"{slots.total}" + (f", of which reserved: {kept}" if kept else ""))),
+        ("slots", plain(str(settings.slots))),
         ("tasks", plain(", ".join(tasks[:8]) + (f", and {len(tasks) - 8} more" if len(tasks) > 8 else ""))),
         ("stop", plain("Ctrl-C", "dim")),
     ]

@@ -20,6 +20,7 @@ from ..connection import Connection, OpenStore
 from ..errors import FairlaneError, NotFound, StoreError, StoreUnavailable
 from ..intervals import Intervals
 from ..job import Held
+from ..states import hand_back
 from .marks import Marks
 from .process import Process, in_words
 from .tether import MARKS_FD, PROCESS_NUMBER, TETHER_FD
@@ -163,10 +164,8 @@ class Supervisor:
         child.close()
         if left.session is None:
             return
-        # Whoever was killed because it had to stop is not to blame for it.
-        begun = () if child.given_up else left.begun
         pause, stopping_since = FIRST_PAUSE, None
-        while (problem := await self._leave(left.session, begun)) is not None:
+        while (problem := await self._leave(left.session, left.begun, child.given_up)) is not None:
             if pause == FIRST_PAUSE:
                 logger.warning("session %s cannot be left yet: %s", left.session, problem)
             if self._stopping.is_set():
@@ -177,11 +176,14 @@ class Supervisor:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    async def _leave(self, session: str, begun: Sequence[Held]) -> StoreError | None:
+    async def _leave(self, session: str, begun: Sequence[Held], given_up: bool) -> StoreError | None:
         try:
             async with asyncio.timeout(PATIENCE):
                 store = await self._connection.store()
-                await store.leave(session, begun=begun)
+                if given_up and begun:
+                    # What was killed because it had to stop is not to blame for it, but it had begun.
+                    await store.finish(session, [hand_back(held) for held in begun])
+                await store.leave(session, begun=() if given_up else begun)
         except NotFound:
             # It died before it was registered.
             return None

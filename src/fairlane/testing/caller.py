@@ -11,11 +11,13 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextvars import copy_context
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from ..blocking import LoopThread
 from ..errors import FairlaneError
+from ..loop_thread import LoopThread
+from ..worker.threads import RunsFunctions
 
 T = TypeVar("T")
 
@@ -100,6 +102,21 @@ class Caller:
         finally:
             self._busy.release()
 
+    def threads(self, usual: RunsFunctions) -> RunsFunctions:
+        """What runs functions in the waiting thread; those of `usual` wait for them."""
+        return _InCaller(self, usual)
+
     def close(self) -> None:
         """End the loop's thread."""
         self._loop.stop()
+
+
+class _InCaller:
+    """Hands functions over to the thread of a test."""
+
+    def __init__(self, caller: Caller, usual: RunsFunctions) -> None:
+        self._caller = caller
+        self._usual = usual
+
+    def run(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        return self._usual.run(self._caller.call, partial(function, *args))

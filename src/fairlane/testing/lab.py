@@ -21,6 +21,7 @@ from ..session import NewSession, SessionKind
 from ..slots import MOST_SLOTS, Slots
 from ..store import Store
 from ..task import Task
+from ..worker.lifetime import lifetime
 from .caller import Caller
 from .rehearsal import Drained, LabTasks, LabWorker, Rehearsal
 from .site import moved
@@ -71,6 +72,7 @@ def laid_out(
     app: Fairlane, *, clock: ManualClock | None = None, workers: Workers = 1, isolate: Isolate = "inline"
 ) -> Iterator[Lab]:
     """A lab for both kinds of tests, entered and left with or without a running event loop."""
+    app.load_tasks()
     lab = Lab(app, clock or ManualClock(), workers, isolate)
     try:
         with moved(app, lab.clock, lab.prepare):
@@ -182,7 +184,17 @@ class Lab:
     async def _rehearsal(self, caller: Caller | None) -> AsyncIterator[Rehearsal]:
         if self._draining:
             raise FairlaneError("the lab is running jobs already: a body cannot drain the lab that runs it")
-        store = await self._store()
+        self.check_open()
+        # A body that closes the application must not close the store that its run ends in.
+        store = await self._app.connection.hold()
+        try:
+            async with self._drawn_up(store, caller) as rehearsal:
+                yield rehearsal
+        finally:
+            await self._app.connection.release()
+
+    @asynccontextmanager
+    async def _drawn_up(self, store: Store, caller: Caller | None) -> AsyncIterator[Rehearsal]:
         await self._app.declare(store)
         monotonic = self.clock.monotonic
         reign = Reign(
@@ -197,12 +209,13 @@ class Lab:
         self._draining = True
         rehearsal = Rehearsal(self._app.connection, reign, list(self._workers), tasks, self._app.tracer)
         try:
-            yield rehearsal
+            async with lifetime([self._app.hooks], tasks.threads):
+                try:
+                    yield rehearsal
+                finally:
+                    await rehearsal.stop()
         finally:
-            try:
-                await rehearsal.stop()
-            finally:
-                self._draining = False
+            self._draining = False
 
     # -- the store -------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import asyncio
 import copy
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, Literal
 
 import msgspec
@@ -33,7 +33,7 @@ from ..task import Registry, Task
 from ..watching import _watching
 from ..worker.executor import Executor
 from ..worker.run import Run, Stop
-from ..worker.threads import Threads
+from ..worker.threads import RunsFunctions, Threads
 from .caller import Caller
 
 MOMENT = 0.05
@@ -75,8 +75,9 @@ class LabTasks(Registry):
     def __init__(self, tasks: Registry, caller: Caller | None, *, apart: bool) -> None:
         super().__init__()
         self._theirs = tasks
-        self._caller = caller
         self._apart = apart
+        self.threads: RunsFunctions = _threads if caller is None else caller.threads(_threads)
+        """Where plain functions and hooks run."""
         self.raised: dict[Held, BaseException] = {}
 
     def get(self, name: str) -> Task[..., Any] | None:
@@ -114,8 +115,7 @@ class LabTasks(Registry):
         @wraps(function)
         def body(*args: Any, **kwargs: Any) -> Any:
             try:
-                work = partial(function, *args, **kwargs)
-                return work() if self._caller is None else self._caller.call(work)
+                return function(*args, **kwargs)
             except BaseException as exc:
                 self._keep(exc)
                 raise
@@ -147,7 +147,15 @@ class Rehearsal:
         self._workers = workers
         self._tasks = tasks
         self._executor = Executor(
-            tasks, MOST_SLOTS, self._ended, self._report, store=self._store, tracer=tracer, threads=_threads
+            tasks,
+            MOST_SLOTS,
+            self._ended,
+            self._report,
+            store=self._store,
+            tracer=tracer,
+            threads=tasks.threads,
+            # There are no other workers to wait for.
+            unknown_task=0.0,
         )
         self._services: list[Service] = [Promoter(reign), Granter(reign), Scheduler(reign)]
         self._sources: list[str | None] = [None]
@@ -189,7 +197,7 @@ class Rehearsal:
         for worker in self._workers:
             asks = [Ask(source, job.priority, MOST_SLOTS) for source in (None, job.queue)]
             claimed = await self._claim(worker, asks, MOST_SLOTS)
-            others = [states.hand_back(other.held) for other in claimed if other.id != job.id]
+            others = [states.take_back(other.held) for other in claimed if other.id != job.id]
             if others:
                 await self._store.finish(worker.session, others)
             if len(others) < len(claimed):
@@ -240,7 +248,7 @@ class Rehearsal:
             return False
         [job] = claimed
         if self._counts["runs"] >= limit:
-            await self._store.finish(worker.session, [states.hand_back(job.held)])
+            await self._store.finish(worker.session, [states.take_back(job.held)])
             raise FairlaneError(
                 f"drain() has run {limit} bodies and there is still work, next a job of {job.task}: if a body enqueues "
                 "its own task again without a delay, give it one; if there really is so much, raise limit="
@@ -323,6 +331,9 @@ class Rehearsal:
     async def _write(self, run: Run, transition: Transition | None) -> BaseException | None:
         """Tell the store how a body ended. Answers with the error, if that was one."""
         worker = self._runs[run]
+        if run.error is not None:
+            # Of the body, or of a hook around it.
+            self._tasks.raised[run.claimed.held] = run.error
         await self._write_progress(worker)
         del self._runs[run]
         if transition is None:
@@ -335,7 +346,7 @@ class Rehearsal:
         return self._complaint(run.claimed, transition)
 
     def _complaint(self, job: Claimed, transition: Transition) -> BaseException | None:
-        if transition.move not in (Move.RETRY, Move.FAIL):
+        if transition.move not in (Move.RETRY, Move.FAIL, Move.DECLINE):
             return None
         exc = self._tasks.raised.get(job.held)
         if exc is None:

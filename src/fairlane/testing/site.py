@@ -64,13 +64,16 @@ def _set_aside(app: Fairlane) -> Iterator[None]:
     connection = app.connection
     theirs = (app.settings, app._clock, app._waiter, app._sent)
     # The process belongs to it: a store that was opened before a fork must not look like one of the child's.
-    their_store = (connection._opening, connection._ready, connection._pid)
-    app._sent, connection._opening = False, None
+    their_store = (connection._opening, connection._opened, connection._ready, connection._pid)
+    their_uses = (connection._holds, connection._in_use)
+    app._sent, connection._opening, connection._opened = False, None, None
+    connection._holds, connection._in_use = 0, False
     try:
         yield
     finally:
         app.settings, app._clock, app._waiter, app._sent = theirs
-        connection._opening, connection._ready, connection._pid = their_store
+        connection._opening, connection._opened, connection._ready, connection._pid = their_store
+        connection._holds, connection._in_use = their_uses
 
 
 def _memory() -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import random
 from types import TracebackType
@@ -17,8 +18,10 @@ import msgspec
 
 from .. import codec, states
 from ..errors import Cancel, Control, Fail, InvalidInput, Retry, Snooze
+from ..hooks import Step, run_around, run_around_plain
 from ..job import Claimed, Held, Reason
 from ..names import RESULT_BYTES
+from ..origin import class_names
 from ..running import RunningJob
 from ..states import Transition
 from ..task import Task
@@ -45,6 +48,8 @@ class Raised(msgspec.Struct, frozen=True, tag="raised", kw_only=True):
     """When the body itself said how long to wait."""
     final: bool = False
     """Another run would not help."""
+    kinds: tuple[str, ...] = ()
+    """The classes of the exception by name, from a process that does not know which of them are worth another run."""
 
 
 class Snoozed(msgspec.Struct, frozen=True, tag="snoozed"):
@@ -91,26 +96,34 @@ def returned(value: Any) -> Ending:
 _NOTHING = Returned(b"null")
 
 
-def raised(exc: BaseException) -> Ending:
-    """How a body that raised `exc` ends."""
+def raised(exc: BaseException, task: Task[..., Any] | None = None) -> Ending:
+    """How a body of `task` that raised `exc` ends."""
     if isinstance(exc, Control):
         try:
             return _controlled(exc)
         except InvalidInput as bad:
             exc = bad
-    return Raised(reason=Reason.ERROR, error=_text(exc), group=_group(exc))
+    final = task is not None and not task.allows_retry(exc)
+    kinds = class_names(type(exc)) if task is not None and task.bare else ()
+    return Raised(reason=Reason.ERROR, error=_text(exc), group=_group(exc), final=final, kinds=kinds)
 
 
-def run_plain(task: Task[..., Any], job: Claimed) -> Ending:
-    """Run a plain function here, in this thread."""
+def run_plain(task: Task[..., Any], job: Claimed, running: RunningJob, step: Step) -> Ending:
+    """Run a plain function here, in this thread; `step` runs what its hooks await."""
     arguments = read_arguments(task, job)
     if isinstance(arguments, Raised):
         return arguments
     args, kwargs = arguments
     try:
-        value = task.function(*args, **kwargs)
+        if task.hooks is not None and task.hooks.around:
+            value = run_around_plain(task.hooks.around, running, partial(task.function, *args, **kwargs), step)
+        else:
+            value = task.function(*args, **kwargs)
     except Exception as exc:
-        return raised(exc)
+        running.failed(exc)
+        return raised(exc, task)
+    except GeneratorExit as exc:
+        return raised(exc, task)
     return returned(value)
 
 
@@ -121,9 +134,13 @@ async def run_coroutine(task: Task[..., Any], job: Claimed, running: RunningJob)
         return arguments
     args, kwargs = arguments
     try:
-        ending = returned(await task.function(*args, **kwargs))
+        if task.hooks is not None and task.hooks.around:
+            ending = returned(await run_around(task.hooks.around, running, partial(task.function, *args, **kwargs)))
+        else:
+            ending = returned(await task.function(*args, **kwargs))
     except Exception as exc:
-        ending = raised(exc)
+        running.failed(exc)
+        ending = raised(exc, task)
     except BaseException:
         if (transaction := running.asked()) is not None:
             await transaction.roll_back()
@@ -195,12 +212,13 @@ _NOBODY = Held("nobody", 0)
 def _text(exc: BaseException) -> str:
     """The traceback from the user's first frame on. An exception that cannot even be shown is told by its name."""
     try:
-        return "".join(traceback.format_exception(type(exc), exc, _users_frames(exc.__traceback__)))
+        return "".join(traceback.format_exception(type(exc), exc, users_frames(exc.__traceback__)))
     except Exception:
         return f"{type(exc).__name__} (it cannot be shown)"
 
 
-def _users_frames(frames: TracebackType | None) -> TracebackType | None:
+def users_frames(frames: TracebackType | None) -> TracebackType | None:
+    """A traceback from the user's first frame on."""
     first = frames
     while first is not None and first.tb_frame.f_code.co_filename.startswith(PACKAGE):
         first = first.tb_next
@@ -210,7 +228,7 @@ def _users_frames(frames: TracebackType | None) -> TracebackType | None:
 def _group(exc: BaseException) -> str:
     """The kind of error and where it was raised, without the words that differ each time."""
     where = ""
-    frame = _users_frames(exc.__traceback__)
+    frame = users_frames(exc.__traceback__)
     while frame is not None:
         where = f" in {frame.tb_frame.f_code.co_name}"
         frame = frame.tb_next

@@ -9,6 +9,9 @@ here too.
 from __future__ import annotations
 
 import asyncio
+import importlib
+import inspect
+import logging
 import os
 import signal
 import socket
@@ -16,23 +19,28 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
 import msgspec
 
-from .. import loops
+from .. import logs, loops
+from ..hooks import Hooks, RunningWorker, name_of
 from ..job import Claimed, Held
+from ..names import ERROR_BYTES
 from ..running import RunningJob
 from ..task import Task
 from ..transactions import RunTransaction
 from . import body, wire
 from .whereabouts import store_of
 
+logger = logging.getLogger("fairlane.worker.child")
+MOST_TEXT = 4 * ERROR_BYTES
+"""Characters of an error that are sent."""
 SECONDS_TO_END = 5.0
 """For what bodies left behind, threads and exit handlers, when the worker has no more to do or is gone."""
 
@@ -46,6 +54,7 @@ class Child:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._fd, self._inode = sock.fileno(), os.fstat(sock.fileno()).st_ino
         self._runs: SimpleQueue[wire.Run | None] = SimpleQueue()
         self._news: SimpleQueue[wire.Ended | None] = SimpleQueue()
         self._progress: wire.Progress | None = None
@@ -54,12 +63,18 @@ class Child:
         self._busy = False
         self._stop = False
         self._interrupt: Callable[[], None] | None = None
+        self._modules: list[str] = []
+        self._log: tuple[str, str] | None = None
+        self._body: asyncio.Task[Any] | None = None
         self._runner = loops.runner()
+        self._worker = RunningWorker(isolated=True)
+        self._started: list[Hooks] = []
 
     def serve(self) -> None:
         """Run bodies until the worker has no more."""
         signal.signal(signal.SIGTERM, self._on_signal)
         _let_forks_be_ended()
+        self._worker.enter()
         for each in (self._listen, self._tell):
             threading.Thread(target=_vital, args=(each,), name=f"fairlane{each.__name__}", daemon=True).start()
         try:
@@ -73,7 +88,8 @@ class Child:
                         with suppress(Exception):
                             stream.flush()
                     self._busy = False
-                    self._news.put(wire.Ended(_writable(ending)))
+                    self._news.put(wire.Ended(run.job.held, _writable(ending)))
+                self._stop_hooks()
         except Stopped:
             sys.exit(128 + signal.SIGTERM)
 
@@ -82,7 +98,15 @@ class Child:
     def _run(self, run: wire.Run) -> body.Ending:
         job = run.job
         try:
+            # Each time: one that has failed to import is tried again, and the others are there.
+            for module in self._modules:
+                importlib.import_module(module)
+            if self._log is not None:
+                # After the application, as in the worker: what that sets up stays beside it.
+                logs.configure(*self._log)
+                self._log = None
             task = run.where.find(job.task)
+            self._start_hooks(task)
             self._send(wire.Started())
             deadline = None if job.timeout is None else time.monotonic() + job.timeout
             transact = partial(_transact, task, run) if task.is_async else None
@@ -90,17 +114,47 @@ class Child:
             running.enter()
             if task.is_async:
                 return self._runner.run(self._await(task, job, running), context=copy_context())
-            return body.run_plain(task, job)
+            return body.run_plain(task, job, running, self._step)
         except Stopped:
             raise
         except BaseException as exc:
             if self._stop and isinstance(exc, asyncio.CancelledError):
                 raise Stopped from None
+            if self._body is not None and not self._body.done():
+                self._lose_loop(exc)
             return body.raised(exc)
+
+    def _start_hooks(self, task: Task[..., Any]) -> None:
+        """Run the start hooks of a task's application, once. What one raises fails the run."""
+        if task.hooks is None or task.hooks in self._started:
+            return
+        load_tasks: Callable[[], None] | None = getattr(task._sender, "load_tasks", None)
+        if load_tasks is not None:
+            # Hooks may be declared in any module of the application.
+            load_tasks()
+        for hook in task.hooks.start:
+            self._call(hook)
+        self._started.append(task.hooks)
+
+    def _stop_hooks(self) -> None:
+        for hook in [hook for hooks in self._started for hook in hooks.stop][::-1]:
+            try:
+                self._call(hook)
+            except Exception:
+                logger.exception("the on_worker_stop hook %s failed in a child process", name_of(hook))
+
+    def _call(self, hook: Callable[[RunningWorker], object]) -> None:
+        answer = hook(self._worker)
+        if inspect.isawaitable(answer):
+            self._step(_awaited(answer), copy_context())
+
+    def _step(self, coroutine: Coroutine[Any, Any, Any], context: Context) -> Any:
+        return self._runner.run(coroutine, context=context)
 
     async def _await(self, task: Task[..., Any], job: Claimed, running: RunningJob) -> body.Ending:
         loop, me = asyncio.get_running_loop(), asyncio.current_task()
         assert me is not None
+        self._body = me
 
         def interrupt() -> None:
             loop.call_soon_threadsafe(me.cancel)
@@ -125,6 +179,7 @@ class Child:
         while (message := wire.receive(self._sock)) is not None:
             if isinstance(message, wire.Hello):
                 _see_as(message)
+                self._modules, self._log = message.modules, message.log
             elif isinstance(message, wire.Run):
                 self._busy = True
                 # Before the body: a death that comes earlier than this cannot have been its doing.
@@ -163,9 +218,35 @@ class Child:
 
     def _send(self, message: wire.FromChild) -> None:
         frame = wire.frame(message)
-        # That the worker is gone is noticed by the one who listens.
-        with suppress(OSError), self._sending:
-            self._sock.sendall(frame)
+        with self._sending:
+            try:
+                # A body may have closed it, and something else may have its number now. The worker would not notice:
+                # the thread that listens holds the socket open.
+                if os.fstat(self._fd).st_ino != self._inode:
+                    raise OSError(f"descriptor {self._fd} is another file now")
+                self._sock.sendall(frame)
+            except OSError as exc:
+                self._lose_worker(exc)
+
+    def _lose_loop(self, exc: BaseException) -> NoReturn:
+        """The event loop has ended around a body that has not: in the worker itself that would have ended the worker.
+
+        So it is a crash, and the job stays a suspect. The body must not go on beside the next one either.
+        """
+        logger.error("a body has ended the event loop of its child process, which ends with it", exc_info=exc)
+        _end_all()
+
+    def _lose_worker(self, exc: OSError) -> NoReturn:
+        """Nothing can be told any more: the worker is gone, or a body has closed the socket. End with all there is."""
+        if not isinstance(exc, BrokenPipeError | ConnectionResetError):
+            with suppress(Exception):
+                sys.stderr.write(f"fairlane: a body has closed the socket to its worker ({exc}); its process ends\n")
+                sys.stderr.flush()
+        _end_all()
+
+
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    return await answer
 
 
 def _transact(task: Task[..., Any], run: wire.Run) -> RunTransaction:
@@ -188,7 +269,9 @@ def _writable(ending: body.Ending) -> body.Ending:
     """The same ending; in the text of an error, what UTF-8 cannot hold becomes a mark."""
     if not isinstance(ending, body.Raised):
         return ending
-    error, group = (text.encode(errors="replace").decode() for text in (ending.error, ending.group))
+    # The worker keeps the end of a long one; a message has to end somewhere too.
+    texts = (ending.error[-MOST_TEXT:], ending.group[-MOST_TEXT:])
+    error, group = (text.encode(errors="replace").decode() for text in texts)
     return msgspec.structs.replace(ending, error=error, group=group)
 
 

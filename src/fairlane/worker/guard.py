@@ -1,7 +1,8 @@
 """Keeps what bodies start from ending the worker.
 
-``sys.exit()`` in a body is an error of that body. In a task that a body has started it would leave through the event
-loop instead, end the process and give everything back uncharged, to be run and to end the next process too.
+``sys.exit()`` in a body is an error of that body, and so is a KeyboardInterrupt that it raises. In a task that a body
+has started they would leave through the event loop instead, end the process and give everything back uncharged, to be
+run and to end the next process too.
 """
 
 from __future__ import annotations
@@ -37,3 +38,5 @@ async def _guarded(coroutine: Coroutine[Any, Any, Any]) -> Any:
         return await coroutine
     except SystemExit as exc:
         raise RuntimeError(f"sys.exit({exc.code!r}) in a task that a body started") from exc
+    except KeyboardInterrupt as exc:
+        raise RuntimeError("KeyboardInterrupt in a task that a body started") from exc

@@ -10,14 +10,14 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from .. import running
+from .. import logs, running
 from ..errors import FairlaneError
 from ..job import Claimed
 from ..supervisor.process import Process, in_words
@@ -47,9 +47,17 @@ class Isolation:
     """Runs bodies in child processes, at most `most` at once. Belongs to one event loop."""
 
     def __init__(
-        self, *, most: int, jobs_per_child: int = 100, idle_seconds: float = 60.0, kill_after: float = KILL_AFTER
+        self,
+        *,
+        most: int,
+        modules: Sequence[str] = (),
+        jobs_per_child: int = 100,
+        idle_seconds: float = 60.0,
+        kill_after: float = KILL_AFTER,
     ) -> None:
+        """`modules` are imported by a child before any task: they set up what tasks rely on, such as a framework."""
         self._room = asyncio.Semaphore(most)
+        self._modules = list(modules)
         self._jobs_per_child = jobs_per_child
         self._idle_seconds = idle_seconds
         self._kill_after = kill_after
@@ -65,12 +73,14 @@ class Isolation:
         *,
         session: str = "",
         report: running.Report,
+        begun: Callable[[], None] = lambda: None,
         started: Callable[[], None] = lambda: None,
         patience: Callable[[], float] | None = None,
     ) -> Ending | Crashed:
         """Run the body of a job. Cancelling this stops it: first by an exception in it, after `patience` by SIGKILL.
 
-        `started` is called when the child has imported the task, and the body itself begins.
+        `begun` is called when a child has taken the job up, `started` when it has imported the task, and the body
+        itself begins.
         Either way it returns or raises only when the body has ended. A body that came to its end by itself although
         it was to be stopped has an ending all the same, and that is returned.
         """
@@ -79,9 +89,8 @@ class Isolation:
             raise FairlaneError(
                 f"task {task.name} cannot run in a child process: it is not found by importing its module"
             )
-        talk = Talk(
-            wire.Run(where=where, job=job, session=session), report, started, patience or (lambda: self._kill_after)
-        )
+        ask = wire.Run(where=where, job=job, session=session)
+        talk = Talk(ask, report, begun, started, patience or (lambda: self._kill_after))
         async with self._room:
             for _ in range(TRIES):
                 child = self._take()
@@ -116,7 +125,7 @@ class Isolation:
             if child.alive:
                 return child
             self._retire(child)
-        child = _Child()
+        child = _Child(self._modules)
         self._children.add(child)
         return child
 
@@ -146,6 +155,7 @@ class Talk(NamedTuple):
 
     ask: wire.Run
     report: running.Report
+    begun: Callable[[], None]
     started: Callable[[], None]
     patience: Callable[[], float]
 
@@ -153,7 +163,8 @@ class Talk(NamedTuple):
 class _Child:
     """One child process, as its worker sees it."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: list[str]) -> None:
+        self._modules = modules
         self._ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "fairlane.worker.child", str(theirs.fileno())]
         try:
@@ -214,13 +225,20 @@ class _Child:
             writer.write(wire.frame(talk.ask))
             while (message := await wire.read(reader)) is not None:
                 if isinstance(message, wire.Ended):
-                    return message.ending
-                if isinstance(message, wire.Begun):
+                    if message.held == talk.ask.job.held:
+                        return message.ending
+                elif isinstance(message, wire.Begun):
                     begun = True
+                    talk.begun()
                 elif isinstance(message, wire.Started):
                     talk.started()
                 elif message.held == talk.ask.job.held:
                     talk.report(message.held, message.value)
+        except wire.GarbledError as exc:
+            self.worn = True
+            self._process.kill()
+            await self._process.wait()
+            return Crashed(f"the child process sent {exc}: the body has written to its socket") if begun else None
         except BaseException:
             self.worn = True
             self._process.kill()
@@ -236,7 +254,8 @@ class _Child:
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = self._streams = await asyncio.open_unix_connection(sock=self._ours)
-        hello = wire.Hello(path=sys.path, argv=sys.argv, environ={"PYTHONPATH": os.environ.get("PYTHONPATH")})
+        environ = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
+        hello = wire.Hello(path=sys.path, argv=sys.argv, environ=environ, modules=self._modules, log=logs.configured())
         writer.write(wire.frame(hello))
         self._watch = asyncio.get_running_loop().create_task(self._see_end(reader))
         if self._stopping is not None:

@@ -6,18 +6,21 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from random import random
 
 from ..errors import IndexTaken, SessionLost, StoreError
 from ..ids import new_id
 from ..session import NewSession, Session, SessionKind, SessionState
 from ..store import Store
+from ..task import Registry
 from .executor import Marks
 from .settings import WorkerSettings
 
 logger = logging.getLogger("fairlane.worker")
 LONGEST_PAUSE = 5.0
+REDECLARE_SECONDS = 3_600.0
+"""Schedules that nobody declares for a day stop, so a living worker repeats itself."""
 
 
 def runs(pid: int) -> bool:
@@ -41,13 +44,17 @@ class Membership:
         store: Store,
         settings: WorkerSettings,
         stopping: asyncio.Event,
+        registry: Registry,
         *,
+        declare: Callable[[Store], Awaitable[None]] | None = None,
         marks: Marks | None = None,
         registered: Callable[[Session], None] | None = None,
     ) -> None:
         self._store = store
+        self._declare = declare
         self._settings = settings
         self._stopping = stopping
+        self._registry = registry
         self._marks = marks
         self._registered = registered
         self.session: Session | None = None
@@ -77,9 +84,9 @@ class Membership:
         if self._registered is not None:
             self._registered(self.session)
         logger.info(
-            "worker %s is ready: %d slots, queues %s",
+            "worker %s is ready: %s; queues %s",
             self.session.worker,
-            self._settings.slots.total,
+            self._settings.slots,
             ", ".join(self._settings.queues),
         )
         return True
@@ -93,12 +100,33 @@ class Membership:
                     assert self.session is not None
                     logger.error("another worker was started as %s: this one ends", self.session.worker)
                     return False
+                # A store that has lost its data has lost the session too, and what was declared. That comes first: from
+                # the registration on jobs are claimed, and no limit may be passed.
+                await self._declare_again()
                 return await self.join()
             except StoreError as exc:
                 logger.warning("could not register anew (%s); trying again", exc)
                 await self._pause(pause * random())
                 pause = min(LONGEST_PAUSE, 2 * pause)
         return False
+
+    async def redeclare(self) -> None:
+        """Declare once more from time to time, until cancelled."""
+        while True:
+            await asyncio.sleep(REDECLARE_SECONDS)
+            try:
+                await self._declare_again()
+            except StoreError as exc:
+                logger.warning("queues and schedules could not be declared again (%s)", exc)
+
+    async def _declare_again(self) -> None:
+        try:
+            if self._declare is not None:
+                await self._declare(self._store)
+        except StoreError:
+            raise
+        except Exception:
+            logger.exception("queues and schedules could not be declared again")
 
     async def leave(self) -> None:
         """Say goodbye, so that nobody has to wait for the lease to end."""
@@ -122,6 +150,7 @@ class Membership:
             index=settings.index,
             queues=tuple(settings.queues),
             slots=settings.slots,
+            tasks=tuple(sorted(task.name for task in self._registry)),
         )
         if self._marks is not None:
             self._marks.session(new.id)

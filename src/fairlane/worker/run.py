@@ -23,8 +23,8 @@ class Run:
     """A claim in progress. Belongs to the worker's event loop."""
 
     __slots__ = (
-        *("begun", "body", "claimed", "committed", "deadline", "ended", "in_thread", "mark", "running", "session"),
-        "stop",
+        *("began_at", "begun", "body", "claimed", "committed", "deadline", "declined", "ended", "entered", "error"),
+        *("in_thread", "mark", "running", "seconds", "session", "stop"),
     )
 
     def __init__(self, claimed: Claimed, session: str = "") -> None:
@@ -33,6 +33,15 @@ class Run:
         """Who has claimed it."""
         self.body: asyncio.Task[None] | None = None
         self.begun = False
+        """The task that runs it has made its first step."""
+        self.entered = False
+        """Its body has begun, or may have: from here on giving it back counts as a hand-back."""
+        self.began_at: float | None = None
+        """When its body began, by the monotonic clock."""
+        self.seconds: float | None = None
+        """How long it ran."""
+        self.error: Exception | None = None
+        """What it raised, if that was in this process."""
         self.running: RunningJob | None = None
         self.deadline: float | None = None
         self.stop: Stop | None = None
@@ -43,3 +52,5 @@ class Run:
         self.mark: int | None = None
         self.committed = False
         """Its body has completed the job itself, in a transaction."""
+        self.declined = False
+        """Its task is not known here, so nothing of it began."""

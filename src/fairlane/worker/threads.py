@@ -14,10 +14,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 IDLE_SECONDS = 30.0
+
+
+class RunsFunctions(Protocol):
+    """What runs plain functions for an event loop: `Threads`, or a test's own thread."""
+
+    def run(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """Call `function` outside of the loop, in the context of the caller."""
 
 
 class _Call:

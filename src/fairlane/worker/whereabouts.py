@@ -18,7 +18,7 @@ import msgspec
 from ..connection import Connection
 from ..errors import NotSupported
 from ..store import Store
-from ..task import Task
+from ..task import Task, registered
 
 SCRIPT = "__fairlane_script__"
 """The name of a script whose own name belongs to another module, or is none a module can have."""
@@ -61,6 +61,10 @@ class Where(msgspec.Struct, frozen=True):
             self._move(found)
             return found
         # Registered by a call instead of a decorator: the name still stands for the function itself.
+        known = registered(name, found)
+        if known is not None:
+            self._move(known)
+            return known
         return Task(None, found, {"name": name})  # type: ignore[arg-type]  # it is run here, never enqueued
 
     def _move(self, task: Task[..., Any]) -> None:
@@ -79,7 +83,8 @@ async def store_of(task: Task[..., Any]) -> Store:
             f"task {task.name} does not know its application in a child process: register it with @app.task, at the "
             "top of its module"
         )
-    return await connection.store()
+    # Never released: a body that closes the application must not close the store of its transaction.
+    return await connection.hold()
 
 
 def importable(task: Task[..., Any]) -> bool:

@@ -16,6 +16,14 @@ from .body import Ending
 from .whereabouts import Where
 
 _length = struct.Struct("!I")
+MOST_BYTES = 4 * 2**20
+"""No message of a child is as long as this: results, progress and errors are bounded."""
+QUIET_SECONDS = 5.0
+"""A child that has begun a message writes the rest of it at once; twice this long without a byte, and it will not."""
+
+
+class GarbledError(Exception):
+    """What came from a child is no message: a body has written to the socket."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
@@ -25,6 +33,10 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     argv: list[str]
     environ: dict[str, str | None]
     """What was set differently for its start, as it is for the worker."""
+    modules: list[str] = []
+    """What to import before any task: the worker has, and tasks may rely on what that sets up."""
+    log: tuple[str, str] | None = None
+    """The level and the format of the worker's log, if `fairlane.logs.configure` has set them."""
 
 
 class Run(msgspec.Struct, frozen=True, tag="run", kw_only=True):
@@ -56,8 +68,9 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """The body has ended."""
+    """The body has ended. Whose it was is said too: a body that writes to the socket could end the next one's job."""
 
+    held: Held
     ending: Ending
 
 
@@ -83,12 +96,38 @@ def receive(sock: socket.socket) -> ToChild | None:
 
 
 async def read(reader: asyncio.StreamReader) -> FromChild | None:
-    """The next message of a child, None when there will be none."""
+    """The next message of a child, None when there will be none. Raises `GarbledError`."""
     try:
-        (length,) = _length.unpack(await reader.readexactly(_length.size))
-        return _from_child.decode(await reader.readexactly(length))
+        head = await reader.readexactly(1)
+        (length,) = _length.unpack(head + await _rest(reader, _length.size - 1))
+        if length > MOST_BYTES:
+            raise GarbledError(f"a message of {length} bytes")
+        return _from_child.decode(await _rest(reader, length))
     except (asyncio.IncompleteReadError, OSError):
         return None
+    except msgspec.MsgspecError as exc:
+        raise GarbledError(str(exc)) from None
+
+
+async def _rest(reader: asyncio.StreamReader, size: int) -> bytes:
+    """The rest of a message that has begun."""
+    parts = bytearray()
+    quiet = 0
+    while len(parts) < size:
+        try:
+            async with asyncio.timeout(QUIET_SECONDS):
+                part = await reader.read(size - len(parts))
+        except TimeoutError:
+            # Twice: the loop may have been held for so long, and the rest be there already.
+            quiet += 1
+            if quiet == 2:
+                raise GarbledError("a message that does not go on") from None
+            continue
+        if not part:
+            raise asyncio.IncompleteReadError(bytes(parts), size)
+        quiet = 0
+        parts += part
+    return bytes(parts)
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes | None:

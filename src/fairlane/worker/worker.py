@@ -14,37 +14,39 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from random import uniform
 
 from ..connection import OpenStore
 from ..errors import SessionLost
 from ..events import Tracer
+from ..hooks import Hooks
 from ..job import Held
 from ..keeper import Companion, Holdings, Keeper
 from ..manager.manager import Manager
+from ..names import ERROR_BYTES, PAYLOAD_BYTES
 from ..session import Claim, Renewal, Session
 from ..states import Transition
 from ..store import Store
 from ..task import Registry
 from ..wakeups import queue_topic, worker_topic
-from .completer import Completer
+from .completer import Completer, endings_by_call
 from .executor import Executor, Marks
 from .fetcher import Fetcher
 from .guard import guard_tasks
 from .journal import tell
+from .lifetime import StoppedEarlyError, lifetime
 from .loopwatch import LoopWatch
 from .membership import Membership
 from .run import Run, Stop
 from .settings import WorkerSettings
 
 logger = logging.getLogger("fairlane.worker")
-REDECLARE_SECONDS = 3_600.0
-"""Schedules that nobody declares for a day stop, so a living worker repeats itself."""
-MANY = 20
-"""Jobs of a claim that do not all begin in the same turn of the loop."""
 UNWIND_SECONDS = 3.0
 """How long bodies that were told to end at a stop may take to do so, before they are left behind."""
+LARGEST_JOB = PAYLOAD_BYTES + ERROR_BYTES + 1024
+"""What a claim can count of one job: payload, headers, and a little that a store keeps beside them."""
 LAST_TRIES = 5.0
 """How long a worker that stops goes on telling a store that fails how its bodies ended."""
 
@@ -59,19 +61,25 @@ class Worker:
         registry: Registry,
         settings: WorkerSettings,
         *,
+        release: Callable[[], Awaitable[None]] | None = None,
         declare: Callable[[Store], Awaitable[None]] | None = None,
         marks: Marks | None = None,
         tracer: Tracer | None = None,
+        modules: Sequence[str] = (),
         registered: Callable[[Session], None] | None = None,
+        hooks: Sequence[Hooks] = (),
     ) -> None:
         self._get_store = store
+        self._release_store = release
         self._open_store = open_store
         self._registry = registry
         self._settings = settings
         self._declare = declare
         self._marks = marks
         self._tracer = tracer
+        self._modules = modules
         self._registered = registered
+        self._hooks = hooks
         self._fetcher = Fetcher(settings.slots, settings.queues)
         self._runs: dict[Held, Run] = {}
         self._endings: list[tuple[Run, Transition | None]] = []
@@ -108,7 +116,19 @@ class Worker:
     async def run(self) -> None:
         """Serve until stopped. Cancelling it stops at once."""
         self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        # Held before the hooks run and until they have: what they do with the application finds its store open.
         self._store = await self._get_store()
+        try:
+            async with lifetime(self._hooks, given_up=partial(self._grace_over, 0.0)):
+                await self._work()
+        except StoppedEarlyError:
+            pass
+        finally:
+            if self._release_store is not None:
+                await self._release_store()
+
+    async def _work(self) -> None:
         self._completer = Completer(self._store, self._patient)
         self._executor = Executor(
             self._registry,
@@ -118,9 +138,15 @@ class Worker:
             store=self._store,
             marks=self._marks,
             tracer=self._tracer,
+            torn_down=self._torn_down,
+            modules=self._modules,
+            unknown_task=self._settings.intervals.unknown_task,
         )
         self._membership = Membership(
-            self._store, self._settings, self._stopping, marks=self._marks, registered=self._registered
+            *(self._store, self._settings, self._stopping, self._registry),
+            declare=self._declare,
+            marks=self._marks,
+            registered=self._registered,
         )
         self._keeper = Keeper(
             self._open_store, self._settings.intervals, self, companions=self._companions(), owner=self._loop
@@ -139,7 +165,7 @@ class Worker:
                 serving,
                 asyncio.ensure_future(self._listen()),
                 asyncio.ensure_future(self._completer.write_progress(lambda: self.session.id)),
-                asyncio.ensure_future(self._redeclare()),
+                asyncio.ensure_future(self._membership.redeclare()),
                 asyncio.ensure_future(self._give_up(serving)),
             ]
             await asyncio.wait([serving])
@@ -165,7 +191,9 @@ class Worker:
                 if not await self._exchange(endings, claim):
                     return
                 nothing_left = not self._runs and not self._endings and not self._session_lost
-                if self._settings.burst and nothing_left and claim is not None:
+                nothing_left = nothing_left and not self._completer.claim_failed
+                # A hint that came with the answer: what was claimed could not be read, and more may stand behind it.
+                if self._settings.burst and nothing_left and claim is not None and not self._hinted:
                     return
             elif self._stopping.is_set() and not self._runs:
                 return
@@ -207,36 +235,23 @@ class Worker:
         self._fetcher.started(finished.claimed)
         if claim is not None:
             self._fetcher.answered = claim.number
+            # An answer that is nearly full may have been cut by its bytes: there are slots left, and jobs for them.
+            self._hinted |= sum(job.size for job in finished.claimed) > claim.most_bytes - LARGEST_JOB
         for run, transition in endings:
             self._forget(run)
             tell(run, transition)
-        stale = [verdict.id for verdict in finished.verdicts if not verdict.accepted]
-        if stale:
+        if stale := [verdict.id for verdict in finished.verdicts if not verdict.accepted]:
             logger.warning("%d endings came too late, others have the jobs now: %s", len(stale), ", ".join(stale[:5]))
-        self._start_all([self._runs[job.held] for job in finished.claimed])
+        runs = [self._runs[job.held] for job in finished.claimed]
+        if self._out_of_contact:
+            self._end_limited(runs)
+        self._executor.start_all([run for run in runs if not run.ended])
         return True
-
-    def _start_all(self, runs: list[Run]) -> None:
-        """Begin the bodies; of many, half in the next turn of the loop.
-
-        Short bodies of the first half have ended by then, so that the store writes their endings while those of the
-        second half run, instead of one waiting for the other.
-        """
-        half = len(runs) // 2 if len(runs) >= MANY else len(runs)
-        for run in runs[:half]:
-            self._executor.start(run)
-        if runs[half:]:
-            self._loop.call_soon(self._start_rest, runs[half:])
-
-    def _start_rest(self, runs: list[Run]) -> None:
-        for run in runs:
-            if not run.ended:  # stopped meanwhile
-                self._executor.start(run)
 
     def _forget(self, run: Run) -> None:
         self._runs.pop(run.claimed.held, None)
         self._fetcher.ended(run.claimed.priority)
-        self.done += 1
+        self.done += not run.declined
         if run.mark is not None and self._marks is not None:
             self._marks.end(run.mark)
 
@@ -338,7 +353,8 @@ class Worker:
         if transitions:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(LAST_TRIES):
-                    await self._store.finish(self.session.id, transitions)
+                    for part in endings_by_call(transitions):
+                        await self._store.finish(self.session.id, part)
         await self._executor.close()
         await self._keeper.stop()
         await self._membership.leave()
@@ -346,20 +362,15 @@ class Worker:
 
     async def _give_up(self, serving: asyncio.Future[None]) -> None:
         """A store that hangs does not keep a worker from ending."""
-        await self._stopping.wait()
-        while (left := self._grace_ends + UNWIND_SECONDS + LAST_TRIES + 1.0 - time.monotonic()) > 0:  # noqa: ASYNC110 - see below
-            # Looked at again and again: a second signal ends the grace sooner.
-            await asyncio.sleep(min(left, 0.5))
+        await self._grace_over(UNWIND_SECONDS + LAST_TRIES + 1.0)
         logger.error("the store does not answer; leaving the rest to the rescuer")
         serving.cancel()
 
-    async def _redeclare(self) -> None:
-        while self._declare is not None:
-            await asyncio.sleep(REDECLARE_SECONDS)
-            try:
-                await self._declare(self._store)
-            except Exception as exc:
-                logger.warning("settings and schedules could not be declared again (%s)", exc)
+    async def _grace_over(self, more: float) -> None:
+        await self._stopping.wait()
+        while (left := self._grace_ends + more - time.monotonic()) > 0:  # noqa: ASYNC110 - see below
+            # Looked at again and again: a second signal ends the grace sooner.
+            await asyncio.sleep(min(left, 0.5))
 
     def _companions(self) -> list[Companion]:
         watch = LoopWatch(self._loop, threading.get_ident(), self._settings.intervals.loop_lag)
@@ -369,15 +380,13 @@ class Worker:
         return companions
 
     async def _manage(self, store: Store) -> None:
-        settings = self._settings
-        self.manager = Manager(
-            store,
-            session=self.session.id,
-            intervals=settings.intervals,
-            retention=settings.retention,
-            wakeups=self._store.wakeups,
-        )
+        session, intervals, retention = self.session.id, self._settings.intervals, self._settings.retention
+        wakeups = self._store.wakeups
+        self.manager = Manager(store, session=session, intervals=intervals, retention=retention, wakeups=wakeups)
         await self.manager.run()
+
+    def _torn_down(self) -> bool:
+        return self._task is not None and self._task.cancelling() > 0
 
     def _patient(self) -> bool:
         """Whether it is worth waiting for a store that fails: also at a stop a little, for what has ended."""
@@ -393,8 +402,7 @@ class Worker:
     def renewed(self, renewal: Renewal) -> None:
         if self._marks is not None:
             self._marks.beat()
-        if renewal.lost or renewal.cancel or self._out_of_contact:
-            self._on_the_loop(self._told, renewal)
+        self._on_the_loop(self._told, renewal)
 
     def session_lost(self, session: str) -> None:
         self._on_the_loop(self._lose_session, session)
@@ -411,6 +419,7 @@ class Worker:
             self._out_of_contact = False
             self._hinted = True
             self._news.set()
+        self._executor.end_lost(self._runs.values())
         for held in renewal.lost:
             if (run := self._runs.get(held)) is not None:
                 self._executor.stop(run, Stop.LOST)
@@ -426,13 +435,13 @@ class Worker:
             self._news.set()
 
     def _lose_contact(self) -> None:
-        """Somebody else may be given the lane soon, so its bodies end here first, and no others begin."""
         self._out_of_contact = True
-        limited = [run for run in self._runs.values() if run.claimed.limited and not run.ended]
-        if limited:
-            logger.warning(
-                "no contact with the store: ending %d jobs of limited lanes before the lease ends", len(limited)
-            )
+        self._end_limited(list(self._runs.values()))
+
+    def _end_limited(self, runs: list[Run]) -> None:
+        """Somebody else may be given the lane soon, so its bodies end here first, and no others begin."""
+        if limited := [run for run in runs if run.claimed.limited and not run.ended]:
+            logger.warning("no contact with the store: ending %d jobs of limited lanes in time", len(limited))
         for run in limited:
             if run.in_thread and run.running is not None:
                 # It cannot be stopped. Handing it back now would only let the next one begin sooner beside it.

@@ -57,7 +57,11 @@ class _Dispatch:
         for ask in self.claim.asks:
             taken = 0
             while started < self.claim.total and taken < ask.most and self._has_room(ask):
-                chosen = next((job for job in self._may_start(ask) if rest and job.id == rest[0]), None)
+                chosen = self._next(ask, rest)
+                if chosen is None:
+                    # What was met too late and cancelled may have opened the gate of a clean-up.
+                    self._expire()
+                    chosen = self._next(ask, rest)
                 if chosen is None:
                     self._check_nothing_left(ask, rest)
                     break
@@ -68,6 +72,9 @@ class _Dispatch:
         if rest:
             raise Mismatch(f"{rest} may not start for {self.claim}")
         self._expire()
+
+    def _next(self, ask: Ask, rest: Sequence[str]) -> JobRecord | None:
+        return next((job for job in self._may_start(ask) if rest and job.id == rest[0]), None)
 
     def _has_room(self, ask: Ask) -> bool:
         """Whether the session may start one more of the class."""
@@ -125,7 +132,10 @@ class _Dispatch:
 
     def _in_source(self, ask: Ask, job: JobRecord) -> bool:
         if ask.queue is not None:
-            return job.new.queue == ask.queue and not placed(job)
+            return job.new.queue == ask.queue and not placed(job) and not job.declined
+        if job.declined:
+            # No session here says what it knows, so each may know it.
+            return job.new.queue in self.session.new.queues
         return job.index is not None and (job.new.pool, job.index) == (self.session.new.pool, self.session.index)
 
     def _queue_lets(self, job: JobRecord) -> bool:

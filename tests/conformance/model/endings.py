@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fairlane.job import JobKind, JobState, Reason
-from fairlane.states import UNCHARGED, Move, Transition, after_crash
+from fairlane.states import MOST_HAND_BACKS, UNCHARGED, Move, Transition, after_crash
 
 from . import bindings, lines
 from .records import JobRecord, Mismatch, Records
@@ -36,18 +36,37 @@ def write(records: Records, job: JobRecord, transition: Transition) -> None:
     elif move is Move.RETRY:
         job.suspect = transition.reason is Reason.CRASHED
         job.crashes += job.suspect
+        job.returns, job.started = 0, True
         lines.wait(records, job, transition.delay, keeps_arrival=False)
     elif move is Move.SNOOZE:
         job.suspect = False
+        job.returns, job.started = 0, True
         _refund(records, job, certain=False)
         job.attempt -= 1
         lines.wait(records, job, transition.delay, keeps_arrival=False)
+    elif move is Move.TAKE_BACK:
+        give_back(records, job, transition.delay)
     else:
-        assert move is Move.HAND_BACK
-        give_back(records, job)
+        assert move in (Move.HAND_BACK, Move.DECLINE)
+        if move is Move.HAND_BACK:
+            hand_back(records, job)
+        else:
+            give_back(records, job)
+        job.declined = move is Move.DECLINE
 
 
-def give_back(records: Records, job: JobRecord) -> None:
+def hand_back(records: Records, job: JobRecord) -> None:
+    """A body that had begun was stopped: uncharged so many times in a row, then as after a crash."""
+    if job.returns >= MOST_HAND_BACKS:
+        _charge(records, job)
+        return
+    job.returns += 1
+    job.suspect = job.suspect or job.returns == MOST_HAND_BACKS
+    job.started = True
+    give_back(records, job)
+
+
+def give_back(records: Records, job: JobRecord, delay: float = 0.0) -> None:
     """The run never counted: the job waits again where it was. A cancel that was asked for comes true instead."""
     if job.cancel_requested:
         job.charge_unsaid = True
@@ -56,7 +75,8 @@ def give_back(records: Records, job: JobRecord) -> None:
         return
     job.attempt -= 1
     _refund(records, job)
-    lines.wait(records, job, 0, keeps_arrival=True)
+    job.crashed_last = job.crashed_last or delay > 0
+    lines.wait(records, job, delay, keeps_arrival=True)
 
 
 def crash(records: Records, job: JobRecord) -> str:
@@ -64,8 +84,13 @@ def crash(records: Records, job: JobRecord) -> str:
     if job.new.kind is JobKind.TURN:
         end(records, job, JobState.CANCELLED, Reason.WAITER_GONE)
         return "cancelled"
+    job.returns = 0
+    return _charge(records, job)
+
+
+def _charge(records: Records, job: JobRecord) -> str:
     job.crashes += 1
-    job.suspect = job.crashed_last = True
+    job.suspect = job.crashed_last = job.started = True
     fate = after_crash(
         cancel_requested=job.cancel_requested,
         attempt=job.attempt,

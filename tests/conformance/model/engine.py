@@ -161,6 +161,8 @@ class Model:
         )
         for job in expired:
             endings.end(records, job, JobState.CANCELLED, Reason.EXPIRED)
+        # A binding that drains ends with its last job, also if that expires just before another one of its key arrives.
+        bindings.settle(records)
         for job in arriving:
             lines.promote(records, job)
         for job in records.jobs.values():

@@ -77,7 +77,7 @@ def start(records: Records, job: JobRecord, session: str, claim: int) -> None:
     job.claim = claim
     job.fence += 1
     job.attempt += 1
-    job.crashed_last = False
+    job.crashed_last = job.declined = False
     job.started_in = None
 
 

@@ -16,8 +16,8 @@ from fairlane.states import Transition
 
 from .fair_order import FairOrder
 
-Domain = tuple[str, Priority, int | None]
-"""Queue, class, and the index of the worker whose inbox it is, None for the shared one."""
+Domain = tuple[str, Priority, int | str | None]
+"""Queue, class, and the index of the worker whose inbox it is, None for the shared one, the task for declined jobs."""
 
 
 class Mismatch(AssertionError):
@@ -51,6 +51,10 @@ class JobRecord:
     crashes: int = 0
     suspect: bool = False
     """None where the rules do not say."""
+    returns: int = 0
+    """How often it was handed back in a row after it had begun."""
+    started: bool = False
+    """A body of it has begun: it does not expire any more."""
     holder: str | None = None
     claim: int = 0
     """The number of the claim that started it; 0 for what was never claimed."""
@@ -62,6 +66,8 @@ class JobRecord:
     crashed_last: bool = False
     index: int | None = None
     """The worker whose inbox it is in."""
+    declined: bool = False
+    """It waits for a session that knows its task."""
     cancel_requested: bool = False
     charge_unsaid: bool = False
     start_unsaid: bool = False
@@ -99,7 +105,7 @@ class JobRecord:
 
     @property
     def domain(self) -> Domain:
-        return (self.new.queue, self.new.priority, self.index)
+        return (self.new.queue, self.new.priority, self.new.task if self.declined else self.index)
 
 
 @dataclass
@@ -222,14 +228,10 @@ class Records:
         return [job for job in self.jobs.values() if job.parent == parent]
 
     def past_expiry(self, job: JobRecord) -> bool:
-        """Whether it may not start any more.
-
-        The rules do not say whether a job that was started in time and came back may still expire: there the store is
-        taken at its word.
-        """
+        """Whether it may not start any more. One that has started once may."""
         if job.new.expires is None or self.now < job.enqueued_at + job.new.expires:
             return False
-        return job.fence == 0 or self.shown_expired(job)
+        return not job.started
 
     def shown_expired(self, job: JobRecord) -> bool:
         """Whether the store shows it as cancelled by its expiry."""

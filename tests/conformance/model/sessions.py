@@ -22,7 +22,7 @@ def register(records: Records, new: NewSession) -> SessionRecord:
     if known is not None:
         if not known.present:
             raise SessionLost(new.id)
-        known.lease_ends = now + new.lease
+        _extend(records, known)
         return known
     index = None
     if new.kind is SessionKind.WORKER:
@@ -45,6 +45,15 @@ def register(records: Records, new: NewSession) -> SessionRecord:
     return session
 
 
+def _extend(records: Records, session: SessionRecord) -> None:
+    """Renew a lease. If it had run out, the pool may have a live worker again, and what waited for one is bound."""
+    now = records.clock.monotonic()
+    late = session.lease_ends < now
+    session.lease_ends = now + session.new.lease
+    if late and session.is_worker:
+        bindings.rebind(records, session.new.pool)
+
+
 def renew(records: Records, id: str, held: Sequence[Held], claim: int, stopping: bool, told: Renewal | None) -> None:
     """Extend the lease, take back what is not named, and check what the session was told."""
     session = records.sessions.get(id)
@@ -52,9 +61,9 @@ def renew(records: Records, id: str, held: Sequence[Held], claim: int, stopping:
         raise SessionLost(id)
     if told is None:
         raise Mismatch(f"{id} is alive, and its renewal was refused")
-    session.lease_ends = records.clock.monotonic() + session.new.lease
     if stopping:
         session.state = SessionState.STOPPING
+    _extend(records, session)
     mine = {Held(job.id, job.fence): job for job in records.held_by(id)}
     taken_back = {
         job.id

@@ -11,6 +11,7 @@ from ...session import Claim
 from ...states import Move, Transition
 from ...upkeep import Retention
 from ...wakeups import place_topic
+from ..claims import checked, problem_of
 from ..codes import MOVE_CODES, STATES
 from ..rows import decode_backoff, encode_backoff
 from .database import Record
@@ -116,7 +117,7 @@ def transition_columns(transitions: Sequence[Transition], seqs: dict[str, int]) 
 
 
 NOTHING_TO_FINISH: list[Any] = [[], [], [], None, None, None, None, None, None]
-NOTHING_TO_CLAIM: list[Any] = [None, None, None, None, None, None]
+NOTHING_TO_CLAIM: list[Any] = [None, None, None, None, None, None, None]
 
 
 def claim_columns(claim: Claim) -> list[Any]:
@@ -128,6 +129,7 @@ def claim_columns(claim: Claim) -> list[Any]:
         [int(ask.priority) for ask in claim.asks],
         [ask.most for ask in claim.asks],
         [ask.below for ask in claim.asks],
+        claim.most_bytes,
     ]
 
 
@@ -147,58 +149,76 @@ def verdicts_of(held: Sequence[Held], row: Record) -> tuple[Verdict, ...]:
     )
 
 
-def claimed_of(row: Record) -> list[Claimed]:
-    """The jobs that a claim has started."""
+Broken = list[tuple[Held, str]]
+"""Claims of records that cannot be read, and why not."""
+
+
+def claimed_of(row: Record) -> tuple[list[Claimed], Broken]:
+    """The jobs that a claim has started, read one by one."""
+    claimed: list[Claimed] = []
+    broken: Broken = []
     if not row["seqs"]:
-        return []
-    return [
-        Claimed(
-            id=id,
-            fence=fence,
-            attempt=attempt,
-            task=task,
-            queue=queue,
-            lane=lane,
-            priority=_PRIORITIES[class_],
-            payload=payload,
-            retries=retries,
-            backoff=DEFAULT_BACKOFF if backoff is None else decode_backoff(backoff),
-            timeout=timeout,
-            kind=_KINDS[kind],
-            sticky=sticky,
-            suspect=suspect,
-            limited=limited,
-            headers=headers,
-        )
-        for id, fence, attempt, task, queue, lane, class_, payload, retries, backoff, timeout, kind, sticky, suspect,
-            limited, headers in zip(
-            row["ids"], row["fences"], row["attempts"], row["tasks"], row["queues"], row["lanes"], row["classes"],
-            row["payloads"], row["retries"], row["backoffs"], row["timeouts"], row["kinds"], row["stickies"],
-            row["suspects"], row["limited"], row["headers"], strict=True,
-        )
-    ]  # fmt: skip
+        return claimed, broken
+    for (
+        id, fence, attempt, task, queue, lane, class_, payload, retries, backoff, timeout, kind, sticky, suspect,
+        limited, headers, wait,
+    ) in zip(
+        row["ids"], row["fences"], row["attempts"], row["tasks"], row["queues"], row["lanes"], row["classes"],
+        row["payloads"], row["retries"], row["backoffs"], row["timeouts"], row["kinds"], row["stickies"],
+        row["suspects"], row["limited"], row["headers"], row["waits"], strict=True,
+    ):  # fmt: skip
+        try:
+            job = checked(
+                Claimed(
+                    id=id,
+                    fence=fence,
+                    attempt=attempt,
+                    task=task,
+                    queue=queue,
+                    lane=lane,
+                    priority=_PRIORITIES[class_],
+                    payload=payload,
+                    retries=retries,
+                    backoff=DEFAULT_BACKOFF if backoff is None else decode_backoff(backoff),
+                    timeout=timeout,
+                    kind=_KINDS[kind],
+                    sticky=sticky,
+                    suspect=suspect,
+                    limited=limited,
+                    headers=headers,
+                    waited=wait,
+                )
+            )
+        except Exception as exc:
+            broken.append((Held(id, fence), problem_of(exc)))
+        else:
+            claimed.append(job)
+    return claimed, broken
 
 
 def one_claimed_of(row: Record, queue: str) -> Claimed:
-    """The job that `claim_one` has started."""
+    """The job that `claim_one` has started. Raises what is wrong with its record."""
     backoff = row["backoff"]
-    return Claimed(
-        id=row["id"],
-        fence=row["fence"],
-        attempt=row["attempt"],
-        task=row["task"],
-        queue=queue,
-        lane=row["lane"],
-        priority=_PRIORITIES[row["class"]],
-        payload=row["payload"],
-        retries=row["retries"],
-        backoff=DEFAULT_BACKOFF if backoff is None else decode_backoff(backoff),
-        timeout=row["timeout"],
-        kind=JobKind.JOB,
-        sticky=None,
-        suspect=row["suspect"],
-        limited=row["limited"],
-        headers=row["headers"],
+    return checked(
+        Claimed(
+            id=row["id"],
+            fence=row["fence"],
+            attempt=row["attempt"],
+            task=row["task"],
+            queue=queue,
+            lane=row["lane"],
+            priority=_PRIORITIES[row["class"]],
+            payload=row["payload"],
+            retries=row["retries"],
+            backoff=DEFAULT_BACKOFF if backoff is None else decode_backoff(backoff),
+            timeout=row["timeout"],
+            kind=JobKind.JOB,
+            sticky=None,
+            suspect=row["suspect"],
+            limited=row["limited"],
+            headers=row["headers"],
+            waited=row["wait"],
+        )
     )
 
 
@@ -207,6 +227,11 @@ def topics_of(job: Claimed) -> list[str]:
     if job.limited and job.lane is not None:
         return ["job:" + job.id, place_topic(job.queue, job.lane)]
     return ["job:" + job.id]
+
+
+def report_columns(reports: Sequence[tuple[Held, bytes]]) -> list[list[Any]]:
+    """The arrays of `report`."""
+    return [[held.id for held, _ in reports], [held.fence for held, _ in reports], [value for _, value in reports]]
 
 
 def state_of(code: int | None) -> JobState:

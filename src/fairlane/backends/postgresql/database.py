@@ -20,26 +20,31 @@ from typing import Any, Protocol, cast
 
 from ... import loops
 from ...errors import StoreError, StoreUnavailable
-from .. import pools
+from .. import patience, pools
 from ..patience import Patience
 from ..pools import Pools
 from . import sockets
 from .address import CONNECT_SECONDS, Address, driver
-from .failures import did_nothing, fail, is_closed, is_ours, translate_connecting
+from .collisions import Collisions
+from .failures import COLLISIONS, did_nothing, fail, is_closed, is_ours, translate_connecting
 
 asyncpg = driver()
 NO_TIMEOUT = asyncpg.protocol.NO_TIMEOUT
 
 WAIT_SECONDS = 10.0
 """For a free connection of the pool."""
-CALL_SECONDS = 10.0
-"""For the answer to a call. A server that is frozen keeps its connections open, so only this notices it."""
 CLOSING_SECONDS = pools.CLOSING_SECONDS
-IDLE_SECONDS = 60.0
+IDLE_SECONDS = 10.0
 """A connection that nobody used for so long is closed."""
+GROW_SECONDS = 0.25
+"""In a thread beside the program's work a call waits so long for a connection in use before it opens another."""
 SETTLED_SECONDS = 0.1
 """After a failed attempt to connect, so long all others fail without one: a hundred callers make one attempt."""
 FRESH_SECONDS = 0.001
+READ_COMMITTED = "read committed"
+KEEP_LEVEL = f"SET default_transaction_isolation TO '{READ_COMMITTED}'"
+LEVEL = "SELECT current_setting('default_transaction_isolation')"
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '5s'"
 REPEATS = 5
 """How often a call that collided is repeated."""
 LONGEST_PAUSE = 0.2
@@ -74,6 +79,8 @@ class Database(Pools["_Pool"]):
     def __init__(self, address: Address) -> None:
         super().__init__()
         self.address = address
+        self._collisions = Collisions(address)
+        self._deadlines = patience.Deadlines()
         loops.ease_receiving()
 
     def _make(self, loop: asyncio.AbstractEventLoop) -> _Pool:
@@ -85,39 +92,47 @@ class Database(Pools["_Pool"]):
         """All rows of one statement, which is a transaction of its own."""
         return self._call("fetch", sql, args, timeout)
 
-    def fetchrow(self, sql: str, *args: Any, timeout: float | None = None) -> Coroutine[Any, Any, Record | None]:
-        """The first row of one statement, which is a transaction of its own."""
-        return self._call("fetchrow", sql, args, timeout)
+    def fetchrow(
+        self, sql: str, *args: Any, timeout: float | None = None, sent: int = 0
+    ) -> Coroutine[Any, Any, Record | None]:
+        """The first row of one statement, which is a transaction of its own. `sent`: bytes, where there are many."""
+        return self._call("fetchrow", sql, args, timeout, sent)
 
     def execute(self, sql: str, *args: Any, timeout: float | None = None) -> Coroutine[Any, Any, str]:
         """Run one statement (without arguments, any number of them in one transaction), and tell what it did."""
         return self._call("execute", sql, args, timeout)
 
-    async def _call(self, verb: str, sql: str, args: tuple[Any, ...], timeout: float | None) -> Any:
+    async def _call(self, verb: str, sql: str, args: tuple[Any, ...], timeout: float | None, sent: int = 0) -> Any:
         collisions = 0
+        seconds = timeout or self._deadlines.seconds(sql, sent)
         while True:
             self.check_usable()
             pool = self._pools.get(asyncio.get_running_loop()) or await self._pool()
             connection = pool.spare() or await pool.take()
-            wait = pool.patience.begin(timeout or CALL_SECONDS)
+            wait = pool.patience.begin(seconds)
             try:
                 statement = pool.statement(connection, sql)
                 if statement is not None:
                     answer = await getattr(statement, verb)(*args, timeout=NO_TIMEOUT)
                 else:
-                    answer = await pool.ask_first(connection, verb, sql, args, timeout)
+                    answer = await pool.ask_first(connection, verb, sql, args, seconds)
             except BaseException as exc:
                 pool.patience.end(wait)
                 pool.drop(connection)
                 cause = TimeoutError() if isinstance(exc, asyncio.CancelledError) and wait.is_why() else exc
                 if not isinstance(cause, Exception):
                     raise
+                if isinstance(cause, TimeoutError):
+                    self._deadlines.missed(sql)
                 collisions += 1
                 if collisions > REPEATS or not did_nothing(cause):
                     fail(cause, self.address, connection)
+                if getattr(cause, "sqlstate", None) in COLLISIONS:
+                    self._collisions.add(cause)
             else:
                 # Before the connection is given back: that takes its time too, and the answer is there.
                 pool.patience.end(wait)
+                self._deadlines.kept(sql)
                 if not pool.keep(connection):
                     await pool.give_back(connection)
                 return answer
@@ -137,7 +152,9 @@ class Database(Pools["_Pool"]):
             await pool.give_back(connection)
 
     @asynccontextmanager
-    async def transaction(self, *, isolation: str | None = None, readonly: bool = False) -> AsyncIterator[Connection]:
+    async def transaction(
+        self, *, isolation: str = "read_committed", readonly: bool = False
+    ) -> AsyncIterator[Connection]:
         """A connection inside a transaction that commits with the block, and is rolled back when that raises.
 
         The driver's errors are translated, so the block should do nothing that raises such errors by itself.
@@ -170,8 +187,13 @@ class _Pool(pools.Pool):
         self.patience = Patience(loop)
         self._sweeper: asyncio.TimerHandle | None = None
         self._waiting = 0
+        self._sparing = loops.is_beside(loop)
+        self._free = asyncio.Event()
+        """Set when a call is done with its connection. Waited for where connections are spared."""
         self._closing = False
         self._failed: tuple[float, str] = (float("-inf"), "")
+        self._other_level = False
+        """Whether a statement without a transaction around it would run at another level than read committed."""
         self._pool: Any = asyncpg.create_pool(
             address.dsn,
             connect=self._connect,
@@ -181,7 +203,7 @@ class _Pool(pools.Pool):
             max_queries=10**9,
             max_inactive_connection_lifetime=IDLE_SECONDS,
             timeout=address.connect_seconds,
-            command_timeout=CALL_SECONDS,
+            command_timeout=patience.CALL_SECONDS,
             # Behind PgBouncer the next statement may run in another server process, which knows no statement of ours.
             statement_cache_size=200 if address.listen else 0,
             max_cached_statement_lifetime=0,
@@ -200,6 +222,8 @@ class _Pool(pools.Pool):
         self, connection: Any, verb: str, sql: str, args: tuple[Any, ...], timeout: float | None
     ) -> Any:
         """Send a statement that was not prepared, and prepare it for the next time where that can be of use."""
+        if self._other_level:
+            return await _at_read_committed(connection, verb, sql, args, timeout)
         if verb == "execute" or not self._address.listen:
             return await getattr(connection, verb)(sql, *args, timeout=timeout)
         statement = await connection.prepare(sql)
@@ -219,7 +243,7 @@ class _Pool(pools.Pool):
 
     async def take(self) -> Connection:
         """The same, or another one, made when there is none."""
-        connection = self.spare()
+        connection = self.spare() or (await self._spared() if self._sparing else None)
         if connection is not None:
             return connection
         for _ in range(self._address.pool + 1):
@@ -228,6 +252,25 @@ class _Pool(pools.Pool):
                 return cast("Connection", connection)
             self.drop(connection)
         raise StoreUnavailable(f"the connections to {self._address} break as soon as they are made")
+
+    async def _spared(self) -> Connection | None:
+        """One that a call is about to be done with; None when that takes too long, or no call has one.
+
+        The passes of a manager often meet, and each takes a few milliseconds: without this, an idle process would have
+        as many connections as it has services.
+        """
+        until = self._loop.time() + GROW_SECONDS
+        while self._waiting or self._pool.get_size() > self._pool.get_idle_size():
+            self._free.clear()
+            try:
+                async with asyncio.timeout_at(until):
+                    await self._free.wait()
+            except TimeoutError:
+                return None
+            connection = self.spare()
+            if connection is not None:
+                return connection
+        return None
 
     async def _acquire(self) -> Any:
         self._waiting += 1
@@ -250,6 +293,7 @@ class _Pool(pools.Pool):
         if self._waiting or self._closing:
             return False
         self._kept.append((connection, self._loop.time()))
+        self._free.set()
         if self._sweeper is None:
             self._sweeper = self._loop.call_later(IDLE_SECONDS, self._sweep)
         return True
@@ -271,6 +315,7 @@ class _Pool(pools.Pool):
         self._prepared.pop(connection, None)
         with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
             await self._pool.release(connection, timeout=CLOSING_SECONDS)
+        self._free.set()
 
     def drop(self, connection: Connection) -> None:
         """Done with it after a failure. It may be in the middle of something, and nobody waits until that has ended."""
@@ -313,7 +358,7 @@ class _Pool(pools.Pool):
         if self._loop.time() < failed_at + SETTLED_SECONDS:
             raise StoreUnavailable(failure)
         # Whoever waits may be cancelled at any moment, and the driver does not bear that well while it connects.
-        connecting = self._loop.create_task(asyncpg.connect(*args, **options))
+        connecting = self._loop.create_task(self._connected(*args, **options))
         try:
             connection = await asyncio.shield(connecting)
         except asyncio.CancelledError:
@@ -328,6 +373,40 @@ class _Pool(pools.Pool):
             raise error from exc
         sockets.notice_silence(connection)
         return connection
+
+    async def _connected(self, *args: Any, **options: Any) -> Any:
+        """A connection whose statements run at read committed, whatever server, database or role have as their default.
+
+        Every verb takes its locks inside one statement, and must see what others committed before it got them: at any
+        higher level its snapshot is older than its locks.
+        """
+        connection = await asyncpg.connect(*args, **options)
+        try:
+            if self._address.listen:
+                await connection.execute(KEEP_LEVEL)
+            else:
+                # Behind PgBouncer a setting would stay with a session of the server that others use next. Where the
+                # default is another, each call says the level itself, which costs it two round trips.
+                self._other_level = await connection.fetchval(LEVEL) != READ_COMMITTED
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+
+async def _at_read_committed(connection: Any, verb: str, sql: str, args: tuple[Any, ...], timeout: float | None) -> Any:
+    """One statement in a transaction that names its level. The server ends it when the commit does not come."""
+    try:
+        await connection.execute(BEGIN)
+        answer = await getattr(connection, verb)(sql, *args, timeout=timeout)
+        await connection.execute("COMMIT")
+    except asyncpg.PostgresError:
+        await connection.execute("ROLLBACK")
+        raise
+    except BaseException:
+        connection.terminate()
+        raise
+    return answer
 
 
 def _hang_up(connecting: asyncio.Task[Any]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from ...errors import Busy, SchemaMismatch, StoreError, StoreUnavailable
+from ...errors import Busy, SchemaMismatch, StoreError, StoreMissing, StoreUnavailable
 from .database import Connection, Database, Record
 from .failures import asyncpg, fail
 from .statements import Change, changes, placed, quoted
@@ -39,12 +39,17 @@ CREATE TABLE fairlane.migration (
 """
 
 
-async def migrate(database: Database) -> int:
-    """Apply what is missing, and answer the number of the last migration there is. Harmless when repeated."""
+async def migrate(database: Database, *, create: bool = True) -> int:
+    """Apply what is missing, and answer the number of the last migration there is. Harmless when repeated.
+
+    With `create` False a schema that is not there is not made, and `StoreMissing` is raised.
+    """
     for attempt in range(ATTEMPTS):
         missing, last = await _missing(database)
         if not missing:
             return last
+        if not last and not create:
+            raise StoreMissing(f"there is no schema {database.address.schema} of Fairlane in {database.address}")
         try:
             await _apply(database)
         except Busy as exc:
@@ -93,7 +98,7 @@ async def _apply(database: Database) -> None:
     schema = database.address.schema
     known = changes(schema)
     try:
-        async with database.connection() as connection, connection.transaction():
+        async with database.connection() as connection, connection.transaction(isolation="read_committed"):
             # Both for this transaction alone: the pool's connections are used by others next.
             await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'; SET LOCAL statement_timeout = 0")
             await connection.execute("SELECT pg_advisory_xact_lock($1)", _lock(schema), timeout=LOCK_SECONDS + 5)

@@ -8,7 +8,7 @@ from typing import Any
 from ...reading import room_after
 from ...settings import QueueSettings
 from ..figures import MANY_LANES, Worker, servers
-from ..rows import settings_of
+from ..stored_settings import read_settings
 from .views import View
 
 
@@ -35,7 +35,7 @@ async def service(view: View, queue: str, class_: int) -> Service | None:
     if row is None:
         return None
     declared, override, seconds, workers, lanes = row
-    settings, _ = settings_of(declared, override)
+    settings = read_settings(queue, declared, override).settings
     return Service(settings, seconds, [] if workers is None else workers, lanes)
 
 

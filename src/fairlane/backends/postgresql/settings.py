@@ -14,6 +14,7 @@ import msgspec
 from ...errors import InvalidInput
 from ...lanes import terms
 from ...settings import LaneRule, QueueOverride, QueueSettings, SettingsChange
+from ..stored_settings import read_settings
 from .database import Record
 
 
@@ -42,12 +43,7 @@ class _Queue(msgspec.Struct):
 def changes_of(changes: Sequence[SettingsChange], rows: Iterable[Record]) -> str:
     """Changes as `configure` takes them, out of rows (name, stamp, version, declared, override) as they were read."""
     queues = {
-        name: _Queue(
-            stamp,
-            version,
-            msgspec.json.decode(declared, type=QueueSettings),
-            None if override is None else msgspec.json.decode(override, type=QueueOverride),
-        )
+        name: _Queue(stamp, version, *read_settings(name, declared, override)[:2])
         for name, stamp, version, declared, override in rows
     }
     for change in changes:

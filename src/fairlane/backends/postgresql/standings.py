@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import msgspec
 
 from ...reading import EXACT_PLACES, Standing
-from ...settings import QueueOverride, QueueSettings
 from ..figures import (
     MANY_LANES,
     MOST_COUNTED,
@@ -17,14 +16,15 @@ from ..figures import (
     Worker,
     standing_of,
 )
+from ..stored_settings import read_settings
 from .views import View, wanted
 
 
 class _Queue(msgspec.Struct):
     id: int
     name: str
-    declared: QueueSettings
-    override: QueueOverride | None
+    declared: str
+    override: str | None
     pending: tuple[int, int, int]
     busy: tuple[int, int, int]
     workers: list[Worker]
@@ -33,7 +33,7 @@ class _Queue(msgspec.Struct):
     def figures(self) -> QueueFigures:
         return QueueFigures(
             name=self.name,
-            settings=self.declared if self.override is None else self.override.over(self.declared),
+            settings=read_settings(self.name, self.declared, self.override).settings,
             pending=self.pending,
             busy=self.busy,
             workers=self.workers,
@@ -49,13 +49,16 @@ class _Line(msgspec.Struct):
 
 _line = msgspec.json.Decoder(_Line)
 
+MOST_PLACES = 5 * EXACT_PLACES
+"""Places are counted up to here. Each costs a look at a row, so counting further is left to a sample."""
+
 
 async def standings(view: View, ids: Sequence[str]) -> list[Standing | None]:
     """Where jobs stand; None for whatever does not wait."""
     asked = wanted(ids)
     if not asked:
         return [None] * len(ids)
-    limits = (EXACT_PLACES, MOST_LANES, MOST_COUNTED, MANY_LANES)
+    limits = (MOST_PLACES, MOST_LANES, MOST_COUNTED, MANY_LANES)
     row = await view.one("read_standings", asked, *limits, view.now, view.lease)
     assert row is not None
     line = _line.decode(row[0])

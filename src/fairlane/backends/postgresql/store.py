@@ -4,39 +4,40 @@ transaction, and no lock that a frozen client could hold."""
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Coroutine, Sequence
 from contextlib import nullcontext, suppress
-from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import msgspec
 
-from ...binding import Binding, Release
+from ...binding import Release
 from ...clock import Clock
 from ...errors import Busy, InvalidInput, NotFound, QueueFull, StoreUnavailable
-from ...job import MOST_JOBS_PER_CALL, Claimed, Enqueued, Held, Job, JobKind, JobState, NewJob, Verdict
+from ...finding import Finding
+from ...job import MOST_JOBS_PER_CALL, Claimed, Enqueued, Held, JobKind, JobState, NewJob, Verdict, check_ids
 from ...names import PAYLOAD_BYTES, check_count, check_key, check_name, check_seconds, check_size
-from ...reading import Filter, LaneReading, Page, QueueReading, Standing
 from ...schedule import Schedule, StoredSchedule
-from ...session import Claim, Finished, NewSession, Renewal, Session, Term
+from ...session import Claim, Finished, NewSession, Renewal, Session, SessionKind, Term
 from ...settings import SettingsChange
 from ...states import Transition
+from ...tokens import AccessToken, NewToken, stored
 from ...upkeep import Admitted, Promoted, Pruned, Recount, Rescued, Retention
 from ...wakeups import job_topic, queue_topic
-from . import columns, migrator, service, settings, standings, views
+from ..claims import fail_unreadable, problem_of
+from ..token_rows import check_token, same_token, token_of, token_row, unknown_token
+from . import columns, health, migrator, service, settings, views
 from .address import Address, parse
 from .database import Connection, Database, Record
 from .failures import FullQueue
 from .intake import MOST_SHARED, Intake
 from .moments import Moments
+from .reader import Reader
 from .statements import placed, queries
 from .transactions import PostgresqlTransactions
-from .wakeups import NotifyWakeups
+from .wakeups import BorrowedWakeups, NotifyWakeups, wakeups_for
 
 MOST_REMEMBERED_SEQS = 200_000
-MOST_ATTEMPTS = 20
 LONG_SECONDS = 600.0
 """For the two verbs that look at everything there is."""
 RENEWAL_SECONDS = 5.0
@@ -47,38 +48,38 @@ SETTINGS = "SELECT name, stamp, version, declared, override FROM fairlane.queue 
 NUMBER = "SELECT id FROM fairlane.queue WHERE name = $1"
 
 
-class PostgresqlStore:
+class PostgresqlStore(Reader):
     """Implements `fairlane.store.Store` on a schema of a database. Open it with `open`."""
 
     def __init__(self, address: Address, clock: Clock | None) -> None:
         self._address = address
         self._database = Database(address)
         self._moments = Moments(clock)
-        self._wakeups = NotifyWakeups(address.dsn, address.schema, listen=address.listen)
+        self._wakeups = wakeups_for(address)
         self._intakes: WeakKeyDictionary[asyncio.AbstractEventLoop, Intake] = WeakKeyDictionary()
         self._seqs: dict[str, int] = {}
         """The numbers of jobs claimed through this object: where to look first, never an answer."""
         self._numbers: dict[str, int] = {}
         self._calls: dict[tuple[str, int], str] = {}
         self._locks: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
-        self._exchange = self._function("exchange", 18)
+        self._exchange = self._function("exchange", 19)
         self._settings = placed(SETTINGS, address.schema)
         self.transactions = PostgresqlTransactions(self, self._database, self._moments)
         self._closed = False
 
     @classmethod
-    async def open(cls, url: str, *, clock: Clock | None = None) -> PostgresqlStore:
+    async def open(cls, url: str, *, clock: Clock | None = None, create: bool = True) -> PostgresqlStore:
         """Open the schema a URL names, made and migrated when it is new and this role may do so."""
         store = cls(parse(url), clock)
         try:
-            await store.migrate()
+            await migrator.migrate(store._database, create=create)
         except BaseException:
             await store.close()
             raise
         return store
 
     @property
-    def wakeups(self) -> NotifyWakeups:
+    def wakeups(self) -> NotifyWakeups | BorrowedWakeups:
         return self._wakeups
 
     # -- how calls get there -------------------------------------------------------------------------------------
@@ -90,10 +91,11 @@ class PostgresqlStore:
             call = self._calls[name, count] = placed(f"{ask} fairlane.{name}({places})", self._address.schema)
         return call
 
-    async def _call(self, name: str, *values: Any, timeout: float | None = None) -> Record:
+    async def _call(self, name: str, *values: Any, timeout: float | None = None, sent: int = 0) -> Record:
         """Call a verb's function with the time behind its arguments, and publish what it tells."""
         arguments = (*values, *self._moments.readings())
-        row = await self._database.fetchrow(self._function(name, len(arguments)), *arguments, timeout=timeout)
+        call = self._function(name, len(arguments))
+        row = await self._database.fetchrow(call, *arguments, timeout=timeout, sent=sent)
         assert row is not None
         topics = row.get("topics")
         if topics:
@@ -111,7 +113,10 @@ class PostgresqlStore:
             "register", session.id, session.kind.value, session.lease, session.host, session.pid, session.pool,
             session.index, list(session.queues), None if slots is None else slots.total,
             0 if slots is None else slots.reserved.high, 0 if slots is None else slots.reserved.normal,
+            session.task_set, None if session.tasks is None else list(session.tasks),
         )  # fmt: skip
+        if session.kind is SessionKind.WORKER:
+            await health.warn_of_connections(self._database)
         return await views.session(self._view(), session.id)
 
     async def renew(self, session: str, held: Sequence[Held], *, claim: int, stopping: bool = False) -> Renewal:
@@ -159,7 +164,7 @@ class PostgresqlStore:
         # Large calls of one event loop go one after the other, so that they arrive in the order they were made. This
         # one was made ready while another was under way.
         async with self._lock("enqueue") if len(jobs) > MOST_SHARED else nullcontext():
-            row = await self._stored("enqueue", *values, f"{patience * 1000:.0f}ms")
+            row = await self._stored(jobs, "enqueue", *values, f"{patience * 1000:.0f}ms")
         if row["arriving"]:
             await self._admit(jobs)
         states = row["states"]
@@ -196,15 +201,15 @@ class PostgresqlStore:
             await self._call("admit_queues", list({job.queue for job in jobs}))
 
     async def _enqueue_any(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        row = await self._stored("enqueue_any", *columns.any_job_columns(jobs))
+        row = await self._stored(jobs, "enqueue_any", *columns.any_job_columns(jobs))
         return [
             Enqueued(id, created, columns.state_of(state))
             for id, created, state in zip(row["ids"], row["created"], row["states"], strict=True)
         ]
 
-    async def _stored(self, function: str, *values: Any) -> Record:
+    async def _stored(self, jobs: Sequence[NewJob], function: str, *values: Any) -> Record:
         try:
-            return await self._call(function, *values)
+            return await self._call(function, *values, sent=sum(job.size for job in jobs))
         except FullQueue as exc:
             raise QueueFull(str(exc), await service.room(self._view(), exc.where)) from None
 
@@ -225,8 +230,12 @@ class PostgresqlStore:
         assert row is not None
         if row["seq"] is None:
             return None
-        job = columns.one_claimed_of(row, queue)
-        self._remember([job.id], [row["seq"]])
+        self._remember([row["id"]], [row["seq"]])
+        try:
+            job = columns.one_claimed_of(row, queue)
+        except Exception as exc:
+            await fail_unreadable(self, session, [(Held(row["id"], row["fence"]), problem_of(exc))], claim)
+            return None
         self._wakeups.publish(columns.topics_of(job))
         return job
 
@@ -246,9 +255,14 @@ class PostgresqlStore:
             return await self._exchange_once(session, transitions, claim)
 
     async def _exchange_once(self, session: str, transitions: Sequence[Transition], claim: Claim | None) -> Finished:
-        row = await self._database.fetchrow(self._exchange, *self._exchange_arguments(session, transitions, claim))
+        arguments = self._exchange_arguments(session, transitions, claim)
+        sent = sum(len(t.result) for t in transitions if t.result is not None)
+        row = await self._database.fetchrow(self._exchange, *arguments, sent=sent)
         assert row is not None
-        return self._take_in(transitions, row)
+        finished, broken = self._take_in(transitions, row)
+        if broken and claim is not None:
+            await fail_unreadable(self, session, broken, claim)
+        return finished
 
     def _lock(self, name: str) -> asyncio.Lock:
         """The lock of this name in this event loop, which is forgotten when nobody has it."""
@@ -266,14 +280,14 @@ class PostgresqlStore:
             *self._moments.readings(),
         ]
 
-    def _take_in(self, transitions: Sequence[Transition], row: Record) -> Finished:
+    def _take_in(self, transitions: Sequence[Transition], row: Record) -> tuple[Finished, columns.Broken]:
         """The answer to an exchange, with all that follows from it here."""
         verdicts = columns.verdicts_of([t.held for t in transitions], row) if transitions else ()
-        claimed = columns.claimed_of(row)
+        claimed, broken = columns.claimed_of(row)
         topics = ["job:" + t.held.id for t in transitions]
         for t in transitions:
             self._seqs.pop(t.held.id, None)
-        if claimed:
+        if row["seqs"]:
             self._remember(row["ids"], row["seqs"])
             for job in claimed:
                 topics += columns.topics_of(job)
@@ -281,7 +295,7 @@ class PostgresqlStore:
             topics += row["topics"]
         if topics:
             self._wakeups.publish(topics)
-        return Finished(verdicts, tuple(claimed))
+        return Finished(verdicts, tuple(claimed)), broken
 
     def _remember(self, ids: Sequence[str], seqs: Sequence[int]) -> None:
         if len(self._seqs) > MOST_REMEMBERED_SEQS:
@@ -303,27 +317,22 @@ class PostgresqlStore:
     async def progress(self, session: str, reports: Sequence[tuple[Held, bytes]]) -> list[Verdict]:
         for _, value in reports:
             check_size("progress", value, PAYLOAD_BYTES)
-        row = await self._call(
-            "report", session, [held.id for held, _ in reports], [held.fence for held, _ in reports],
-            [value for _, value in reports],
-        )  # fmt: skip
+        sent = sum(len(value) for _, value in reports)
+        row = await self._call("report", session, *columns.report_columns(reports), sent=sent)
         return list(columns.verdicts_of([held for held, _ in reports], row))
 
     async def cancel(self, ids: Sequence[str]) -> list[JobState]:
         for id in ids:
             if not views.storable(id):
                 raise NotFound(f"there is no job {id!r}")
-        for attempt in count(1):
-            try:
-                row = await self._call("cancel", list(ids))
-                break
-            except Busy:
-                # One of them ended at this moment, and whoever wrote that wanted the locks of the call.
-                if attempt == MOST_ATTEMPTS:
-                    raise
-                await asyncio.sleep(random.uniform(0, 0.02 * attempt))
+        row = await self._call("cancel", list(ids))
         self._wakeups.publish(map(job_topic, ids))
         return [columns.state_of(code) for code in row["states"]]
+
+    async def forget(self, ids: Sequence[str], retention: Retention) -> list[bool]:
+        check_ids(ids)
+        row = await self._call("forget_final", views.wanted(ids), retention.id_seconds, retention.retry_id_seconds)
+        return list(map(frozenset(row["gone"]).__contains__, ids))
 
     async def release(self, pool: str, key: str, cleanup: NewJob | None = None) -> Release:
         check_name("pool", pool)
@@ -394,33 +403,19 @@ class PostgresqlStore:
                 "declare", [s.name for s in schedules],
                 [msgspec.json.encode(s.timetable).decode() for s in schedules], [s.job for s in schedules],
             )  # fmt: skip
-        return await views.schedules(self._view())
+        return await self.schedules()
 
-    # -- reading -------------------------------------------------------------------------------------------------
+    async def add_token(self, token: NewToken) -> AccessToken:
+        id, name, digest, scopes, queues, lane_prefix, _, _, _, hint = token_row(stored(token, 0.0))
+        row = await self._call("add_token", id, name, digest, scopes, queues, lane_prefix, token.expires, hint)
+        return same_token(token_of(row), token)
 
-    async def leader(self) -> Term | None:
-        return await views.leader(self._view())
-
-    async def get(self, ids: Sequence[str]) -> list[Job | None]:
-        return await views.get(self._view(), ids)
-
-    async def find(self, where: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        return await views.find(self._view(), where, limit, cursor)
-
-    async def standing(self, ids: Sequence[str]) -> list[Standing | None]:
-        return await standings.standings(self._view(), ids)
-
-    async def queues(self) -> list[QueueReading]:
-        return await views.queues(self._view())
-
-    async def lanes(self, queue: str, *, limit: int = 100) -> list[LaneReading]:
-        return await views.lanes(self._view(), queue, limit)
-
-    async def sessions(self) -> list[Session]:
-        return await views.sessions(self._view())
-
-    async def bindings(self, pool: str | None = None, key: str | None = None, *, limit: int = 100) -> list[Binding]:
-        return await views.bindings(self._view(), pool, key, limit)
+    async def revoke_token(self, id: str) -> bool:
+        check_token(id)
+        revoked = (await self._call("revoke_token", id))["revoked"]
+        if revoked is None:
+            raise unknown_token(id)
+        return bool(revoked)
 
     # -- the store itself ----------------------------------------------------------------------------------------
 
@@ -428,8 +423,16 @@ class PostgresqlStore:
         row = await self._call("recount", timeout=LONG_SECONDS)
         return Recount(jobs=row["jobs"], differences=tuple(row["differences"]))
 
+    async def findings(self) -> list[Finding]:
+        """What `fairlane doctor` reports about the server."""
+        return await health.findings(self._database)
+
     async def migrate(self) -> int:
         return await migrator.migrate(self._database)
+
+    async def counters(self) -> dict[str, int]:
+        """What the server has counted."""
+        return await health.counters(self._database)
 
     async def close(self) -> None:
         if self._closed:

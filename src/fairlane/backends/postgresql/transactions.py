@@ -30,7 +30,8 @@ from .failures import OWN_ERRORS, is_ours, translate
 from .moments import Moments
 from .statements import placed, quoted
 
-QUEUES = "SELECT n, fairlane.queue_number(n), current_database()::text FROM unnest($1::text[]) n"
+QUEUES = """SELECT n, fairlane.queue_number(n), current_database()::text
+FROM (SELECT x AS n FROM unnest($1::text[]) x ORDER BY x OFFSET 0) g"""
 LAST_MOMENT = """SELECT current_setting('transaction_isolation'),
 set_config('idle_in_transaction_session_timeout', '5000', true)"""
 """From here on the transaction holds locks that others wait for: whoever does not go on within 5 s is cut off."""

@@ -12,17 +12,30 @@ from ...binding import Binding
 from ...errors import NotFound
 from ...job import Job
 from ...lanes import terms
-from ...reading import Counts, Filter, LaneReading, Page, QueueReading, check_page
+from ...listings import LaneListing, LanesCursor, lanes_page
+from ...reading import (
+    COUNTED_WHOLE,
+    LANES_LOOKED_AT,
+    MOST_DECLINED,
+    Counts,
+    DeclinedTask,
+    Filter,
+    LaneReading,
+    Page,
+    QueueReading,
+    check_page,
+)
 from ...schedule import StoredSchedule
 from ...session import Session, SessionKind, SessionState, Term
 from ...slots import Reserved, Slots
-from ..rows import binding_of, job_of, position_of, schedules_of, settings_of
+from ..rows import binding_of, job_of, position_of, schedules_of
+from ..stored_settings import read_settings, readable
 from .database import Record
 
 LONG_SECONDS = 60.0
-"""For a look at everything there is: filters that fit few of many jobs, and lanes that are counted."""
+"""For a look at everything there is: filters that fit few of many jobs."""
 
-_lanes = msgspec.json.Decoder(list[tuple[str | None, int, int]])
+_lanes = msgspec.json.Decoder(list[tuple[str | None, int, int, bool, float | None]])
 
 
 class Source(Protocol):
@@ -94,8 +107,9 @@ async def find(view: View, where: Filter, limit: int, cursor: str | None) -> Pag
 async def queues(view: View) -> list[QueueReading]:
     """Every queue with its counts."""
     readings = []
-    for name, version, declared, override_json, tallies, workers in await view.all("read_queues", view.lease):
-        settings, override = settings_of(declared, override_json)
+    rows = await view.all("read_queues", view.lease, view.now, LANES_LOOKED_AT)
+    for name, version, declared, override, tallies, workers, oldest_wait in rows:
+        stored = read_settings(name, declared, override)
         classes = [Counts(), Counts(), Counts()]
         for class_, scheduled, pending, running, completed, failed, cancelled in tallies or ():
             classes[class_] = Counts(
@@ -105,33 +119,59 @@ async def queues(view: View) -> list[QueueReading]:
         readings.append(
             QueueReading(
                 name=name,
-                settings=settings,
+                settings=stored.settings,
+                declared=stored.declared,
                 version=version,
-                override=override,
+                override=stored.override,
                 classes=(classes[0], classes[1], classes[2]),
                 workers=workers,
+                oldest_wait=oldest_wait,
+                problem=stored.problem,
             )
         )
     return readings
 
 
-async def lanes(view: View, queue: str, limit: int) -> list[LaneReading]:
+async def lanes(view: View, queue: str, limit: int, cursor: LanesCursor | None = None) -> LaneListing:
     """Lanes of a queue that have work."""
     check_page(limit)
-    row = await view.one("read_lanes", queue, limit, timeout=LONG_SECONDS) if storable(queue) else None
+    row = None
+    if storable(queue) and (cursor is None or storable(cursor.lane)):
+        after = (None, None, None, 0) if cursor is None else (cursor.pending, cursor.running, cursor.lane, cursor.shown)
+        row = await view.one("read_lanes", queue, limit + 1, COUNTED_WHOLE, *after, view.now)
     if row is None:
         raise NotFound(f"there is no queue {queue!r}")
-    declared, override, counted = row
-    settings, _ = settings_of(declared, override)
+    declared, override, counted, whole = row
+    settings = read_settings(queue, declared, override).settings
+    found = [
+        LaneReading(
+            queue=queue,
+            lane=lane,
+            terms=terms(settings, lane),
+            pending=pending,
+            running=running,
+            exact=exact,
+            oldest_wait=oldest_wait,
+        )
+        for lane, pending, running, exact, oldest_wait in (() if counted is None else _lanes.decode(counted))
+    ]
+    return lanes_page(found, cursor, limit, exact=whole)
+
+
+async def declined(view: View, limit: int) -> list[DeclinedTask]:
+    """Tasks that workers declined jobs of, the longest waiting first."""
+    rows = await view.all("read_declined", check_page(limit), MOST_DECLINED, view.lease)
     return [
-        LaneReading(queue=queue, lane=lane, terms=terms(settings, lane), pending=pending, running=running)
-        for lane, pending, running in (() if counted is None else _lanes.decode(counted))
+        DeclinedTask(queue=queue, task=task, waiting=waiting, since=since, known=known)
+        for queue, task, waiting, since, known in rows
     ]
 
 
 async def sessions(view: View) -> list[Session]:
     """Every session, the newest first."""
-    return [_session(row) for row in await view.all("read_sessions", None, view.lease)]
+    rows = await view.all("read_sessions", None, view.lease)
+    known = await _task_sets(view, rows)
+    return readable("session", lambda row: _session(row, known), rows)
 
 
 async def session(view: View, id: str) -> Session:
@@ -139,13 +179,20 @@ async def session(view: View, id: str) -> Session:
     row = await view.one("read_sessions", id, view.lease)
     if row is None:
         raise NotFound(f"there is no session {id!r}")
-    return _session(row)
+    return _session(row, await _task_sets(view, [row]))
 
 
-def _session(row: Record) -> Session:
+async def _task_sets(view: View, sessions: Sequence[Record]) -> dict[str, tuple[str, ...]]:
+    """The sets of tasks that sessions know, each once."""
+    wanted = {row["task_set"] for row in sessions} - {None}
+    rows = await view.all("read_task_sets", list(wanted)) if wanted else []
+    return {id: tuple(tasks) for id, tasks in rows}
+
+
+def _session(row: Record, task_sets: Mapping[str, tuple[str, ...]]) -> Session:
     (
         id, kind, state, host, pid, pool, index, named, queues, slots, reserved_high, reserved_normal,
-        high, normal, low, turns, started_at, lease, remaining,
+        high, normal, low, turns, started_at, lease, remaining, task_set,
     ) = row  # fmt: skip
     running = [high, normal, low]
     for class_ in turns:
@@ -166,6 +213,7 @@ def _session(row: Record) -> Session:
         lease=lease,
         remaining=remaining,
         running=(running[0], running[1], running[2]),
+        tasks=None if task_set is None else task_sets.get(task_set),
     )
 
 
@@ -174,7 +222,7 @@ async def bindings(view: View, pool: str | None, key: str | None, limit: int) ->
     check_page(limit)
     if not all(storable(text) for text in (pool, key) if text is not None):
         return []
-    return [binding_of(row) for row in await view.all("read_bindings", pool, key, limit)]
+    return readable("binding", binding_of, await view.all("read_bindings", pool, key, limit))
 
 
 async def leader(view: View) -> Term | None:

@@ -30,7 +30,7 @@ from typing import Any
 from ... import loops
 from ...errors import StoreError, StoreUnavailable
 from .. import pools
-from ..patience import Patience
+from ..patience import Deadlines, Patience
 from ..pools import Pools
 from .address import Address
 from .failures import Refusal, did_nothing, fail, translate_connecting
@@ -39,14 +39,13 @@ from .sentinels import Sentinels
 
 WAIT_SECONDS = 10.0
 """For a free connection of the pool."""
-CALL_SECONDS = 10.0
-"""For the answer to a call. A server that is frozen keeps its connections open, so only this notices it."""
 CLOSING_SECONDS = pools.CLOSING_SECONDS
 IDLE_SECONDS = 60.0
 """A connection that nobody used for so long is closed."""
 SETTLED_SECONDS = 0.1
 """After a failed attempt to connect, so long all others fail without one: a hundred callers make one attempt."""
 FRESH_SECONDS = 0.001
+FUNCTION_CALLS = ("FCALL", "FCALL_RO")
 
 
 class Connections(Pools["_Pool"]):
@@ -55,6 +54,7 @@ class Connections(Pools["_Pool"]):
     def __init__(self, address: Address) -> None:
         super().__init__()
         self.address = address
+        self._deadlines = Deadlines()
         loops.ease_receiving()
 
     def _make(self, loop: asyncio.AbstractEventLoop) -> _Pool:
@@ -67,12 +67,15 @@ class Connections(Pools["_Pool"]):
         that are left to the caller.
         """
         command = packed(arguments)
+        # A function by its name, any other command by its own.
+        kind = arguments[1] if len(arguments) > 1 and arguments[0] in FUNCTION_CALLS else arguments[0]
+        seconds = timeout or self._deadlines.seconds(kind, len(command))
         again = True
         while True:
             self.check_usable()
             pool = self._pools.get(asyncio.get_running_loop()) or await self._pool()
             line = pool.spare() or await pool.take()
-            wait = pool.patience.begin(timeout or CALL_SECONDS)
+            wait = pool.patience.begin(seconds)
             try:
                 answer = await line.ask(command)
             except BaseException as exc:
@@ -82,10 +85,12 @@ class Connections(Pools["_Pool"]):
                 if not isinstance(cause, Exception):
                     raise
                 if isinstance(cause, TimeoutError):
+                    self._deadlines.missed(kind)
                     # The others lead to the same server, and each would have to find out by itself.
                     pool.forsake()
                 fail(cause, self.address, arguments[0])
             pool.patience.end(wait)
+            self._deadlines.kept(kind)
             if not isinstance(answer, Refusal):
                 pool.keep(line)
                 return answer

@@ -26,7 +26,10 @@ from .requests import decode, encode
 BOOT_SECONDS = 1e9
 """Readings of two boots lie further apart than any lease is long."""
 READING = frozenset(
-    {"get", "sessions", "leader", "scan", "queues", "lanes", "bindings", "schedules", "service", "standing"}
+    {
+        *("get", "sessions", "leader", "scan", "queues", "lanes", "lane_line", "bindings", "declined", "schedules"),
+        *("service", "standing", "tokens", "failures"),
+    }
 )
 """The functions that are flagged `no-writes`: whoever may only look can call them, by FCALL_RO."""
 

@@ -11,8 +11,9 @@ from importlib.resources import files
 
 MODULES = (
     "head", "keys", "writes", "step", "catalog", "numbers", "tickets", "entries", "flows", "places", "limits",
-    "bindings", "broadcasts", "outcomes", "admission", "arrivals", "idle", "single", "presence", "report", "batches",
-    "dispatch", "settings", "pruning", "recounting", "reading", "standings", "losses", "passes", "verbs",
+    "bindings", "broadcasts", "outcomes", "damage", "admission", "arrivals", "idle", "single", "presence", "report",
+    "answers", "batches", "dispatch", "settings", "pruning", "recounting", "reading", "standings", "losses",
+    "passes", "verbs",
 )  # fmt: skip
 
 

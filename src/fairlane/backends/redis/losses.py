@@ -75,6 +75,8 @@ class Losses:
         self._mend = mend
         self.mark = Mark("", 0)
         """Read before a call is sent, and given to `check` with its answer."""
+        self.on_loss: Callable[[], Awaitable[None]] | None = None
+        """Declares again what the application has declared."""
         self._reporting = False
         self._completed: deque[_Batch] = deque()
         self._count = 0
@@ -137,6 +139,11 @@ class Losses:
         self._completed.clear()
         self._count = self._bytes = 0
         logger.error("%s: %s; what was acknowledged since may be lost. See docs/redis.md", self._shown, mended.what)
+        try:
+            if self.on_loss is not None:
+                await self.on_loss()
+        except Exception as exc:
+            logger.warning("%s: queues and schedules could not be declared again (%s)", self._shown, exc)
         if again:
             logger.error("%s: %d jobs that had been completed were completed again", self._shown, again)
 

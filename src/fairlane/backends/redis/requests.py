@@ -5,14 +5,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from ...job import Acceptance, Claimed, Held, JobKind, JobState, NewJob, Priority, Verdict
+from ...job import Acceptance, Claimed, Held, JobKind, JobState, NewJob, Priority, Verdict, waited
 from ...retry import DEFAULT_BACKOFF
 from ...session import Claim, NewSession
 from ...states import Move, Transition
+from ..claims import checked, problem_of
 from ..codes import STATES
 from ..rows import decode_backoff, encode_backoff
 
@@ -173,6 +174,9 @@ def session_of(session: NewSession) -> dict[str, Any]:
     if session.slots is not None:
         reserved = session.slots.reserved
         record["slots"] = {"total": session.slots.total, "high": reserved.high, "normal": reserved.normal}
+    if session.tasks is not None:
+        record["task_set"] = session.task_set
+        record["tasks"] = "\n".join(["", *session.tasks, ""])
     return record
 
 
@@ -182,7 +186,7 @@ def claim_of(claim: Claim, hears: bool) -> bytes:
         [ask.queue or False, int(ask.priority), ask.most, False if ask.below is None else ask.below]
         for ask in claim.asks
     ]
-    return encode([claim.number, claim.total, asks, hears])
+    return encode([claim.number, claim.total, asks, hears, claim.most_bytes])
 
 
 def transitions_of(transitions: Sequence[Transition], first: int) -> tuple[bytes, list[bytes]]:
@@ -231,27 +235,38 @@ def verdicts_of(held: Sequence[Held], answers: Sequence[Sequence[Any]]) -> tuple
     )
 
 
-def stamps_of(parts: Sequence[bytes]) -> list[bytes]:
-    """When the jobs of a claim came, as it is stored: two jobs that had the same id did not come at the same moment."""
-    return [part[: TIME.size] for part in parts[::3]]
+class Answered(NamedTuple):
+    """What a claim was answered."""
+
+    claimed: list[Claimed]
+    stamps: list[bytes]
+    """When those jobs came, as it is stored: two jobs that had the same id did not come at the same moment."""
+    broken: list[tuple[Held, str]]
+    """Claims of records that cannot be read here, and why not."""
+    lost: list[str]
+    """Jobs that have failed instead, because the server cannot read their records."""
 
 
-def claimed_of(parts: Sequence[bytes], session: str) -> list[Claimed]:
+def answered_of(parts: Sequence[bytes], session: str) -> Answered:
     """The jobs of a claim: three parts each, of which the last is a ticket (see `lua/tickets.lua`) or a list."""
-    found = []
+    answered = Answered([], [], [], [])
     ticket = _ticket(len(session.encode()))
     for place in range(0, len(parts), 3):
-        content = _content.decode(memoryview(parts[place])[TIME.size :])
         told = parts[place + 2]
         if told[0] == _RUNS:
-            fence, attempt, class_, flags, length = ticket.unpack_from(told)
+            fence, attempt, started_at, class_, flags, length = ticket.unpack_from(told)
             id = told[ticket.size : ticket.size + length].decode()
             kind, suspect, limited = _JOB, False, flags % 2 == 1
         else:
-            id, fence, attempt, class_, suspect, limited, word = decode(told)
+            id, *rest = decode(told)
+            if not rest:
+                answered.lost.append(id)
+                continue
+            fence, attempt, class_, suspect, limited, word, started_at = rest
             kind = JobKind(word)
-        found.append(
-            Claimed(
+        try:
+            content = _content.decode(memoryview(parts[place])[TIME.size :])
+            job = Claimed(
                 id=id,
                 fence=fence,
                 attempt=attempt,
@@ -268,12 +283,17 @@ def claimed_of(parts: Sequence[bytes], session: str) -> list[Claimed]:
                 suspect=suspect,
                 limited=limited,
                 headers=parts[place + 1] or None,
+                waited=waited(fence, started_at, TIME.unpack_from(parts[place])[0], content.delay, content.run_at),
             )
-        )
-    return found
+            answered.claimed.append(checked(job))
+        except Exception as exc:
+            answered.broken.append((Held(id, fence), problem_of(exc, "content")))
+        else:
+            answered.stamps.append(parts[place][: TIME.size])
+    return answered
 
 
 @cache
 def _ticket(length: int) -> struct.Struct:
-    """Where a ticket of a running job has fence, attempt, class, flags and the length of its id, which follows."""
-    return struct.Struct(f">xII{4 + 8 + 8 + 2 + length}xBB{4 + 8}xH")
+    """Where a ticket of a running job has fence, attempt, start, class, flags and the length of the id that follows."""
+    return struct.Struct(f">xII{4 + 8}xd{2 + length}xBB{4 + 8}xH")

@@ -10,6 +10,7 @@ import msgspec
 
 from ...errors import InvalidInput
 from ...settings import QueueOverride, QueueSettings, SettingsChange
+from ..stored_settings import read_settings
 from .functions import Functions
 from .requests import decode, encode
 
@@ -61,10 +62,14 @@ async def _stored(functions: Functions, queue: str) -> _Record | None:
     raw = None if number is None else await functions.look("HGET", "queue", number)
     if raw is None:
         return None
-    record = decode(raw)
-    laid = record.get("override")
-    override = None if laid is None else msgspec.json.decode(laid, type=QueueOverride)
-    return _Record(msgspec.json.decode(record["declared"], type=QueueSettings), record["version"], override)
+    try:
+        record = decode(raw)
+        stored, version = read_settings(queue, record["declared"], record.get("override")), int(record["version"])
+        counted = read_settings(queue, record.get("settings", "{}"), None)
+    except Exception:
+        # Whatever is declared now is new.
+        return None
+    return None if stored.problem or counted.problem else _Record(stored.declared, version, stored.override)
 
 
 def _changed(old: _Record, change: SettingsChange) -> _Record:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from ...reading import EXACT_PLACES, Standing, room_after
-from ...settings import QueueSettings
+from ...reading import Standing, room_after
 from ..figures import MANY_LANES, MOST_COUNTED, MOST_LANES, JobFigures, QueueFigures, Worker, servers, standing_of
+from ..stored_settings import read_settings
 
-LIMITS = {"exact": EXACT_PLACES, "lanes": MOST_LANES, "counted": MOST_COUNTED, "many": MANY_LANES}
+LIMITS = {"lanes": MOST_LANES, "counted": MOST_COUNTED, "many": MANY_LANES}
 
 
 class _Queue(msgspec.Struct):
@@ -23,7 +23,7 @@ class _Queue(msgspec.Struct):
     def figures(self) -> QueueFigures:
         return QueueFigures(
             name=self.name,
-            settings=msgspec.json.decode(self.settings, type=QueueSettings),
+            settings=read_settings(self.name, self.settings, None).settings,
             pending=self.pending,
             busy=self.busy,
             workers=self.workers,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 from weakref import WeakValueDictionary
@@ -17,18 +17,31 @@ from ...errors import (
     NotFound,
     QueueFull,
     SessionLost,
+    StoreMissing,
 )
 from ...finding import Finding
-from ...job import MOST_JOBS_PER_CALL, Claimed, Enqueued, Held, Job, JobKind, JobState, NewJob, Verdict
+from ...job import MOST_JOBS_PER_CALL, Claimed, Enqueued, Held, Job, JobKind, JobState, NewJob, Verdict, check_ids
+from ...listings import (
+    FailureGroup,
+    LaneListing,
+    LanePage,
+    LanesCursor,
+    LineCursor,
+    check_failures,
+    check_lane,
+)
 from ...names import PAYLOAD_BYTES, check_count, check_key, check_name, check_seconds, check_size
-from ...reading import Filter, LaneReading, Page, QueueReading, Standing
+from ...reading import DeclinedTask, Filter, Page, QueueReading, Standing, check_page
 from ...schedule import Schedule, StoredSchedule
 from ...session import Claim, Finished, NewSession, Renewal, Session, Term
 from ...settings import SettingsChange
 from ...states import Move, Transition
+from ...tokens import AccessToken, NewToken, stored
 from ...upkeep import Admitted, Promoted, Pruned, Recount, Rescued, Retention
+from ..claims import fail_unreadable, tell_lost
 from ..codes import STATES
-from . import checks, health, records, requests, roles, settings, standings, views
+from ..token_rows import check_token, same_token, unknown_token
+from . import checks, groups_of_failures, health, lane_lines, records, requests, roles, settings, standings, views
 from .address import Address, parse
 from .ahead import Ahead
 from .connections import Connections
@@ -67,12 +80,18 @@ class RedisStore:
     def wakeups(self) -> RedisWakeups:
         return self._wakeups
 
+    def on_data_loss(self, call: Callable[[], Awaitable[None]]) -> None:
+        """Have `call` called when the server is found to have lost data, before the call that found it returns."""
+        self._functions.losses.on_loss = call
+
     @classmethod
-    async def open(cls, url: str, *, clock: Clock | None = None) -> RedisStore:
+    async def open(cls, url: str, *, clock: Clock | None = None, create: bool = True) -> RedisStore:
         """Open the namespace a URL names, made when it is new."""
         store = cls(parse(url), clock)
         try:
             await checks.check(store._connections)
+            if not create and await store._functions.look("HGET", "counter", "schema") is None:
+                raise StoreMissing(f"there is no namespace of Fairlane in {store._address}")
             await store.migrate()
         except BaseException:
             await store.close()
@@ -94,8 +113,8 @@ class RedisStore:
         # Whoever had its index before may have many keys, which are lost in steps.
         while (await self._call("register", new, MOST_LOST))["more"]:
             pass
-        [found] = (await self._call("sessions", session.id))["sessions"]
-        return records.session_of(found)
+        [found] = records.sessions_of(await self._call("sessions", session.id))
+        return found
 
     async def renew(self, session: str, held: Sequence[Held], *, claim: int, stopping: bool = False) -> Renewal:
         pairs = encode([(h.id, h.fence) for h in held])
@@ -156,7 +175,7 @@ class RedisStore:
             parts = self._ahead.take(session, claim.number)
             if parts is None:
                 parts = (await self._call("claim", session, self._claim_of(session, claim)))["parts"]
-        return self._claimed(session, parts)
+        return await self._claimed(session, parts, claim)
 
     async def finish(self, session: str, transitions: Sequence[Transition], *, claim: Claim | None = None) -> Finished:
         if not transitions and claim is None:
@@ -168,7 +187,7 @@ class RedisStore:
             )
         verdicts = requests.verdicts_of([t.held for t in transitions], answer["verdicts"])
         self._remember(session, transitions, verdicts)
-        return Finished(verdicts, tuple(self._claimed(session, parts)))
+        return Finished(verdicts, () if claim is None else tuple(await self._claimed(session, parts, claim)))
 
     @asynccontextmanager
     async def _claiming(self, session: str) -> AsyncIterator[None]:
@@ -185,12 +204,15 @@ class RedisStore:
         hears = self._wakeups.is_heard() and self._ahead.expect(session, claim.number + 1)
         return requests.claim_of(claim, hears)
 
-    def _claimed(self, session: str, parts: Sequence[bytes]) -> list[Claimed]:
-        claimed = requests.claimed_of(parts, session)
+    async def _claimed(self, session: str, parts: Sequence[bytes], claim: Claim) -> list[Claimed]:
+        answered = requests.answered_of(parts, session)
         if len(self._stamps) > MOST_STAMPS:
             self._stamps.clear()
-        self._stamps.update(zip([job.id for job in claimed], requests.stamps_of(parts), strict=True))
-        return claimed
+        self._stamps.update(zip([job.id for job in answered.claimed], answered.stamps, strict=True))
+        tell_lost(answered.lost)
+        if answered.broken:
+            await fail_unreadable(self, session, answered.broken, claim)
+        return answered.claimed
 
     def _remember(self, session: str, transitions: Sequence[Transition], verdicts: Sequence[Verdict]) -> None:
         """Keep what was completed, for a server that forgets it."""
@@ -216,6 +238,12 @@ class RedisStore:
                 raise NotFound(f"there is no job {id!r}")
         answer = await self._call("cancel", encode(list(ids)))
         return [STATES[state] for state in answer["states"]]
+
+    async def forget(self, ids: Sequence[str], retention: Retention) -> list[bool]:
+        check_ids(ids)
+        asked = encode([id for id in dict.fromkeys(ids) if views.storable(id)])
+        gone = set((await self._call("forget", asked, encode(msgspec.to_builtins(retention))))["gone"])
+        return [id in gone for id in ids]
 
     async def release(self, pool: str, key: str, cleanup: NewJob | None = None) -> Release:
         check_name("pool", pool)
@@ -253,7 +281,9 @@ class RedisStore:
 
     async def _pass(self, verb: str, limit: int, term: int | None, *more: Any) -> dict[str, Any]:
         check_count("limit", limit, least=1, most=100_000)
-        return await self._call(verb, "" if term is None else term, limit, *more)
+        answer = await self._call(verb, "" if term is None else term, limit, *more)
+        tell_lost(answer.pop("damaged", ()))
+        return answer
 
     async def lead(self, session: str, *, lease: float, term: int | None = None) -> Term | None:
         check_key("session", session)
@@ -276,9 +306,24 @@ class RedisStore:
                 for place, each in enumerate(schedules, start=4)
             ]
             await self._call("declare", encode(made), *(each.job for each in schedules))
-        return await views.schedules(self._functions)
+        return await self.schedules()
+
+    async def add_token(self, token: NewToken) -> AccessToken:
+        record = encode(records.token_record(stored(token, 0.0)))
+        answer = await self._call("add_token", record, "" if token.expires is None else repr(float(token.expires)))
+        return same_token(records.token_of(answer["token"]), token)
+
+    async def revoke_token(self, id: str) -> bool:
+        check_token(id)
+        answer = await self._call("revoke_token", id)
+        if not answer["known"]:
+            raise unknown_token(id)
+        return bool(answer["revoked"])
 
     # -- reading -------------------------------------------------------------------------------------------------
+
+    async def schedules(self) -> list[StoredSchedule]:
+        return await views.schedules(self._functions)
 
     async def leader(self) -> Term | None:
         return await views.leader(self._functions)
@@ -295,14 +340,32 @@ class RedisStore:
     async def queues(self) -> list[QueueReading]:
         return await views.queues(self._functions)
 
-    async def lanes(self, queue: str, *, limit: int = 100) -> list[LaneReading]:
-        return await views.lanes(self._functions, queue, limit=limit)
+    async def lanes(self, queue: str, *, limit: int = 100, cursor: str | None = None) -> LaneListing:
+        return await views.lanes(self._functions, queue, limit, LanesCursor.read(cursor))
+
+    async def lane_line(self, queue: str, lane: str | None, *, limit: int = 50, cursor: str | None = None) -> LanePage:
+        check_lane(queue, lane)
+        check_page(limit)
+        return await lane_lines.lane_line(self._functions, queue, lane, limit, LineCursor.read(cursor))
+
+    async def declined(self, *, limit: int = 100) -> list[DeclinedTask]:
+        return await views.declined(self._functions, limit)
+
+    async def failures(
+        self, *, queue: str | None = None, task: str | None = None, limit: int = 50
+    ) -> list[FailureGroup]:
+        check_failures(queue, task)
+        check_page(limit)
+        return await groups_of_failures.failures(self._functions, queue, task, limit)
 
     async def sessions(self) -> list[Session]:
         return await views.sessions(self._functions)
 
     async def bindings(self, pool: str | None = None, key: str | None = None, *, limit: int = 100) -> list[Binding]:
         return await views.bindings(self._functions, pool, key, limit=limit)
+
+    async def tokens(self) -> list[AccessToken]:
+        return await views.tokens(self._functions)
 
     # -- the store itself ----------------------------------------------------------------------------------------
 

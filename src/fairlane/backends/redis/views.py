@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import msgspec
+from typing import Any
 
 from ...binding import Binding
 from ...errors import SchemaMismatch, StoreError
-from ...job import Job, JobState
+from ...job import Job, JobState, waiting_since
 from ...lanes import terms
-from ...reading import Counts, Filter, LaneReading, Page, QueueReading, Standing, check_page
+from ...listings import LaneListing, LanesCursor, comes_after, lane_order, lanes_page
+from ...reading import (
+    LANES_LOOKED_AT,
+    MOST_DECLINED,
+    Counts,
+    DeclinedTask,
+    Filter,
+    LaneReading,
+    Page,
+    QueueReading,
+    Standing,
+    check_page,
+)
 from ...schedule import StoredSchedule
 from ...session import Session, SessionState, Term
-from ...settings import QueueSettings
+from ...tokens import AccessToken
 from ..codes import STATES
-from ..rows import position_of, schedules_of, settings_of
+from ..rows import position_of, schedules_of
+from ..stored_settings import read_settings, readable
 from . import records
 from . import standings as figures
 from .functions import Functions
-from .requests import decode, encode
+from .requests import decode, encode, read_content
 
 MOST_SCANNED = 100
 _COUNTS = ("scheduled", "pending", "running", "completed", "failed", "cancelled")
@@ -72,8 +84,8 @@ async def find(functions: Functions, where: Filter, *, limit: int = 50, cursor: 
         more = bool(rest)
         for parts in jobs:
             before = int(parts[0])
-            job = records.job_of(parts)
-            if _matches(job, where):
+            job = records.job_of(parts) if len(parts) > 1 else None
+            if job is not None and _matches(job, where):
                 found.append((before, job))
     page = found[:limit]
     return Page(tuple(job for _, job in page), str(page[-1][0]) if len(found) > limit else None)
@@ -119,36 +131,68 @@ async def _sets_of_worker(functions: Functions, worker: str) -> list[str]:
 
 async def queues(functions: Functions) -> list[QueueReading]:
     """Every queue, by name."""
-    answer = await functions.call("queues")
+    answer, parts = await functions.call_for_parts("queues", LANES_LOOKED_AT)
+    waits = [_wait(float(answer["now"]), *parts[place : place + 2]) for place in range(0, len(parts), 2)]
     readings = []
-    for name, record, classes in sorted(answer["queues"]):
-        override = record.get("override")
-        settings, laid_over = settings_of(record["declared"], override)
+    for (name, record, classes), oldest_wait in sorted(
+        zip(answer["queues"], waits, strict=True), key=lambda q: q[0][0]
+    ):
+        stored = read_settings(name, record.get("declared"), record.get("override"))
+        # What counts is stored a third time, as the functions read it.
+        counted = read_settings(name, record.get("settings", b"{}"), None)
         counts = [Counts(**dict(zip(_COUNTS, numbers, strict=True))) for numbers in classes]
         readings.append(
             QueueReading(
                 name=name,
-                settings=settings,
+                settings=counted.settings,
+                declared=stored.declared,
                 version=record["version"],
-                override=laid_over,
+                override=stored.override,
                 classes=(counts[0], counts[1], counts[2]),
                 workers=sum(name in queues for queues in answer["serving"]),
+                oldest_wait=oldest_wait,
+                problem=stored.problem or counted.problem,
             )
         )
     return readings
 
 
-async def lanes(functions: Functions, queue: str, *, limit: int = 100) -> list[LaneReading]:
+def _wait(now: float, job: bytes, attempts: bytes) -> float | None:
+    """How long a job has waited, out of its content and its claims; None when there is none."""
+    if not job:
+        return None
+    try:
+        enqueued_at, content = read_content(job)
+        ended = [each["ended_at"] for each in (decode(attempts) if attempts else ())]
+    except Exception:
+        return None  # damaged: the claim that meets it fails it
+    return max(0.0, now - waiting_since(enqueued_at, content.delay, content.run_at, ended[-1] if ended else None))
+
+
+async def lanes(functions: Functions, queue: str, limit: int, cursor: LanesCursor | None) -> LaneListing:
     """The lanes of a queue that have work, the longest backlog first."""
     check_page(limit)
-    answer = await functions.call("lanes", queue, limit)
-    settings = msgspec.json.decode(answer["settings"], type=QueueSettings)
-    rows = [(lane or None, waits, runs) for lane, waits, runs in answer["lanes"]]
-    rows.sort(key=lambda row: (-row[1], -row[2], row[0] or ""))
-    return [
-        LaneReading(queue=queue, lane=lane, terms=terms(settings, lane), pending=waits, running=runs)
-        for lane, waits, runs in rows[:limit]
-    ]
+    after = b"" if cursor is None else encode([cursor.pending, cursor.running, cursor.lane])
+    answer, parts = await functions.call_for_parts("lanes", queue, limit + 1, after)
+    settings = read_settings(queue, answer["settings"], None).settings
+    now = float(answer["now"])
+    found = []
+    for place, (name, waits, runs) in enumerate(answer["lanes"]):
+        if comes_after(cursor, waits, runs, name or None):
+            oldest_wait = _wait(now, *parts[2 * place : 2 * place + 2])
+            terms_of_lane = terms(settings, name or None)
+            found.append(
+                LaneReading(
+                    queue=queue,
+                    lane=name or None,
+                    terms=terms_of_lane,
+                    pending=waits,
+                    running=runs,
+                    oldest_wait=oldest_wait,
+                )
+            )
+    found.sort(key=lambda each: lane_order(each.pending, each.running, each.lane))
+    return lanes_page(found, cursor, limit)
 
 
 async def bindings(
@@ -157,17 +201,32 @@ async def bindings(
     """Bindings, open ones first, then the latest."""
     check_page(limit)
     answer = await functions.call("bindings", pool or "", key or "", limit)
-    return [records.binding_of(tie) for tie in answer["bindings"]]
+    return readable("binding", records.binding_of, answer["bindings"])
 
 
 async def schedules(functions: Functions) -> list[StoredSchedule]:
     """All schedules, by name."""
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for name, raw, job in (await functions.call("schedules"))["parts"]:
-        record = decode(raw)
-        moments = record["stored_at"], record["declared_at"], record.get("last_slot")
-        rows.append((name.decode(), record["timetable"], job, *moments))
-    return schedules_of(sorted(rows))
+        try:
+            record = decode(raw)
+            moments = record["stored_at"], record["declared_at"], record.get("last_slot")
+            rows.append((name.decode(), record["timetable"], job, *moments))
+        except (ValueError, TypeError, KeyError):
+            continue  # damaged: it does not hide the others
+    rows.sort(key=lambda row: row[0])
+    return schedules_of(rows)
+
+
+async def tokens(functions: Functions) -> list[AccessToken]:
+    """All tokens, the oldest first."""
+    found = []
+    for raw in (await functions.call("tokens"))["parts"]:
+        try:
+            found.append(records.token_of(decode(raw)))
+        except (ValueError, TypeError, KeyError):
+            continue  # damaged: it opens nothing, and does not hide the others
+    return sorted(found, key=lambda token: (token.created_at, token.id))
 
 
 async def standing(functions: Functions, ids: Sequence[str]) -> list[Standing | None]:
@@ -177,9 +236,18 @@ async def standing(functions: Functions, ids: Sequence[str]) -> list[Standing | 
     return [found.get(id) for id in ids]
 
 
+async def declined(functions: Functions, limit: int) -> list[DeclinedTask]:
+    """Tasks that workers declined jobs of, the longest waiting first."""
+    check_page(limit)
+    return [
+        DeclinedTask(queue=queue, task=task, waiting=waiting, since=since, known=known)
+        for queue, task, waiting, since, known in (await functions.call("declined", limit, MOST_DECLINED))["declined"]
+    ]
+
+
 async def sessions(functions: Functions) -> list[Session]:
     """All sessions, the newest first."""
-    return [records.session_of(each) for each in (await functions.call("sessions", ""))["sessions"]]
+    return records.sessions_of(await functions.call("sessions", ""))
 
 
 def _held_sets(session: str) -> list[str]:

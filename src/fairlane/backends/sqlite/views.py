@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import islice
 from typing import Any
@@ -13,14 +13,28 @@ import msgspec
 from ...binding import Binding
 from ...clock import Clock
 from ...errors import NotFound
-from ...job import Job
+from ...job import Job, waiting_since
 from ...lanes import terms
-from ...reading import Counts, Filter, LaneReading, Page, QueueReading, check_page
+from ...listings import LaneListing, LanesCursor, lanes_page
+from ...reading import (
+    COUNTED_WHOLE,
+    LANES_LOOKED_AT,
+    MOST_DECLINED,
+    Counts,
+    DeclinedTask,
+    Filter,
+    LaneReading,
+    Page,
+    QueueReading,
+    check_page,
+)
 from ...schedule import StoredSchedule
 from ...session import Session, SessionKind, SessionState, Term
-from ...settings import QueueOverride, QueueSettings
 from ...slots import Reserved, Slots
-from ..rows import binding_of, job_of, position_of, schedules_of, settings_of
+from ..rows import binding_of, job_of, position_of, readable_attempts, schedules_of
+from ..stored_settings import StoredSettings, read_settings, readable
+from .backlogs import backlogs
+from .steps import service
 from .steps.catalog import SQL, json_texts
 from .steps.leases import lease_left
 from .steps.presence import Presence
@@ -43,12 +57,11 @@ class View:
         """Every row of a query."""
         return self.connection.execute(SQL[name], values).fetchall()
 
-    def settings(self) -> dict[int, tuple[str, int, QueueSettings, QueueOverride | None]]:
-        """Every queue: its name, its version, what counts, and its override."""
+    def settings(self) -> dict[int, tuple[str, int, StoredSettings]]:
+        """Every queue: its name, its version and its settings."""
         found = {}
-        for number, name, version, declared, override_json in self.all("queues_read"):
-            settings, override = settings_of(declared, override_json)
-            found[number] = (name, version, settings, override)
+        for number, name, version, declared, override in self.all("queues_read"):
+            found[number] = (name, version, read_settings(name, declared, override))
         return found
 
 
@@ -139,38 +152,86 @@ def queues(view: View) -> list[QueueReading]:
         (queue, class_): Counts(**dict(zip(_COUNTS, counts, strict=True)))
         for queue, class_, *counts in view.all("tallies_read")
     }
+    gated = {queue: (arrival, seq) for queue, arrival, seq in view.all("oldest_gated", LANES_LOOKED_AT)}
     readings = []
-    for number, (name, version, settings, override) in view.settings().items():
+    for number, (name, version, stored) in view.settings().items():
         readings.append(
             QueueReading(
                 name=name,
-                settings=settings,
+                settings=stored.settings,
+                declared=stored.declared,
                 version=version,
-                override=override,
+                override=stored.override,
                 classes=(
                     tallies.get((number, 0), Counts()),
                     tallies.get((number, 1), Counts()),
                     tallies.get((number, 2), Counts()),
                 ),
                 workers=len(view.all("workers_of_queue", view.boot, view.mono, name)),
+                oldest_wait=_oldest_wait(view, number, gated.get(number)),
+                problem=stored.problem,
             )
         )
     return readings
 
 
+def _oldest_wait(view: View, queue: int, gated: tuple[int, int] | None) -> float | None:
+    found = [gated] if gated is not None else []
+    for (domain,) in view.all("domains_of_queue", queue):
+        found += view.all("oldest_in_domain", domain, LANES_LOOKED_AT)
+    found += [row for row in view.all("oldest_in_lanes", queue, LANES_LOOKED_AT) if row[0] is not None]
+    if not found:
+        return None
+    return _waited(view, min(found)[1])
+
+
+def _waited(view: View, seq: int) -> float:
+    enqueued_at, delay, run_at, attempts = view.one("waiting_since", seq)
+    ended = [attempt.ended_at for attempt in readable_attempts(attempts)]
+    return max(0.0, view.now - waiting_since(enqueued_at, delay, run_at, ended[-1] if ended else None))
+
+
 _COUNTS = ("scheduled", "pending", "running", "completed", "failed", "cancelled")
 
 
-def lanes(view: View, queue: str, limit: int) -> list[LaneReading]:
+def lanes(view: View, queue: str, limit: int, cursor: LanesCursor | None) -> LaneListing:
     """Lanes of a queue that have work."""
-    check_page(limit)
-    for number, (name, _, settings, _) in view.settings().items():
+    for number, (name, _, stored) in view.settings().items():
         if name == queue:
-            return [
-                LaneReading(queue=queue, lane=lane, terms=terms(settings, lane), pending=pending, running=running)
-                for lane, pending, running in view.all("lanes_read", number, limit)
+            rows, exact = backlogs(view, number, limit + 1, cursor)
+            gated = {
+                lane: (arrival, seq) for lane, arrival, seq in view.all("oldest_gated_of_lanes", number, COUNTED_WHOLE)
+            }
+            found = [
+                LaneReading(
+                    queue=queue,
+                    lane=lane,
+                    terms=terms(stored.settings, lane),
+                    pending=pending,
+                    running=running,
+                    exact=counted,
+                    oldest_wait=_oldest_of_lane(view, number, lane or "", gated),
+                )
+                for lane, pending, running, counted in rows
             ]
+            return lanes_page(found, cursor, limit, exact=exact)
     raise NotFound(f"there is no queue {queue!r}")
+
+
+def _oldest_of_lane(view: View, queue: int, lane: str, gated: dict[str, tuple[int, int]]) -> float | None:
+    found = [tuple(row) for row in view.all("oldest_of_lane", queue, lane)]
+    if lane in gated:
+        found.append(gated[lane])
+    return _waited(view, min(found)[1]) if found else None
+
+
+def declined(view: View, limit: int) -> list[DeclinedTask]:
+    """Tasks that workers declined jobs of, the longest waiting first."""
+    check_page(limit)
+    return [
+        DeclinedTask(queue=queue, task=task, waiting=waiting, since=since, known=service.knows(view, task, queue))
+        for queue, task, waiting, since in view.all("declined_tasks", MOST_DECLINED, limit)
+    ]
 
 
 def sessions(view: View) -> list[Session]:
@@ -178,7 +239,8 @@ def sessions(view: View) -> list[Session]:
     loads: dict[int, list[int]] = {}
     for session, class_, count in view.all("sessions_load"):
         loads.setdefault(session, [0, 0, 0])[class_] = count
-    return [_session(view, Presence(*row), loads) for row in view.all("sessions_read")]
+    known = _task_sets(view, None)
+    return readable("session", lambda row: _session(view, Presence(*row), loads, known), view.all("sessions_read"))
 
 
 def session(view: View, id: str) -> Session:
@@ -187,10 +249,17 @@ def session(view: View, id: str) -> Session:
     load = [0, 0, 0]
     for class_, count in view.all("session_load", who.seq):
         load[class_] = count
-    return _session(view, who, {who.seq: load})
+    return _session(view, who, {who.seq: load}, _task_sets(view, id))
 
 
-def _session(view: View, who: Presence, loads: dict[int, list[int]]) -> Session:
+def _task_sets(view: View, session: str | None) -> dict[str, tuple[str, ...]]:
+    rows = view.all("task_sets", session)
+    return dict(readable("set of tasks", lambda row: (row[0], msgspec.json.decode(row[1], type=tuple[str, ...])), rows))
+
+
+def _session(
+    view: View, who: Presence, loads: dict[int, list[int]], task_sets: Mapping[str, tuple[str, ...]]
+) -> Session:
     high, normal, low = loads.get(who.seq, [0, 0, 0])
     reserved = Reserved(high=who.reserved_high, normal=who.reserved_normal)
     return Session(
@@ -208,6 +277,7 @@ def _session(view: View, who: Presence, loads: dict[int, list[int]]) -> Session:
         lease=who.lease,
         remaining=who.remaining(view.mono, view.boot),
         running=(high, normal, low),
+        tasks=None if who.task_set is None else task_sets.get(who.task_set),
     )
 
 
@@ -220,7 +290,7 @@ def bindings(view: View, pool: str | None, key: str | None, limit: int) -> list[
         rows = view.all("bindings_open", pool, limit)
         if len(rows) < limit:
             rows += view.all("bindings_closed", pool, limit - len(rows))
-    return [binding_of(row) for row in rows]
+    return readable("binding", binding_of, rows)
 
 
 def leader(view: View) -> Term | None:

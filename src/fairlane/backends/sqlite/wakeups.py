@@ -343,6 +343,7 @@ class DatagramSubscription:
         try:
             ear.setblocking(False)
             ear.bind(path)
+            Path(path).chmod(0o600)
         except OSError:
             ear.close()
             raise

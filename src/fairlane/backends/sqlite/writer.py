@@ -9,23 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from ...clock import Clock
-from ...errors import FairlaneError, StoreError
+from ...errors import FairlaneError, StoreError, StoreUnavailable
 from . import database
 from .forks import AT_WORK
+from .locks import WAIT_SECONDS, FileLock
 from .steps.catalog import Catalog
 from .steps.step import Step
 
 T = TypeVar("T")
 MOST_PER_COMMIT = 256
+LAST_SECONDS = 2.0
+"""For the commits that are under way when a store is closed, beyond the wait for the lock."""
+logger = logging.getLogger("fairlane.store")
 _ONE_CALLERS_FAULT = (
     FairlaneError,
     sqlite3.IntegrityError,
@@ -45,11 +51,12 @@ _ONE_CALLERS_FAULT = (
 class _Request:
     """A function waiting for its turn, and what became of it."""
 
-    __slots__ = ("answer", "error", "future", "loop", "work")
+    __slots__ = ("answer", "error", "future", "loop", "since", "work")
 
     def __init__(self, work: Callable[[Step], Any], loop: asyncio.AbstractEventLoop) -> None:
         self.work = work
         self.loop = loop
+        self.since = time.monotonic()
         self.future: asyncio.Future[Any] = loop.create_future()
         self.answer: Any = None
         self.error: BaseException | None = None
@@ -62,13 +69,15 @@ class Writer:
         self._path = path
         self._clock = clock
         self._publish = publish
-        self._lock = database.FileLock(path.with_name(path.name + "-lock"))
+        self._lock = FileLock.of(path)
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()
         self._catalog = Catalog()
         self._pid = os.getpid()
         # Nothing is submitted behind the end: between the look and the put nobody can close.
         self._door = threading.Lock()
         self._closed = False
+        self._waiting: list[_Request] | None = None
+        """What is to be written once the lock is free, while it is waited for; guarded by the door."""
         try:
             with self._lock, AT_WORK:
                 self._connection = database.open_for_writing(path)
@@ -107,11 +116,18 @@ class Writer:
         if os.getpid() != self._pid:
             return
         self._requests.put(None)
-        self._thread.join()
-        # The last connection to close checkpoints, so this is a write like any other.
-        with self._lock, AT_WORK:
-            self._connection.close()
-        self._lock.close()
+        self._thread.join(WAIT_SECONDS + LAST_SECONDS)
+        if self._thread.is_alive():
+            logger.warning("%s is left open: its writer still waits for the lock", self._path)
+            return
+        try:
+            # The last connection to close checkpoints, so this is a write like any other.
+            with self._lock, AT_WORK:
+                self._connection.close()
+        except StoreUnavailable as exc:
+            logger.warning("%s is left open: %s", self._path, exc)
+        else:
+            self._lock.close()
 
     def _run(self) -> None:
         going = True
@@ -136,8 +152,13 @@ class Writer:
         topics: set[str] = set()
         try:
             # The lock first: a fork is not to wait for a file that somebody else keeps locked, perhaps its own caller.
-            with self._lock, AT_WORK:
-                self._commit_or_not(batch, topics)
+            batch = self._locked(batch)
+            try:
+                if batch:
+                    with AT_WORK:
+                        self._commit_or_not(batch, topics)
+            finally:
+                self._lock.release()
         except BaseException as exc:  # the callers must hear of it, whatever it is
             self._catalog.forget()
             error = database.translate(exc, self._path) if isinstance(exc, sqlite3.Error) else exc
@@ -147,6 +168,38 @@ class Writer:
             if topics:
                 self._publish(topics)
         self._answer_all(batch)
+
+    def _locked(self, batch: list[_Request]) -> list[_Request]:
+        """Take the lock. Returns those requests of the batch that were not refused meanwhile."""
+        with self._door:
+            self._waiting = batch
+        try:
+            self._lock.acquire(self._refuse_late)
+        finally:
+            with self._door:
+                batch[:], self._waiting = self._waiting, None
+        return batch
+
+    def _refuse_late(self, error: StoreUnavailable) -> None:
+        """Called while the lock is waited for: what has waited too long gets an error and is not done."""
+        with self._door:
+            if self._waiting is None:
+                return
+            since = time.monotonic() - WAIT_SECONDS
+            late = [request for request in self._waiting if request.since <= since]
+            self._waiting = [request for request in self._waiting if request.since > since]
+            behind: list[_Request | None] = []
+            with contextlib.suppress(Empty):
+                while True:
+                    behind.append(self._requests.get_nowait())
+            for request in behind:
+                if request is not None and request.since <= since:
+                    late.append(request)
+                else:
+                    self._requests.put(request)
+        for request in late:
+            request.error = error
+        self._answer_all(late)
 
     def _answer_all(self, batch: list[_Request]) -> None:
         for loop in {request.loop for request in batch}:

@@ -11,7 +11,7 @@
 
 CREATE TABLE fairlane.queue (
     id              integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    name            text NOT NULL UNIQUE,
+    name            text NOT NULL UNIQUE CONSTRAINT queue_name_is_a_name CHECK (name COLLATE "C" ~ '^[A-Za-z0-9_.:-]{1,128}$'),
     version         bigint NOT NULL DEFAULT 0,
     declared        text NOT NULL DEFAULT '{}',
     override        text,
@@ -157,7 +157,7 @@ CREATE TABLE fairlane.live (
     binding    bigint,
     granted_at double precision,   -- since when it holds a place that not everybody could fill
     due        double precision,
-    expires_at double precision,
+    expires_at double precision,   -- NULL once it has started
     started_at double precision,
     cost       double precision NOT NULL,
     queue      integer NOT NULL,
@@ -168,6 +168,7 @@ CREATE TABLE fairlane.live (
     paid       integer NOT NULL DEFAULT 0,
     class      smallint NOT NULL,
     state      smallint NOT NULL,
+    returns    smallint NOT NULL DEFAULT 0,  -- how often it was handed back in a row after it had begun
     gate       smallint NOT NULL DEFAULT 0,
     rank       smallint NOT NULL DEFAULT 0,  -- its class in an unordered lane, 0 in an ordered one
     kind       smallint NOT NULL DEFAULT 0,
@@ -305,11 +306,38 @@ CREATE TABLE fairlane.session (
     started_at      double precision NOT NULL,
     ended_at        double precision,
     lease           double precision NOT NULL,
-    expires         double precision NOT NULL
+    expires         double precision NOT NULL,
+    task_set        text           -- of `task_set`; NULL: it does not say which tasks it knows
 ) WITH (fillfactor = 25, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 CREATE UNIQUE INDEX session_index ON fairlane.session (pool, idx) WHERE idx IS NOT NULL AND state IN ('live', 'stopping');
 CREATE INDEX session_place ON fairlane.session (pool, idx, seq) WHERE idx IS NOT NULL;
 CREATE INDEX session_state ON fairlane.session (state);
+
+-- The tasks that workers know: each distinct set once.
+CREATE TABLE fairlane.task_set (
+    id      text PRIMARY KEY,
+    tasks   text[] NOT NULL,
+    used_at double precision NOT NULL  -- when a session with it was last registered
+);
+
+-- Jobs that a session declined because it did not know their task: since when that is so, and under which fence it was last. A
+-- row counts only while that is the last claim of a live job; others are left for the pruner, so that no other step looks here.
+CREATE TABLE fairlane.declined (
+    seq   bigint PRIMARY KEY,
+    fence integer NOT NULL,
+    since double precision NOT NULL,
+    until double precision         -- then it is offered to everybody again; NULL: it was
+);
+CREATE INDEX declined_until ON fairlane.declined (until) WHERE until IS NOT NULL;
+
+-- Tasks of which declined jobs wait, or waited lately, in an inbox of their own (`session.unknown_inbox`): where those that know
+-- them look.
+CREATE TABLE fairlane.unknown_task (
+    queue   integer NOT NULL,
+    task    text NOT NULL,
+    used_at double precision NOT NULL,
+    PRIMARY KEY (queue, task)
+);
 
 -- What a session holds, by class, without turns, which take no slot, and the number of its last claim. Kept, because
 -- counting would look at every dead version of what it ever ran.
@@ -356,6 +384,20 @@ CREATE TABLE fairlane.schedule (
     stored_at   double precision NOT NULL,
     declared_at double precision NOT NULL,
     last_slot   double precision
+);
+
+-- Tokens of the HTTP service. Only workers read them: a producer or viewer has no business with digests.
+CREATE TABLE fairlane.token (
+    id          text PRIMARY KEY,
+    name        text NOT NULL,
+    digest      bytea NOT NULL,
+    scopes      text NOT NULL,
+    queues      text,
+    lane_prefix text,
+    created_at  double precision NOT NULL,
+    expires_at  double precision,
+    revoked_at  double precision,
+    hint        text NOT NULL
 );
 
 -- What is never read in a hurry reads both parts as one.

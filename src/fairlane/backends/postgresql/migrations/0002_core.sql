@@ -1,8 +1,23 @@
 -- What every step uses: locks, time, hints, tallies, queues and the terms of lanes.
 --
--- Locks are advisory and end with their transaction. Everybody takes them in this order: the store (shared by the many,
--- alone by the few), pools, queues; rows come last. A queue's lock guards its line: flows, places, claimable jobs. What
--- holds the store alone sees a store in which nothing moves.
+-- The order of locks. Every function that writes takes what it needs of this list from top to bottom, each step sorted,
+-- and waits for nothing above a step once it holds something of that step. So no two calls can wait for each other:
+--
+--   1. names: new queues, then job ids, then unique values, then rows of `schedule`. An insert waits for a call that stores the
+--      same name at this moment, 2 s at most, and holds no lock of steps 2 to 7 meanwhile. Only copies of a broadcast get their
+--      ids later, because those follow from which workers there are; that wait ends after 0.1 s, with an error.
+--   2. the store: an advisory lock, shared by the many, alone by the few. With the store alone nothing of steps 3 to 5 is
+--      held by anybody else.
+--   3. running jobs: rows of `live` that have a session, by `seq`; then their rows of `progress`.
+--   4. pools: advisory, by number. A pool's lock guards its bindings.
+--   5. queues: advisory, by number. A queue's lock guards its line: domains, flows, lanes, jobs that wait or arrive, parents of
+--      broadcasts, and the rows of `aside`. Those are never waited for.
+--   6. the row of `leader`, shared by the leader's passes. Renewing a term takes this step alone.
+--   7. the row of `session`, then that of `load`. Renewing a lease takes this step alone.
+--
+-- Whatever is needed out of order is taken only if it is free: `pg_try_…`, SKIP LOCKED or NOWAIT. Of the remaining rows
+-- `tally`, `outcome`, `attempt` and `relation` are only added to; a call that counts in them, adds them up or removes them skips
+-- what is locked, or is the only one that does (`prune`). Locks end with their transaction, or with a block that is undone.
 
 CREATE TYPE fairlane.moment AS (
     now   double precision,        -- for due times, which a person may have named
@@ -39,17 +54,17 @@ BEGIN
 END $$;
 
 -- The same without waiting: true when all of it was free.
-CREATE FUNCTION fairlane.try_lock(p_queues integer[]) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.try_lock(p_queues integer[], p_pools text[] DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_space integer := fairlane.space();
     v_key integer;
 BEGIN
     IF NOT pg_try_advisory_xact_lock_shared(v_space, 0) THEN
         RETURN false;
-    ELSIF cardinality(p_queues) = 1 THEN
+    ELSIF cardinality(p_queues) = 1 AND p_pools IS NULL THEN
         RETURN pg_try_advisory_xact_lock(v_space, p_queues[1]);
     END IF;
-    FOR v_key IN SELECT DISTINCT q FROM unnest(p_queues) q ORDER BY 1 LOOP
+    FOR v_key IN SELECT -1 - (hashtext(p) & 1073741823) FROM unnest(p_pools) p UNION SELECT q FROM unnest(p_queues) q ORDER BY 1 LOOP
         IF NOT pg_try_advisory_xact_lock(v_space, v_key) THEN
             RETURN false;
         END IF;
@@ -57,12 +72,15 @@ BEGIN
     RETURN true;
 END $$;
 
--- Read after the locks, so that whoever comes later is later.
+-- Read after the locks, so that a later call has a later time.
 CREATE FUNCTION fairlane.moment_of(p_now double precision, p_lease double precision) RETURNS fairlane.moment
 LANGUAGE plpgsql AS $$
 DECLARE
     v_clock double precision := extract(epoch FROM clock_timestamp());
 BEGIN
+    IF coalesce(p_now, p_lease) IS NOT NULL THEN
+        PERFORM fairlane.check_clock();
+    END IF;
     RETURN (coalesce(p_now, v_clock), coalesce(p_lease, p_now, v_clock))::fairlane.moment;
 END $$;
 
@@ -92,7 +110,7 @@ END $$;
 -- Somebody may start a job: any worker of the queue, or the one whose inbox it is in.
 CREATE FUNCTION fairlane.tell_ready(p_queue integer, p_inbox text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF p_inbox = '' THEN
+    IF p_inbox = '' OR left(p_inbox, 1) = '~' THEN
         PERFORM fairlane.tell('queue:' || q.name) FROM fairlane.queue q WHERE q.id = p_queue;
     ELSE
         PERFORM fairlane.tell('worker:' || p_inbox);
@@ -180,7 +198,7 @@ BEGIN
         INSERT INTO fairlane.aside (seq, arrival, waiter, binding, granted_at, due, expires_at, class, gate, scheduled, inbox)
         VALUES (l.seq, l.arrival, l.waiter, l.binding, l.granted_at, l.due, l.expires_at, l.class, l.gate, l.state = 1, l.inbox)
         ON CONFLICT (seq) DO UPDATE SET arrival = excluded.arrival, binding = excluded.binding, granted_at = excluded.granted_at,
-            due = excluded.due, gate = excluded.gate, scheduled = excluded.scheduled, inbox = excluded.inbox;
+            due = excluded.due, expires_at = excluded.expires_at, gate = excluded.gate, scheduled = excluded.scheduled, inbox = excluded.inbox;
     ELSE
         DELETE FROM fairlane.aside a WHERE a.seq = l.seq;
     END IF;
@@ -210,7 +228,8 @@ BEGIN
     UPDATE fairlane.live SET state = l.state, gate = l.gate, flow = l.flow, inbox = l.inbox, lane = l.lane, rank = l.rank,
         granted = l.granted, granted_at = l.granted_at, arrival = l.arrival, due = l.due, session = l.session,
         claim = l.claim, binding = l.binding, fence = l.fence, attempt = l.attempt, crashes = l.crashes,
-        suspect = l.suspect, cancel = l.cancel, refused = l.refused, paid = l.paid, started_at = l.started_at
+        suspect = l.suspect, cancel = l.cancel, refused = l.refused, paid = l.paid, started_at = l.started_at,
+        expires_at = l.expires_at, returns = l.returns
     WHERE seq = l.seq;
 END $$;
 

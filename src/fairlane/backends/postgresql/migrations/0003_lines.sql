@@ -287,10 +287,16 @@ END $$;
 
 -- Give a place to a waiting job.
 CREATE FUNCTION fairlane.grant(p_lane bigint, p_seq bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE fairlane.lane SET granted = granted + 1 WHERE id = p_lane;
+    PERFORM fairlane.open_granted(p_seq, m);
+END $$;
+
+-- The same for a place that the caller counts.
+CREATE FUNCTION fairlane.open_granted(p_seq bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     l fairlane.live;
 BEGIN
-    UPDATE fairlane.lane SET granted = granted + 1 WHERE id = p_lane;
     SELECT * INTO l FROM fairlane.live x WHERE x.seq = p_seq;
     l.granted := true;
     IF l.state = 2 THEN
@@ -303,18 +309,23 @@ END $$;
 CREATE FUNCTION fairlane.hand_on(p_lane bigint, m fairlane.moment) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     n fairlane.lane;
-    l fairlane.live;
+    v_seq bigint;
     v_given integer := 0;
 BEGIN
+    SELECT * INTO n FROM fairlane.lane x WHERE x.id = p_lane;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    -- As `next_in_lane`, for all free places in one scan: looked for one by one, each would pass the dead entries of those before.
+    FOR v_seq IN SELECT l.seq FROM fairlane.live l WHERE l.lane = p_lane AND l.lane IS NOT NULL AND NOT l.granted AND l.session IS NULL
+        AND (l.expires_at IS NULL OR l.expires_at > m.now) ORDER BY l.rank, l.arrival LIMIT greatest(0, n.places - n.granted)
     LOOP
-        SELECT * INTO n FROM fairlane.lane x WHERE x.id = p_lane;
-        EXIT WHEN NOT FOUND OR n.granted >= n.places;
-        l := fairlane.next_in_lane(p_lane, m.now);
-        EXIT WHEN l.seq IS NULL;
-        PERFORM fairlane.grant(p_lane, l.seq, m);
+        PERFORM fairlane.open_granted(v_seq, m);
         v_given := v_given + 1;
     END LOOP;
-    IF n.granted = 0 THEN
+    IF v_given > 0 THEN
+        UPDATE fairlane.lane SET granted = granted + v_given WHERE id = p_lane;
+    ELSIF n.granted = 0 THEN
         DELETE FROM fairlane.lane x WHERE x.id = p_lane AND NOT EXISTS (
             SELECT 1 FROM fairlane.live w WHERE w.lane = p_lane AND w.lane IS NOT NULL AND NOT w.granted AND w.session IS NULL);
     END IF;
@@ -337,14 +348,22 @@ END $$;
 -- A limit was lowered while jobs ran: take back unstarted grants, newest first, until it holds.
 CREATE FUNCTION fairlane.trim(p_lane bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
+    n fairlane.lane;
     w fairlane.live;
+    v_taken integer := 0;
 BEGIN
-    WHILE EXISTS (SELECT 1 FROM fairlane.lane n WHERE n.id = p_lane AND n.granted > n.places) LOOP
-        w := fairlane.weakest(p_lane);
-        EXIT WHEN w.seq IS NULL;
-        UPDATE fairlane.lane SET granted = granted - 1 WHERE id = p_lane;
+    SELECT * INTO n FROM fairlane.lane x WHERE x.id = p_lane;
+    IF NOT FOUND OR n.granted <= n.places THEN
+        RETURN;
+    END IF;
+    -- As `weakest`, for all of them in one scan.
+    FOR w IN SELECT l.* FROM fairlane.live l WHERE l.lane = p_lane AND l.lane IS NOT NULL AND l.granted AND l.session IS NULL
+        ORDER BY l.rank DESC, l.arrival DESC LIMIT n.granted - n.places
+    LOOP
         PERFORM fairlane.ungrant(w);
+        v_taken := v_taken + 1;
     END LOOP;
+    UPDATE fairlane.lane SET granted = granted - v_taken WHERE id = p_lane AND v_taken > 0;
 END $$;
 
 -- After a job went back from running to waiting, or the order changed: whoever comes first has the place. By arrival in

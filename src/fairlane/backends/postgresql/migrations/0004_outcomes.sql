@@ -76,17 +76,19 @@ BEGIN
     INSERT INTO fairlane.attempt (seq, fence, attempt, session, worker, started_at, ended_at, outcome, state, reason, error, refused)
     VALUES (l.seq, l.fence, l.attempt, p_holder, p_worker, coalesce(l.started_at, m.now), m.now,
         (ARRAY['enqueued', 'promoted', 'claimed', 'completed', 'failed', 'retry', 'snoozed', 'handed_back', 'crashed',
-               'taken_back', 'cancelled'])[p_move + 1], p_state, p_reason, p_error, l.refused);
+               'taken_back', 'cancelled', 'declined'])[p_move + 1], p_state, p_reason, p_error, l.refused);
     -- The last twenty are kept.
-    DELETE FROM fairlane.attempt a WHERE a.seq = l.seq AND a.fence < (
-        SELECT min(k.fence) FROM (SELECT x.fence FROM fairlane.attempt x WHERE x.seq = l.seq ORDER BY x.fence DESC LIMIT 20) k);
+    DELETE FROM fairlane.attempt a WHERE a.ctid = ANY (ARRAY(SELECT o.ctid FROM fairlane.attempt o WHERE o.seq = l.seq AND o.fence < (
+        SELECT min(k.fence) FROM (SELECT x.fence FROM fairlane.attempt x WHERE x.seq = l.seq ORDER BY x.fence DESC LIMIT 20) k)
+        FOR UPDATE SKIP LOCKED));
     l.refused := 0;
     RETURN l;
 END $$;
 
--- Out of running, into waiting. An ordered lane stays closed for it; elsewhere it gives its place up.
-CREATE FUNCTION fairlane.return_job(l fairlane.live, p_delay double precision, p_keep_arrival boolean, m fairlane.moment)
-RETURNS void LANGUAGE plpgsql AS $$
+-- Out of running, into waiting. An ordered lane stays closed for it; elsewhere it gives its place up. `p_inbox`: where it is to
+-- wait, if not where it belongs.
+CREATE FUNCTION fairlane.return_job(l fairlane.live, p_delay double precision, p_keep_arrival boolean, m fairlane.moment,
+    p_inbox text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_state smallint := CASE WHEN p_delay > 0 THEN 1 ELSE 2 END;
     v_lane bigint := l.lane;
@@ -121,6 +123,7 @@ BEGIN
     END IF;
     IF NOT p_delay > 0 THEN
         l := fairlane.place(l, m);
+        l.inbox := coalesce(p_inbox, l.inbox);
         IF v_keeps THEN
             l := fairlane.resume(l, m);
         ELSE
@@ -142,6 +145,8 @@ RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     l.crashes := l.crashes + p_crashed::integer;
     l.suspect := p_crashed;
+    l.returns := 0;
+    l.expires_at := NULL;
     l.paid := 0;
     PERFORM fairlane.return_job(l, p_delay, false, m);
 END $$;
@@ -181,51 +186,146 @@ $$;
 
 -- The process of a job that had begun is gone. Returns the state of the job after it.
 CREATE FUNCTION fairlane.crash(l fairlane.live, p_holder text, p_worker text, m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
-DECLARE
-    j record;
-    v_delay double precision := 0;
 BEGIN
     IF l.kind = 1 THEN
         PERFORM fairlane.end_job(l, 6::smallint, 'waiter_gone', NULL, NULL, NULL, 8::smallint, m);
         RETURN 6;
     END IF;
+    l.returns := 0;
+    RETURN fairlane.charge_run(l, p_holder, p_worker, 8::smallint, m);
+END $$;
+
+-- A body that had begun was stopped. Not charged three times in a row, and no sign against the job; then as after a crash.
+CREATE FUNCTION fairlane.hand_back(l fairlane.live, p_holder text, p_worker text, m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
+BEGIN
+    IF l.returns >= 3 THEN
+        RETURN fairlane.charge_run(l, p_holder, p_worker, 7::smallint, m);
+    END IF;
+    l.returns := l.returns + 1;
+    l.suspect := l.suspect OR l.returns = 3;
+    l.expires_at := NULL;
+    RETURN fairlane.take_back(l, p_holder, p_worker, 7::smallint, 0, m);
+END $$;
+
+-- A job whose run counts although its body did not come to an end (8 crash, 7 hand back): it runs again while its budget lasts.
+CREATE FUNCTION fairlane.charge_run(l fairlane.live, p_holder text, p_worker text, p_move smallint, m fairlane.moment)
+RETURNS smallint LANGUAGE plpgsql AS $$
+DECLARE
+    j record;
+    v_delay double precision := 0;
+BEGIN
     IF l.kind = 3 AND fairlane.tie_is_lost(l.binding) THEN
-        PERFORM fairlane.end_job(l, 6::smallint, 'worker_lost', NULL, NULL, NULL, 8::smallint, m);
+        PERFORM fairlane.end_job(l, 6::smallint, 'worker_lost', NULL, NULL, NULL, p_move, m);
         RETURN 6;
     END IF;
     l.crashes := l.crashes + 1;
     IF l.cancel THEN
-        PERFORM fairlane.end_job(l, 6::smallint, 'by_user', NULL, NULL, NULL, 8::smallint, m);
+        PERFORM fairlane.end_job(l, 6::smallint, 'by_user', NULL, NULL, NULL, p_move, m);
         RETURN 6;
     END IF;
     SELECT x.retries, x.backoff INTO j FROM fairlane.job x WHERE x.seq = l.seq;
     IF l.attempt > j.retries THEN
-        PERFORM fairlane.end_job(l, 5::smallint, 'crashed', NULL,
-            'The process that ran it died, or lost contact for longer than its lease.', 'crashed', 8::smallint, m);
+        IF p_move = 7 THEN
+            PERFORM fairlane.end_job(l, 5::smallint, 'crashed', NULL, 'It was handed back too often: more than three times in a row '
+                'its worker stopped before its body ended, and no attempt is left.', 'handed_back', p_move, m);
+        ELSE
+            PERFORM fairlane.end_job(l, 5::smallint, 'crashed', NULL,
+                'The process that ran it died, or lost contact for longer than its lease.', 'crashed', p_move, m);
+        END IF;
         RETURN 5;
     END IF;
     -- The first is retried at once, later ones back off.
     IF l.crashes > 1 THEN
         v_delay := fairlane.backoff_delay(j.backoff, l.attempt, random());
     END IF;
-    l := fairlane.record_attempt(l, p_holder, p_worker, 8::smallint, CASE WHEN v_delay > 0 THEN 'scheduled' ELSE 'pending' END,
+    l := fairlane.record_attempt(l, p_holder, p_worker, p_move, CASE WHEN v_delay > 0 THEN 'scheduled' ELSE 'pending' END,
         'crashed', NULL, m);
     l.suspect := true;
+    l.expires_at := NULL;
     PERFORM fairlane.go_back(l, v_delay, m);
     RETURN CASE WHEN v_delay > 0 THEN 1 ELSE 2 END;
 END $$;
 
--- A claimed job that never began, or was handed back: it is pending again and its run is not charged.
-CREATE FUNCTION fairlane.take_back(l fairlane.live, p_holder text, p_worker text, p_move smallint, m fairlane.moment)
-RETURNS void LANGUAGE plpgsql AS $$
+-- A claimed job that never began, or was handed back: it waits again and its run is not charged. Returns its state after it.
+CREATE FUNCTION fairlane.take_back(l fairlane.live, p_holder text, p_worker text, p_move smallint, p_delay double precision,
+    m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
 BEGIN
     IF l.kind = 3 AND fairlane.tie_is_lost(l.binding) THEN
         PERFORM fairlane.end_job(l, 6::smallint, 'worker_lost', NULL, NULL, NULL, p_move, m);
+        RETURN 6;
     ELSIF l.cancel THEN
         PERFORM fairlane.end_job(l, 6::smallint, 'by_user', NULL, NULL, NULL, p_move, m);
-    ELSE
-        l := fairlane.record_attempt(l, p_holder, p_worker, p_move, 'pending', NULL, NULL, m);
+        RETURN 6;
+    END IF;
+    l := fairlane.record_attempt(l, p_holder, p_worker, p_move, CASE WHEN p_delay > 0 THEN 'scheduled' ELSE 'pending' END,
+        NULL, NULL, m);
+    IF p_move = 9 THEN
+        -- A claim that nobody began is no run: what was declined before it counts as before.
+        UPDATE fairlane.declined d SET fence = l.fence WHERE d.seq = l.seq AND d.fence = l.fence - 1;
+    END IF;
+    l.attempt := l.attempt - 1;
+    PERFORM fairlane.go_back(l, p_delay, m);
+    RETURN CASE WHEN p_delay > 0 THEN 1 ELSE 2 END;
+END $$;
+
+-- Its session does not know its task: it goes back uncharged, or fails when that went on for `p_patience`. Returns the state of the
+-- job after it.
+CREATE FUNCTION fairlane.decline(l fairlane.live, p_patience double precision, p_reason text, p_error text, p_group text,
+    p_holder text, p_worker text, m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
+DECLARE
+    v_since double precision;
+    v_task text;
+    -- Nobody else could take what is bound to this worker. And who takes it from that inbox should have known it.
+    v_alone boolean := l.inbox <> '';
+BEGIN
+    IF l.kind = 3 AND fairlane.tie_is_lost(l.binding) THEN
+        PERFORM fairlane.end_job(l, 6::smallint, 'worker_lost', NULL, NULL, NULL, 11::smallint, m);
+        RETURN 6;
+    END IF;
+    SELECT d.since INTO v_since FROM fairlane.declined d WHERE d.seq = l.seq AND d.fence = l.fence - 1;
+    v_since := coalesce(v_since, m.now);
+    IF m.now - v_since >= p_patience THEN
         l.attempt := l.attempt - 1;
-        PERFORM fairlane.go_back(l, 0, m);
+        PERFORM fairlane.end_job(l, 5::smallint, p_reason, NULL, p_error, p_group, 11::smallint, m);
+        RETURN 5;
+    END IF;
+    -- Of declines in a row the first and the last are kept: they may be many, and all are alike.
+    DELETE FROM fairlane.attempt a WHERE a.seq = l.seq AND (a.fence, true) = (
+        SELECT max(k.fence), count(*) = 2 AND bool_and(k.outcome = 'declined') FROM (
+            SELECT x.fence, x.outcome FROM fairlane.attempt x WHERE x.seq = l.seq ORDER BY x.fence DESC LIMIT 2) k);
+    l := fairlane.record_attempt(l, p_holder, p_worker, 11::smallint, CASE WHEN v_alone THEN 'scheduled' ELSE 'pending' END,
+        p_reason, NULL, m);
+    INSERT INTO fairlane.declined (seq, fence, since, until)
+    VALUES (l.seq, l.fence, v_since, CASE WHEN NOT v_alone THEN v_since + p_patience END)
+    ON CONFLICT (seq) DO UPDATE SET fence = excluded.fence, since = excluded.since, until = excluded.until;
+    l.attempt := l.attempt - 1;
+    IF v_alone THEN
+        -- As `states.decline_delay` has it.
+        PERFORM fairlane.go_back(l, least(15.0, greatest(0.25, (m.now - v_since) / 2)), m);
+        RETURN 1;
+    END IF;
+    SELECT j.task INTO v_task FROM fairlane.job j WHERE j.seq = l.seq;
+    INSERT INTO fairlane.unknown_task (queue, task, used_at) VALUES (l.queue, v_task, m.now)
+    ON CONFLICT (queue, task) DO UPDATE SET used_at = excluded.used_at;
+    PERFORM fairlane.return_job(fairlane.give_back(l), 0, true, m, '~' || v_task || '/');
+    RETURN 2;
+END $$;
+
+-- A job that was declined long enough: everybody is offered it once more, and may fail it.
+CREATE FUNCTION fairlane.offer_again(p_seq bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    l fairlane.live;
+BEGIN
+    UPDATE fairlane.declined d SET until = NULL WHERE d.seq = p_seq;
+    SELECT * INTO l FROM fairlane.live x WHERE x.seq = p_seq AND x.state = 2 AND left(x.inbox, 1) = '~';
+    IF FOUND THEN
+        PERFORM fairlane.replace_job(l, m);
     END IF;
 END $$;
+
+-- Whether no declined job of a task waits or runs, and none was declined within the minute: one that is at this moment may not
+-- be seen yet, and has touched the row.
+CREATE FUNCTION fairlane.is_unused(u fairlane.unknown_task, m fairlane.moment) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT u.used_at <= m.now - 60 AND NOT EXISTS (SELECT 1 FROM fairlane.aside a
+        JOIN fairlane.live l ON l.seq = a.seq WHERE a.inbox = '~' || u.task || '/' AND a.inbox <> '' AND l.queue = u.queue)
+$$;

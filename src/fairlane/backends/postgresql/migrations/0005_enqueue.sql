@@ -145,6 +145,11 @@ DECLARE
     v_arrival bigint;
     v_answer integer := 1;
 BEGIN
+    IF NOT fairlane.is_trusted() THEN
+        PERFORM fairlane.moment_of(p_now, p_lease);
+        PERFORM fairlane.check_new(p_id, p_task, p_queue, p_payload, p_lane, p_class, p_cost, NULL, NULL, p_expires, p_retries, p_backoff,
+            p_timeout, p_pool, p_retry_of, p_headers);
+    END IF;
     -- The identity, then the locks, without waiting for them, then the arrival.
     INSERT INTO fairlane.job (id, task, queue, kind, class, lane, cost, payload, headers, retries, backoff, timeout, pool, retry_of,
         enqueued_at, expires)
@@ -245,6 +250,10 @@ DECLARE
     j fairlane.job;
     i integer;
 BEGIN
+    IF NOT fairlane.is_trusted() THEN
+        PERFORM fairlane.check_all_new(p_ids, p_tasks, p_queues, p_payloads, p_lanes, p_classes, p_costs, p_delays, p_run_ats, p_expires,
+            p_retries, p_backoffs, p_timeouts, p_pools, p_retry_ofs, p_headers);
+    END IF;
     -- Whoever sends for several does not let all of them wait for the id of one.
     PERFORM set_config('lock_timeout', p_patience, true);
     v_queues := fairlane.queue_numbers(p_queues);
@@ -263,7 +272,8 @@ BEGIN
     -- Ids grow with time, so one look tells that none of them can be one that was forgotten.
     IF NOT EXISTS (SELECT 1 FROM fairlane.remembered r WHERE r.id BETWEEN (SELECT min(g) FROM unnest(p_ids) g)
                    AND (SELECT max(g) FROM unnest(p_ids) g)) THEN
-        -- Nearly always they are all new. The numbers of a call lie side by side, in its order.
+        -- Nearly always they are all new. The numbers of a call lie side by side, in its order; ids are stored in the order of
+        -- all calls.
         BEGIN
             INSERT INTO fairlane.job (seq, id, task, queue, kind, class, lane, cost, payload, headers, retries, backoff, timeout, pool,
                 retry_of, enqueued_at, delay, run_at, expires)
@@ -271,7 +281,7 @@ BEGIN
                 coalesce(p_classes[g.i], 1), p_lanes[g.i], coalesce(p_costs[g.i], 1.0), p_payloads[g.i], p_headers[g.i],
                 coalesce(p_retries[g.i], 3), p_backoffs[g.i], p_timeouts[g.i], coalesce(p_pools[g.i], 'default'), p_retry_ofs[g.i],
                 m.now, p_delays[g.i], p_run_ats[g.i], p_expires[g.i]
-            FROM generate_series(1, v_count) g(i);
+            FROM (SELECT x.i FROM unnest(p_ids) WITH ORDINALITY x(id, i) ORDER BY x.id COLLATE "C") g;
             v_seqs := ARRAY(SELECT v_first + g.i - 1 FROM generate_series(1, v_count) g(i));
         EXCEPTION WHEN unique_violation THEN
             NULL;
@@ -285,7 +295,7 @@ BEGIN
                 coalesce(p_classes[g.i], 1), p_lanes[g.i], coalesce(p_costs[g.i], 1.0), p_payloads[g.i], p_headers[g.i],
                 coalesce(p_retries[g.i], 3), p_backoffs[g.i], p_timeouts[g.i], coalesce(p_pools[g.i], 'default'), p_retry_ofs[g.i],
                 m.now, p_delays[g.i], p_run_ats[g.i], p_expires[g.i]
-            FROM generate_series(1, v_count) g(i)
+            FROM (SELECT x.i FROM unnest(p_ids) WITH ORDINALITY x(id, i) ORDER BY x.id COLLATE "C", x.i) g
             WHERE ((SELECT r.until FROM fairlane.remembered r WHERE r.id = p_ids[g.i]) > m.now) IS NOT TRUE
             ON CONFLICT (id) DO NOTHING RETURNING seq, id
         )

@@ -109,6 +109,7 @@ BEGIN
     l.paid := 0;
     l.granted := false;
     l.suspect := false;
+    l.returns := 0;
     l.cancel := false;
     -- Its end concerns nobody but its lane, so that many can be ended at once.
     l.plain := j.kind = 0 AND j.sticky IS NULL AND j.uniq IS NULL AND j.parent IS NULL;
@@ -130,42 +131,45 @@ DECLARE
     j fairlane.job;
     q fairlane.queue;
     v_numbers integer[] := '{}';
-    v_seqs bigint[] := '{}';
+    v_seqs bigint[] := ARRAY(SELECT nextval('fairlane.job_seq_seq') FROM unnest(p_ids));
     v_holder text;
     v_name text;
     i integer;
 BEGIN
+    IF NOT fairlane.is_trusted() THEN
+        PERFORM fairlane.check_all_new(p_ids, p_tasks, p_queues, p_payloads, p_lanes, p_classes, p_costs, p_delays, p_run_ats, p_expires,
+            p_retries, p_backoffs, p_timeouts, p_pools, p_retry_ofs, p_headers);
+        PERFORM fairlane.check_kinds(p_kinds, p_uniques, p_unique_fors, p_stickies, p_workers, p_ttls, p_crons);
+    END IF;
     ids := p_ids;
     created := array_fill(false, ARRAY[cardinality(p_ids)]);
-    -- Queues first, and unique values in their order: whoever makes or takes the same ones at this moment does so too.
+    -- Names in the order of all calls; see `0002_core.sql`.
     FOR v_name IN SELECT DISTINCT n FROM unnest(p_queues) n ORDER BY n LOOP
         PERFORM fairlane.queue_number(v_name);
     END LOOP;
-    FOR i IN SELECT g.ord FROM unnest(p_tasks, p_uniques) WITH ORDINALITY g(task, value, ord)
-             ORDER BY g.value IS NOT NULL, CASE WHEN g.value IS NOT NULL THEN g.task END, g.value, g.ord LOOP
+    FOR i IN SELECT g.ord FROM unnest(p_ids) WITH ORDINALITY g(id, ord) ORDER BY g.id COLLATE "C", g.ord LOOP
         j := NULL;
-        SELECT nextval('fairlane.job_seq_seq'), NULL, m.now, coalesce(p_costs[i], 1.0), p_timeouts[i], p_delays[i], p_run_ats[i],
+        SELECT v_seqs[i], NULL, m.now, coalesce(p_costs[i], 1.0), p_timeouts[i], p_delays[i], p_run_ats[i],
             p_expires[i], fairlane.queue_number(p_queues[i]), coalesce(p_retries[i], 3), p_workers[i], coalesce(p_classes[i], 1),
             coalesce(p_kinds[i], 0), p_ids[i], p_tasks[i], coalesce(p_pools[i], 'default'), p_lanes[i], p_stickies[i], p_uniques[i],
             p_retry_ofs[i], p_backoffs[i], p_payloads[i], p_headers[i] INTO j;
-        CONTINUE WHEN NOT fairlane.store_identity(j, m);
-        IF j.uniq IS NOT NULL THEN
-            v_holder := fairlane.hold_unique(j, m.now + p_unique_fors[i], m);
-            IF v_holder IS NOT NULL THEN
-                PERFORM fairlane.forget(ARRAY[j.seq]);
-                ids[i] := v_holder;
-            END IF;
-        END IF;
-        IF p_crons[i] IS NOT NULL THEN
-            UPDATE fairlane.schedule SET last_slot = greatest(coalesce(last_slot, 0), p_slots[i]) WHERE name = p_crons[i];
-        END IF;
-        IF v_holder IS NULL THEN
-            created[i] := true;
-            v_numbers := v_numbers || j.queue;
-        END IF;
-        v_seqs[i] := j.seq;
-        v_holder := NULL;
+        created[i] := fairlane.store_identity(j, m);
     END LOOP;
+    FOR i IN SELECT g.ord FROM unnest(p_tasks, p_uniques, created) WITH ORDINALITY g(task, value, new, ord)
+             WHERE g.value IS NOT NULL AND g.new ORDER BY g.task COLLATE "C", g.value COLLATE "C", g.ord LOOP
+        SELECT * INTO j FROM fairlane.job x WHERE x.seq = v_seqs[i];
+        v_holder := fairlane.hold_unique(j, m.now + p_unique_fors[i], m);
+        IF v_holder IS NOT NULL THEN
+            PERFORM fairlane.forget(ARRAY[j.seq]);
+            ids := array_replace(ids, j.id, v_holder);  -- also where the call names it a second time
+            created[i] := false;
+        END IF;
+    END LOOP;
+    FOR v_name, i IN SELECT g.cron, g.ord FROM unnest(p_crons, created, ids, p_ids) WITH ORDINALITY g(cron, new, id, given, ord)
+                     WHERE g.cron IS NOT NULL AND (g.new OR g.id <> g.given) ORDER BY g.cron, g.ord LOOP
+        UPDATE fairlane.schedule SET last_slot = greatest(coalesce(last_slot, 0), p_slots[i]) WHERE name = v_name;
+    END LOOP;
+    v_numbers := ARRAY(SELECT x.queue FROM fairlane.job x WHERE x.seq = ANY (v_seqs));
     PERFORM set_config('lock_timeout', '0', true);
     PERFORM fairlane.lock_for(v_seqs, v_numbers);
     m := fairlane.moment_of(p_now, p_lease);

@@ -10,10 +10,36 @@ BEGIN
         ORDER BY x.tag, x.head LIMIT 1);
 END $$;
 
+-- How many of these jobs an answer can carry after those before them: the first that would exceed `p_bytes` ends the claim, unless it
+-- is the only one. Sizes are looked at only where they can matter: a job has 256 KiB of payload and 16 of headers at the most.
+CREATE FUNCTION fairlane.fitting(p_before bigint[], p_seqs bigint[], p_bytes bigint) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    v_before integer := cardinality(p_before);
+    v_count integer := cardinality(p_seqs);
+    v_fit integer;
+BEGIN
+    IF p_bytes IS NULL OR 278528::bigint * (v_before + v_count) <= p_bytes OR (
+        SELECT sum(octet_length(y.payload) + coalesce(octet_length(y.headers), 0)) FROM fairlane.job y
+        WHERE y.seq = ANY (p_before || p_seqs)) <= p_bytes THEN
+        RETURN v_count;
+    END IF;
+    SELECT greatest(0, count(*) - v_before) INTO v_fit FROM (
+        SELECT g.ord, sum(coalesce(j.size, 0)) OVER (ORDER BY g.ord) AS total FROM unnest(p_before || p_seqs) WITH ORDINALITY g(seq, ord)
+        LEFT JOIN LATERAL (SELECT octet_length(y.payload) + coalesce(octet_length(y.headers), 0) AS size FROM fairlane.job y
+            WHERE y.seq = g.seq OFFSET 0) j ON true) x
+    WHERE x.total <= p_bytes OR x.ord = 1;
+    IF v_fit < v_count THEN
+        -- Until the end of this call, for the code that goes through the asks.
+        PERFORM set_config('fairlane_step.full', '1', true);
+    END IF;
+    RETURN v_fit;
+END $$;
+
 -- Start jobs of the only flow there is, in their order, when they all cost the same and none has expired: nearly always.
 -- NULL when it is not so; then nothing was done.
 CREATE FUNCTION fairlane.take_alike(p_domain bigint, p_clock bigint, p_clock_at tid, p_flow bigint, p_pace tid, p_tag bigint, p_head bigint,
-    p_most integer, p_session bigint, p_claim bigint, m fairlane.moment) RETURNS bigint[] LANGUAGE plpgsql AS $$
+    p_most integer, p_before bigint[], p_bytes bigint, p_session bigint, p_claim bigint, m fairlane.moment) RETURNS bigint[]
+LANGUAGE plpgsql AS $$
 DECLARE
     v_seqs bigint[];
     v_arrivals bigint[];
@@ -29,6 +55,10 @@ BEGIN
         RETURN NULL;
     END IF;
     k := least(cardinality(v_seqs), p_most);
+    k := fairlane.fitting(p_before, v_seqs[1 : k], p_bytes);
+    IF k = 0 THEN
+        RETURN '{}';
+    END IF;
     v_next := v_arrivals[k + 1];
     v_seqs := v_seqs[1 : k];
     UPDATE fairlane.live u SET state = 3, granted_at = NULL, session = p_session, claim = p_claim, fence = u.fence + 1,
@@ -49,7 +79,8 @@ END $$;
 -- Start the next job of each of these flows, when they all cost the same and none has expired; the flows do too, and the next
 -- but one of none of them comes before the next one of another. NULL when it is not so; then nothing was done.
 CREATE FUNCTION fairlane.take_heads(p_domain bigint, p_clock bigint, p_clock_at tid, p_flows bigint[], p_paces tid[], p_tags bigint[], p_heads bigint[],
-    p_places tid[], p_session bigint, p_claim bigint, m fairlane.moment) RETURNS bigint[] LANGUAGE plpgsql AS $$
+    p_places tid[], p_before bigint[], p_bytes bigint, p_session bigint, p_claim bigint, m fairlane.moment) RETURNS bigint[]
+LANGUAGE plpgsql AS $$
 DECLARE
     v_seqs bigint[];
     v_flows bigint[];  -- sorted, with what belongs to them in the same order
@@ -67,7 +98,7 @@ BEGIN
         FROM (SELECT r.seq, r.arrival, r.cost, coalesce(r.expires_at, m.now + 1) AS expires_at FROM fairlane.live r
               WHERE r.flow = f.flow AND r.flow IS NOT NULL AND r.session IS NULL AND r.arrival >= f.head
               ORDER BY r.arrival LIMIT 2) y) x;
-    IF v_odd THEN
+    IF v_odd OR fairlane.fitting(p_before, v_seqs, p_bytes) < cardinality(v_seqs) THEN
         RETURN NULL;
     END IF;
     UPDATE fairlane.live u SET state = 3, granted_at = NULL, session = p_session, claim = p_claim, fence = u.fence + 1,
@@ -88,8 +119,8 @@ BEGIN
 END $$;
 
 -- Start up to `p_most` jobs of one domain, in fair order; returns them in that order. What has expired is cancelled.
-CREATE FUNCTION fairlane.take(p_domain bigint, p_most integer, p_session bigint, p_claim bigint, m fairlane.moment)
-RETURNS bigint[] LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.take(p_domain bigint, p_most integer, p_before bigint[], p_bytes bigint, p_session bigint, p_claim bigint,
+    m fairlane.moment) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_taken bigint[] := '{}';
     v_left integer := p_most;
@@ -110,6 +141,7 @@ DECLARE
     v_gone bigint[];
     v_seq bigint;
     v_top bigint;
+    v_fit integer;
 BEGIN
     SELECT x.value, x.ctid INTO v_clock, v_clock_at FROM fairlane.clock x WHERE x.domain >= p_domain AND x.domain <= p_domain
     ORDER BY x.domain DESC LIMIT 1;
@@ -125,10 +157,11 @@ BEGIN
         v_chunk := cardinality(v_flows);
         IF 1.0 = ALL (v_weights) THEN
             IF v_chunk = 1 THEN
-                v_seqs := fairlane.take_alike(p_domain, v_clock, v_clock_at, v_flows[1], v_paces[1], v_tags[1], v_heads[1], v_left, p_session,
-                    p_claim, m);
+                v_seqs := fairlane.take_alike(p_domain, v_clock, v_clock_at, v_flows[1], v_paces[1], v_tags[1], v_heads[1], v_left,
+                    p_before || v_taken, p_bytes, p_session, p_claim, m);
             ELSIF v_chunk = v_left AND v_tags[v_chunk] < v_tags[1] + 1000 THEN
-                v_seqs := fairlane.take_heads(p_domain, v_clock, v_clock_at, v_flows, v_paces, v_tags, v_heads, v_places, p_session, p_claim, m);
+                v_seqs := fairlane.take_heads(p_domain, v_clock, v_clock_at, v_flows, v_paces, v_tags, v_heads, v_places,
+                    p_before || v_taken, p_bytes, p_session, p_claim, m);
             END IF;
             IF v_seqs IS NOT NULL THEN
                 RETURN v_taken || v_seqs;
@@ -146,7 +179,9 @@ BEGIN
                 SELECT r.seq, r.arrival, r.expires_at <= m.now IS TRUE AS expired,
                     CASE WHEN r.expires_at <= m.now THEN 0
                          WHEN r.cost = 1.0 AND f.weight = 1.0 THEN 1000
-                         ELSE greatest(1, round(1000 * r.cost / f.weight)) END::bigint AS pay
+                         -- A cost that cannot be is 1: it must not hold up all claims.
+                         ELSE greatest(1, round(1000 * CASE WHEN r.cost BETWEEN 0.01 AND 100 THEN r.cost ELSE 1 END / f.weight))
+                         END::bigint AS pay
                 FROM fairlane.live r WHERE r.flow = f.flow AND r.flow IS NOT NULL AND r.session IS NULL AND r.arrival >= f.head
                 ORDER BY r.arrival LIMIT v_chunk) l
             WINDOW w AS (PARTITION BY f.flow ORDER BY l.arrival)
@@ -176,6 +211,21 @@ BEGIN
             -- The head that the flow names is not there: repaired by a recount, never waited for.
             EXIT;
         END IF;
+        IF v_seqs IS NOT NULL THEN
+            v_fit := fairlane.fitting(p_before || v_taken, v_seqs, p_bytes);
+            IF v_fit < cardinality(v_seqs) THEN
+                -- Nothing has started yet: look again for those that fit.
+                EXIT WHEN v_fit = 0;
+                v_left := v_fit;
+                CONTINUE;
+            END IF;
+        END IF;
+        -- The end of a bound job can open the gate of another, in another queue. These locks are out of order, so they are only
+        -- tried: if one is taken, this domain is left alone until the next claim or the sweeper has ended the job.
+        IF v_gone IS NOT NULL AND EXISTS (SELECT 1 FROM fairlane.live l WHERE l.seq = ANY (v_gone) AND l.binding IS NOT NULL)
+            AND NOT fairlane.try_lock_for(v_gone) THEN
+            EXIT;
+        END IF;
         -- Nobody else moves rows of this line, so they are still where they were read.
         UPDATE fairlane.pace u SET (finish, head, tag) = (
             SELECT greatest(u.finish, v_tags[p.at]), v_heads[p.at], CASE WHEN v_heads[p.at] IS NOT NULL THEN v_tags[p.at] END
@@ -200,11 +250,6 @@ BEGIN
             END IF;
         END IF;
         IF v_gone IS NOT NULL THEN
-            -- The end of a bound job can open the gate of another, in another queue. These locks are out of order, but seldom
-            -- needed, and a call that collides is repeated.
-            IF EXISTS (SELECT 1 FROM fairlane.live l WHERE l.seq = ANY (v_gone) AND NOT l.plain) THEN
-                PERFORM fairlane.lock_for(v_gone);
-            END IF;
             FOREACH v_seq IN ARRAY v_gone LOOP
                 PERFORM fairlane.expire(v_seq, m);
             END LOOP;
@@ -216,10 +261,11 @@ BEGIN
     RETURN v_taken;
 END $$;
 
--- What a worker could start something of: the domains of these queues, and of its inbox, that have something claimable, with
+-- What a worker could start something of: the domains of these queues, of its inbox, and of declined jobs of the tasks that it
+-- knows (of `p_set`, NULL: any), as if each of those were a queue in its inbox, that have something claimable, with
 -- their queues (a name only for those that are asked for by it), classes, and whether the queue limits what runs. A queue
 -- without a domain has jobs that are arriving. Nothing of a queue that is paused.
-CREATE FUNCTION fairlane.sources(p_names text[], p_inbox text, OUT domains bigint[], OUT queues integer[], OUT names text[],
+CREATE FUNCTION fairlane.sources(p_names text[], p_inbox text, p_set text, OUT domains bigint[], OUT queues integer[], OUT names text[],
     OUT classes integer[], OUT slotted boolean[]) LANGUAGE plpgsql STABLE AS $$
 BEGIN
     SELECT array_agg(x.domain), array_agg(x.queue), array_agg(x.name), array_agg(x.class), array_agg(x.slotted)
@@ -235,13 +281,32 @@ BEGIN
         UNION ALL
         SELECT z.id, z.queue, NULL, z.class, y.slots IS NOT NULL
         FROM fairlane.domain z CROSS JOIN LATERAL (SELECT q.slots, q.paused FROM fairlane.queue q WHERE q.id = z.queue OFFSET 0) y
-        WHERE z.inbox = p_inbox AND NOT y.paused AND fairlane.next_flow(z.id) IS NOT NULL) x;
+        WHERE z.inbox = p_inbox AND NOT y.paused AND fairlane.next_flow(z.id) IS NOT NULL
+        UNION ALL
+        SELECT z.id, z.queue, NULL, z.class, y.slots IS NOT NULL
+        FROM fairlane.unknown_task u
+        CROSS JOIN LATERAL (SELECT q.name, q.slots, q.paused FROM fairlane.queue q WHERE q.id = u.queue OFFSET 0) y
+        CROSS JOIN LATERAL (SELECT w.id, w.queue, w.class FROM fairlane.domain w WHERE w.inbox = '~' || u.task || '/'
+            AND w.class = ANY ('{0,1,2}') AND w.queue = u.queue OFFSET 0) z
+        WHERE p_inbox IS NOT NULL AND y.name = ANY (p_names) AND NOT y.paused AND fairlane.next_flow(z.id) IS NOT NULL
+            AND (p_set IS NULL OR EXISTS (SELECT 1 FROM fairlane.task_set t WHERE t.id = p_set AND u.task = ANY (t.tasks)))) x;
+END $$;
+
+-- The queues that a call has to lock for its claim: those in which its session could start something.
+CREATE FUNCTION fairlane.source_queues(s fairlane.session, p_names text[]) RETURNS integer[] LANGUAGE plpgsql AS $$
+BEGIN
+    IF s.state = 'live' AND s.slots IS NOT NULL AND s.idx IS NOT NULL THEN
+        RETURN (fairlane.sources(p_names, CASE WHEN array_position(p_names, NULL) IS NOT NULL THEN s.pool || '/' || s.idx END,
+            s.task_set)).queues;
+    END IF;
+    RETURN NULL;
 END $$;
 
 -- Start jobs for a session, ask by ask. An ask without a queue is for the session's own inbox. `p_freed`: what the session has
--- ended in the same call, by class; `counted` says that its load is without them now. The caller shares the store.
-CREATE FUNCTION fairlane.claim_jobs(s fairlane.session, p_freed integer[], p_number bigint, p_total integer, p_queues text[],
-    p_classes smallint[], p_mosts integer[], p_belows integer[], p_now double precision, p_lease double precision,
+-- ended in the same call, by class; `counted` says that its load is without them now. `p_locked`: the queues that the call has
+-- locked already, with those of `source_queues`; no other is locked then. NULL: it has locked none. The caller shares the store.
+CREATE FUNCTION fairlane.claim_jobs(s fairlane.session, p_freed integer[], p_locked integer[], p_number bigint, p_total integer, p_queues text[],
+    p_classes smallint[], p_mosts integer[], p_belows integer[], p_bytes bigint, p_now double precision, p_lease double precision,
     OUT taken bigint[], OUT counted boolean) LANGUAGE plpgsql AS $$
 DECLARE
     h record;
@@ -272,7 +337,7 @@ BEGIN
         IF array_position(p_queues, NULL) IS NOT NULL THEN
             v_inbox := s.pool || '/' || s.idx;
         END IF;
-        r := fairlane.sources(p_queues, v_inbox);
+        r := fairlane.sources(p_queues, v_inbox, s.task_set);
         v_domains := r.domains;
         v_queues := r.queues;
     END IF;
@@ -280,8 +345,10 @@ BEGIN
     IF v_queues IS NULL THEN
         SELECT x.claim INTO h FROM fairlane.load x WHERE x.session >= s.seq AND x.session <= s.seq ORDER BY x.session DESC LIMIT 1;
     ELSE
-        v_locked := v_queues;
-        IF cardinality(v_queues) = 1 THEN
+        v_locked := coalesce(p_locked, v_queues);
+        IF p_locked IS NOT NULL THEN
+            NULL;
+        ELSIF cardinality(v_queues) = 1 THEN
             PERFORM pg_advisory_xact_lock(fairlane.space(), v_queues[1]);
         ELSE
             v_locked := ARRAY(SELECT DISTINCT g FROM unnest(v_queues) g);
@@ -304,7 +371,7 @@ BEGIN
     IF array_position(v_domains, NULL) IS NOT NULL THEN
         PERFORM fairlane.admit_arriving(v_locked, 1000, m);
         -- Perhaps there are others now; those whose queues are not locked come next time.
-        r := fairlane.sources(p_queues, v_inbox);
+        r := fairlane.sources(p_queues, v_inbox, s.task_set);
         v_domains := r.domains;
         v_queues := r.queues;
     END IF;
@@ -313,7 +380,7 @@ BEGIN
     v_slotted := r.slotted;
     v_running := ARRAY[h.running_high - p_freed[1], h.running_normal - p_freed[2], h.running_low - p_freed[3]];
     FOR i IN 1 .. cardinality(p_mosts) LOOP
-        EXIT WHEN v_left <= 0;
+        EXIT WHEN v_left <= 0 OR current_setting('fairlane_step.full', true) = '1';
         c := p_classes[i];
         v_at := '{}';
         FOR k IN 1 .. coalesce(cardinality(v_domains), 0) LOOP
@@ -336,12 +403,12 @@ BEGIN
         END IF;
         FOREACH v_limit IN ARRAY CASE WHEN n > 1 THEN ARRAY[(v_most + n - 1) / n, v_most] ELSE ARRAY[v_most] END LOOP
             FOREACH k IN ARRAY v_at LOOP
-                EXIT WHEN v_most <= 0;
+                EXIT WHEN v_most <= 0 OR current_setting('fairlane_step.full', true) = '1';
                 v_room := least(v_limit, v_most);
                 IF v_slotted[k] THEN
                     v_room := least(v_room, fairlane.queue_room(v_queues[k], c));
                 END IF;
-                v_some := fairlane.take(v_domains[k], v_room, s.seq, p_number, m);
+                v_some := fairlane.take(v_domains[k], v_room, taken, p_bytes, s.seq, p_number, m);
                 n := cardinality(v_some);
                 IF n < v_room THEN
                     v_kinds[k] := -1;  -- that was all there is
@@ -370,17 +437,4 @@ BEGIN
     ELSIF p_number < p_last THEN
         PERFORM fairlane.refuse('FL005', format('claim %s is older than the last one, %s', p_number, p_last));
     END IF;
-END $$;
-
--- How many more jobs of a class a queue may run. What others finish at this moment still counts: never too many.
-CREATE FUNCTION fairlane.queue_room(p_queue integer, p_class integer) RETURNS integer LANGUAGE plpgsql AS $$
-DECLARE
-    q fairlane.queue;
-    r bigint[];
-BEGIN
-    SELECT * INTO q FROM fairlane.queue x WHERE x.id = p_queue;
-    SELECT ARRAY[coalesce(sum(t.running - t.slotless) FILTER (WHERE t.class = 0), 0),
-        coalesce(sum(t.running - t.slotless) FILTER (WHERE t.class = 1), 0),
-        coalesce(sum(t.running - t.slotless) FILTER (WHERE t.class = 2), 0)] INTO r FROM fairlane.tally t WHERE t.queue = p_queue;
-    RETURN fairlane.room(q.slots, q.reserved_high, q.reserved_normal, r[1], r[2], r[3], p_class);
 END $$;

@@ -83,7 +83,8 @@ BEGIN
     END IF;
 END $$;
 
--- A write by somebody who does not hold the job: a repetition (1), or stale (2). `p_move` NULL: it reports progress.
+-- A write by somebody who does not hold the job: a repetition (1), or stale (2). `p_move` NULL: it reports progress. A refused
+-- write is not counted while another call has the row: that is out of order, and must not be waited for.
 CREATE FUNCTION fairlane.judge(p_session text, p_id text, p_fence integer, p_move smallint, OUT acceptance smallint, OUT state smallint)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -103,22 +104,25 @@ BEGIN
         IF r.session = p_session AND p_move IS NOT NULL AND (r.move = p_move OR (r.move = 10 AND p_move <> 3)) THEN
             acceptance := 1;
         ELSE
-            UPDATE fairlane.outcome SET refused = refused + 1 WHERE seq = r.seq;
+            UPDATE fairlane.outcome SET refused = refused + 1 WHERE ctid = (
+                SELECT x.ctid FROM fairlane.outcome x WHERE x.seq = r.seq FOR UPDATE SKIP LOCKED);
         END IF;
         RETURN;
     END IF;
     SELECT * INTO a FROM fairlane.attempt x WHERE x.seq = r.seq AND x.fence = p_fence;
     IF FOUND THEN
         IF a.session = p_session AND p_move IS NOT NULL AND (
-            a.outcome = (ARRAY['completed', 'failed', 'retry', 'snoozed', 'handed_back', 'crashed', 'taken_back', 'cancelled'])[p_move - 2]
+            a.outcome = (ARRAY['completed', 'failed', 'retry', 'snoozed', 'handed_back', 'crashed', 'taken_back', 'cancelled', 'declined'])[p_move - 2]
             OR (a.outcome = 'cancelled' AND p_move <> 3)) THEN
             acceptance := 1;
             state := CASE a.state WHEN 'scheduled' THEN 1 WHEN 'pending' THEN 2 WHEN 'completed' THEN 4 WHEN 'failed' THEN 5 ELSE 6 END;
         ELSE
-            UPDATE fairlane.attempt SET refused = refused + 1 WHERE seq = r.seq AND fence = p_fence;
+            UPDATE fairlane.attempt SET refused = refused + 1 WHERE ctid = (
+                SELECT x.ctid FROM fairlane.attempt x WHERE x.seq = r.seq AND x.fence = p_fence FOR UPDATE SKIP LOCKED);
         END IF;
     ELSIF r.live_fence = p_fence THEN
-        UPDATE fairlane.live SET refused = refused + 1 WHERE seq = r.seq AND live.state = 3;
+        UPDATE fairlane.live SET refused = refused + 1 WHERE ctid = (
+            SELECT x.ctid FROM fairlane.live x WHERE x.seq = r.seq AND x.state = 3 FOR UPDATE SKIP LOCKED);
     END IF;
 END $$;
 
@@ -133,13 +137,16 @@ BEGIN
         p_reason := 'by_user';
     ELSIF l.kind = 1 AND p_move = 5 THEN
         p_move := 4;
-    ELSIF l.kind = 1 AND p_move IN (6, 7) THEN
+    ELSIF l.kind = 1 AND p_move IN (6, 7, 9, 11) THEN
         p_move := 10;
         p_reason := 'by_user';
     END IF;
     IF p_move = 7 THEN
-        PERFORM fairlane.take_back(l, p_holder, p_worker, 7::smallint, m);
-        RETURN 2;
+        RETURN fairlane.hand_back(l, p_holder, p_worker, m);
+    ELSIF p_move = 9 THEN
+        RETURN fairlane.take_back(l, p_holder, p_worker, 9::smallint, p_delay, m);
+    ELSIF p_move = 11 THEN
+        RETURN fairlane.decline(l, p_delay, p_reason, p_error, p_group, p_holder, p_worker, m);
     ELSIF p_move IN (5, 6) THEN
         v_state := CASE WHEN p_delay > 0 THEN 1 ELSE 2 END;
         l := fairlane.record_attempt(l, p_holder, p_worker, p_move, CASE WHEN p_delay > 0 THEN 'scheduled' ELSE 'pending' END,
@@ -157,10 +164,12 @@ END $$;
 
 -- Apply decisions. Plain jobs that complete are written together: the hot path; in lanes without a limit it takes no lock
 -- of a queue. `p_seqs` says where to look first (0: by id), `p_moves` NULL that all complete. `freed`: how many of each class
--- the session does not hold any more, for the caller to take from its load.
-CREATE FUNCTION fairlane.finish_jobs(s fairlane.session, p_ids text[], p_seqs bigint[], p_fences integer[], p_moves smallint[],
+-- the session does not hold any more, for the caller to take from its load. `p_sources`: what the caller claims from
+-- afterwards, NULL when it claims nothing. If anything is locked here, those queues are too, because nothing can be waited
+-- for later; `locked` are all of them, NULL when there are none.
+CREATE FUNCTION fairlane.finish_jobs(s fairlane.session, p_sources text[], p_ids text[], p_seqs bigint[], p_fences integer[], p_moves smallint[],
     p_results bytea[], p_delays double precision[], p_reasons text[], p_errors text[], p_groups text[], p_now double precision,
-    p_lease double precision, OUT acceptances smallint[], OUT states smallint[], OUT freed integer[]) LANGUAGE plpgsql AS $$
+    p_lease double precision, OUT acceptances smallint[], OUT states smallint[], OUT freed integer[], OUT locked integer[]) LANGUAGE plpgsql AS $$
 DECLARE
     l fairlane.live;
     m fairlane.moment;
@@ -168,7 +177,7 @@ DECLARE
     v_done bigint[];
     v_completed record;
     v_queues integer[];
-    v_pools text[];
+    v_lane_queues integer[];
     v_bindings bigint[];
     v_judged record;
     i integer;
@@ -183,8 +192,22 @@ BEGIN
     -- What does more than complete needs locks. Nothing that they depend on can change meanwhile: only who has the store alone
     -- touches the lane or the binding of a running job.
     SELECT array_agg(DISTINCT r.queue) FILTER (WHERE NOT r.plain OR p_moves IS NOT NULL),
-        array_agg(r.binding) FILTER (WHERE r.binding IS NOT NULL)
-    INTO v_queues, v_bindings FROM fairlane.live r WHERE r.seq = ANY (p_seqs) AND r.session = v_holder;
+        array_agg(DISTINCT r.queue) FILTER (WHERE r.lane IS NOT NULL), array_agg(r.binding) FILTER (WHERE r.binding IS NOT NULL)
+    INTO v_queues, v_lane_queues, v_bindings FROM fairlane.live r WHERE r.seq = ANY (p_seqs) AND r.session = v_holder;
+    IF v_queues IS NOT NULL THEN
+        -- Running jobs come before pools and queues. A call that only completes holds its jobs by deleting them, in this order too.
+        PERFORM 1 FROM fairlane.live r WHERE r.seq = ANY (p_seqs) AND r.session = v_holder ORDER BY r.seq FOR UPDATE;
+    END IF;
+    m.now := coalesce(p_now, extract(epoch FROM clock_timestamp()));
+    m.lease := coalesce(p_lease, m.now);
+    v_completed := fairlane.complete_jobs(v_holder, p_seqs, p_fences, p_moves, p_results, m);
+    v_done := v_completed.done;
+    freed := v_completed.freed;
+    IF v_queues IS NULL AND cardinality(v_done) = 0 THEN
+        -- One by one too, such as when a job is named twice.
+        PERFORM 1 FROM fairlane.live r WHERE r.seq = ANY (p_seqs) AND r.session = v_holder ORDER BY r.seq FOR UPDATE;
+    END IF;
+    v_queues := v_queues || v_lane_queues;
     IF v_bindings IS NOT NULL THEN
         -- The end of a bound job may open the gate of others of its binding, in any queue.
         PERFORM fairlane.lock_some(ARRAY(SELECT b.pool FROM fairlane.binding b WHERE b.seq = ANY (v_bindings)), NULL);
@@ -192,13 +215,18 @@ BEGIN
             JOIN fairlane.live w ON w.seq = a.seq WHERE a.binding = ANY (v_bindings));
     END IF;
     IF v_queues IS NOT NULL THEN
-        PERFORM fairlane.lock_some(NULL, v_queues);
+        IF p_sources IS NOT NULL THEN
+            v_queues := v_queues || fairlane.source_queues(s, p_sources);
+        END IF;
+        locked := ARRAY(SELECT DISTINCT g FROM unnest(v_queues) g);
+        PERFORM fairlane.lock_some(NULL, locked);
+        -- Read after the locks, so that a later call has a later time.
+        m.now := coalesce(p_now, extract(epoch FROM clock_timestamp()));
+        m.lease := coalesce(p_lease, m.now);
     END IF;
-    m.now := coalesce(p_now, extract(epoch FROM clock_timestamp()));
-    m.lease := coalesce(p_lease, m.now);
-    v_completed := fairlane.complete_jobs(v_holder, p_seqs, p_fences, p_moves, p_results, m);
-    v_done := v_completed.done;
-    freed := v_completed.freed;
+    IF v_completed.lanes IS NOT NULL THEN
+        PERFORM fairlane.hand_on_all(v_completed.lanes, v_completed.vacated, v_completed.flows, v_completed.classes, m);
+    END IF;
     acceptances := array_fill(0::smallint, ARRAY[cardinality(p_ids)]);
     states := array_fill(4::smallint, ARRAY[cardinality(p_ids)]);
     IF cardinality(v_done) < cardinality(p_ids) THEN
@@ -221,19 +249,17 @@ BEGIN
     END IF;
 END $$;
 
--- Complete those of a session's jobs that are plain; answers with their numbers, and how many there were of each class.
+-- Complete those of a session's jobs that are plain; answers with their numbers, and how many there were of each class. It
+-- waits for no lock but that of a job. The places of limited lanes are for the caller to hand on: so many of each lane, as
+-- `hand_on_all` takes them, once it has locked their queues.
 CREATE FUNCTION fairlane.complete_jobs(p_holder bigint, p_seqs bigint[], p_fences integer[], p_moves smallint[], p_results bytea[],
-    m fairlane.moment, OUT done bigint[], OUT freed integer[]) LANGUAGE plpgsql AS $$
+    m fairlane.moment, OUT done bigint[], OUT freed integer[], OUT lanes bigint[], OUT vacated integer[], OUT flows bigint[],
+    OUT classes smallint[]) LANGUAGE plpgsql AS $$
 DECLARE
     v_asked bigint[];  -- sorted, so that a job's fence and result are found by halving
     v_fences integer[];
     v_results bytea[];
     v_queues integer[];
-    v_lanes bigint[];
-    v_freed integer[];
-    v_flows bigint[];
-    v_classes smallint[];
-    v_locked integer[];
     v_aside bigint[];
 BEGIN
     done := '{}';
@@ -260,10 +286,10 @@ BEGIN
     )
     SELECT array_agg(g.seq), array_agg(DISTINCT g.queue), array_agg(g.lane) FILTER (WHERE g.lane IS NOT NULL),
         array_agg(g.granted::integer) FILTER (WHERE g.lane IS NOT NULL), array_agg(g.flow) FILTER (WHERE g.lane IS NOT NULL),
-        array_agg(g.class) FILTER (WHERE g.lane IS NOT NULL), array_agg(DISTINCT g.queue) FILTER (WHERE g.lane IS NOT NULL),
+        array_agg(g.class) FILTER (WHERE g.lane IS NOT NULL),
         ARRAY[count(*) FILTER (WHERE g.class = 0), count(*) FILTER (WHERE g.class = 1), count(*) FILTER (WHERE g.class = 2)],
         array_agg(g.seq) FILTER (WHERE g.aside)
-    INTO done, v_queues, v_lanes, v_freed, v_flows, v_classes, v_locked, freed, v_aside FROM gone g;
+    INTO done, v_queues, lanes, vacated, flows, classes, freed, v_aside FROM gone g;
     IF done IS NULL THEN
         done := '{}';
         RETURN;
@@ -272,63 +298,89 @@ BEGIN
         DELETE FROM fairlane.aside WHERE seq = ANY (v_aside);
     END IF;
     PERFORM fairlane.tell_waiting(q.id) FROM fairlane.queue q WHERE q.id = ANY (v_queues) AND q.slots IS NOT NULL;
-    IF v_lanes IS NOT NULL THEN
-        -- Only now: what was done so far concerns nobody else, so that others may go on meanwhile.
-        PERFORM fairlane.lock_some(NULL, v_locked);
-        IF (SELECT count(DISTINCT g) FROM unnest(v_lanes) g) < cardinality(v_lanes) THEN
-            SELECT array_agg(x.lane), array_agg(x.freed), array_agg(x.flow), array_agg(x.class)
-            INTO v_lanes, v_freed, v_flows, v_classes FROM (
-                SELECT g.lane, sum(g.freed)::integer AS freed, (array_agg(g.flow))[1] AS flow, (array_agg(g.class))[1] AS class
-                FROM unnest(v_lanes, v_freed, v_flows, v_classes) g(lane, freed, flow, class) GROUP BY g.lane) x;
-        END IF;
-        PERFORM fairlane.hand_on_all(v_lanes, v_freed, v_flows, v_classes, m);
+    IF lanes IS NOT NULL AND (SELECT count(DISTINCT g) FROM unnest(lanes) g) < cardinality(lanes) THEN
+        SELECT array_agg(x.lane), array_agg(x.freed), array_agg(x.flow), array_agg(x.class)
+        INTO lanes, vacated, flows, classes FROM (
+            SELECT g.lane, sum(g.freed)::integer AS freed, (array_agg(g.flow))[1] AS flow, (array_agg(g.class))[1] AS class
+            FROM unnest(lanes, vacated, flows, classes) g(lane, freed, flow, class) GROUP BY g.lane) x;
     END IF;
 END $$;
+
+-- Give live jobs that have lost their identities others, under which they can be found and ended: nothing but damage makes one.
+-- Their payload is none that could be run, so that they fail when they are claimed. NULL: all there are. Returns the new ids.
+CREATE FUNCTION fairlane.adopt(p_seqs bigint[]) RETURNS text[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_ids text[];
+BEGIN
+    WITH lost AS (
+        INSERT INTO fairlane.job (seq, id, uniq, task, queue, kind, class, lane, cost, payload, retries, pool, enqueued_at)
+        SELECT l.seq, 'lost-' || l.seq, (SELECT u.value FROM fairlane.held_unique u WHERE u.seq = l.seq),
+            coalesce((SELECT u.task FROM fairlane.held_unique u WHERE u.seq = l.seq), 'lost'), l.queue, l.kind, l.class, coalesce((SELECT nullif(f.lane, '') FROM fairlane.flow f
+            WHERE f.id = l.flow), (SELECT n.key FROM fairlane.lane n WHERE n.id = l.lane)), 1.0, '', 0, 'default',
+            coalesce(l.started_at, extract(epoch FROM clock_timestamp()))
+        FROM fairlane.live l WHERE (p_seqs IS NULL OR l.seq = ANY (p_seqs))
+        AND (SELECT j.seq FROM fairlane.job j WHERE j.seq = l.seq) IS NULL
+        RETURNING id
+    )
+    SELECT array_agg(x.id) INTO v_ids FROM lost x;
+    RETURN coalesce(v_ids, '{}');
+END $$;
+
+-- How long a job waited for its first start, once it was due.
+CREATE FUNCTION fairlane.waited(p_started_at double precision, p_enqueued_at double precision, p_delay double precision,
+    p_run_at double precision) RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
+    SELECT greatest(0, p_started_at - greatest(p_enqueued_at + coalesce(p_delay, 0), p_run_at)) $$;
 
 -- Finish, claim, or both in one step. Without ids nothing is finished; without a number nothing is claimed.
 CREATE FUNCTION fairlane.exchange(p_session text, p_ids text[], p_seqs bigint[], p_fences integer[], p_moves smallint[],
     p_results bytea[], p_delays double precision[], p_reasons text[], p_errors text[], p_groups text[], p_number bigint,
     p_total integer, p_ask_queues text[], p_ask_classes smallint[], p_ask_mosts integer[], p_ask_belows integer[],
-    p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
+    p_bytes bigint DEFAULT 1048576, p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
     OUT acceptances smallint[], OUT states smallint[], OUT seqs bigint[], OUT ids text[], OUT fences integer[], OUT attempts integer[],
     OUT tasks text[], OUT queues text[], OUT lanes text[], OUT classes smallint[], OUT payloads bytea[], OUT retries integer[],
     OUT backoffs bytea[], OUT timeouts double precision[], OUT kinds smallint[], OUT stickies text[], OUT suspects boolean[],
-    OUT limited boolean[], OUT headers bytea[], OUT topics text[])
+    OUT limited boolean[], OUT headers bytea[], OUT waits double precision[], OUT topics text[])
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
 DECLARE
     s fairlane.session;
     r record;
     v_freed integer[] := '{0,0,0}';
+    v_locked integer[];
     v_counted boolean := false;
 BEGIN
     -- From here on nobody can declare the session dead, or pause a queue.
     PERFORM pg_advisory_xact_lock_shared(fairlane.space(), 0);
     SELECT * INTO s FROM fairlane.session x WHERE x.id = p_session;
     IF cardinality(p_ids) > 0 THEN
-        r := fairlane.finish_jobs(s, p_ids, p_seqs, p_fences, p_moves, p_results, p_delays, p_reasons, p_errors, p_groups, p_now, p_lease);
+        r := fairlane.finish_jobs(s, CASE WHEN p_number IS NOT NULL AND p_total > 0 THEN p_ask_queues END, p_ids, p_seqs, p_fences, p_moves, p_results, p_delays, p_reasons, p_errors, p_groups, p_now, p_lease);
         acceptances := r.acceptances;
         states := r.states;
         v_freed := r.freed;
+        v_locked := r.locked;
     END IF;
     IF p_number IS NOT NULL THEN
-        r := fairlane.claim_jobs(s, v_freed, p_number, p_total, p_ask_queues, p_ask_classes, p_ask_mosts, p_ask_belows, p_now, p_lease);
+        r := fairlane.claim_jobs(s, v_freed, v_locked, p_number, p_total, p_ask_queues, p_ask_classes, p_ask_mosts, p_ask_belows, p_bytes,
+            p_now, p_lease);
         seqs := r.taken;
         v_counted := r.counted;
-        IF cardinality(seqs) > 0 THEN
+        -- A second time if an identity is missing: one that stands for it is made in between.
+        WHILE cardinality(seqs) > 0 LOOP
             SELECT array_agg(x.id), array_agg(x.fence), array_agg(x.attempt), array_agg(x.task), array_agg(x.queue), array_agg(x.lane),
                 array_agg(x.class), array_agg(x.payload), array_agg(x.retries), array_agg(x.backoff), array_agg(x.timeout),
-                array_agg(x.kind), array_agg(x.sticky), array_agg(x.suspect), array_agg(x.limited), array_agg(x.headers)
+                array_agg(x.kind), array_agg(x.sticky), array_agg(x.suspect), array_agg(x.limited), array_agg(x.headers),
+                array_agg(CASE WHEN x.fence = 1 THEN fairlane.waited(x.started_at, x.enqueued_at, x.delay, x.run_at) END)
             INTO ids, fences, attempts, tasks, queues, lanes, classes, payloads, retries, backoffs, timeouts, kinds, stickies, suspects,
-                limited, headers
-            FROM (SELECT j.*, l.fence, l.attempt, l.suspect, l.limited, (SELECT q.name FROM fairlane.queue q WHERE q.id = l.number) AS queue
+                limited, headers, waits
+            FROM (SELECT j.*, l.fence, l.attempt, l.suspect, l.limited, l.started_at, (SELECT q.name FROM fairlane.queue q WHERE q.id = l.number) AS queue
                   FROM unnest(seqs) WITH ORDINALITY g(seq, ord)
-                  CROSS JOIN LATERAL (SELECT y.fence, y.attempt, y.suspect, y.lane IS NOT NULL AS limited, y.queue AS number
-                      FROM fairlane.live y WHERE y.seq = g.seq OFFSET 0) l
-                  CROSS JOIN LATERAL (SELECT y.id, y.task, y.lane, y.class, y.payload, y.retries, y.backoff, y.timeout, y.kind, y.sticky,
-                      y.headers FROM fairlane.job y WHERE y.seq = g.seq OFFSET 0) j
+                  CROSS JOIN LATERAL (SELECT y.fence, y.attempt, y.suspect, y.lane IS NOT NULL AS limited, y.queue AS number,
+                      y.started_at FROM fairlane.live y WHERE y.seq = g.seq OFFSET 0) l
+                  LEFT JOIN LATERAL (SELECT y.id, y.task, y.lane, y.class, y.payload, y.retries, y.backoff, y.timeout, y.kind, y.sticky,
+                      y.headers, y.enqueued_at, y.delay, y.run_at FROM fairlane.job y WHERE y.seq = g.seq OFFSET 0) j ON true
                   ORDER BY g.ord) x;
-        END IF;
+            EXIT WHEN array_position(ids, NULL) IS NULL OR fairlane.adopt(seqs) = '{}';
+        END LOOP;
     END IF;
     IF NOT v_counted AND v_freed <> '{0,0,0}' THEN
         PERFORM fairlane.lighten(s.seq, v_freed[1], v_freed[2], v_freed[3]);
@@ -351,7 +403,10 @@ DECLARE
 BEGIN
     acceptances := '{}';
     states := '{}';
-    FOR i IN 1 .. cardinality(p_ids) LOOP
+    -- Nobody takes jobs away from a session meanwhile, and others hold jobs in the same order.
+    PERFORM pg_advisory_xact_lock_shared(fairlane.space(), 0);
+    FOR i IN SELECT g.ord FROM unnest(p_ids) WITH ORDINALITY g(id, ord)
+             ORDER BY (SELECT j.seq FROM fairlane.job j WHERE j.id = g.id), g.ord LOOP
         SELECT l.seq INTO v_seq FROM fairlane.job j JOIN fairlane.live l ON l.seq = j.seq JOIN fairlane.session s ON s.seq = l.session
         WHERE j.id = p_ids[i] AND l.fence = p_fences[i] AND s.id = p_session AND s.state IN ('live', 'stopping') FOR SHARE OF l;
         IF FOUND THEN

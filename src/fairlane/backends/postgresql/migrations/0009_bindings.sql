@@ -15,16 +15,29 @@ BEGIN
     INTO v_queues, v_pools FROM fairlane.job j WHERE j.seq = ANY (p_seqs);
     IF v_pools IS NOT NULL THEN
         PERFORM fairlane.lock_some(v_pools, '{}');
-        v_queues := v_queues || ARRAY(
-            SELECT x.queue FROM fairlane.job j
-            CROSS JOIN LATERAL (SELECT b.seq, b.cleanup FROM fairlane.binding b
-                WHERE b.pool = j.pool AND b.key = j.sticky AND b.closed_at IS NULL OFFSET 0) b
-            CROSS JOIN LATERAL (SELECT v.queue FROM fairlane.live v WHERE v.seq = b.cleanup
-                UNION SELECT v.queue FROM fairlane.aside a JOIN fairlane.live v ON v.seq = a.seq
-                WHERE a.binding = b.seq AND a.gate = 2 AND j.kind = 3 OFFSET 0) x
-            WHERE j.seq = ANY (p_seqs) AND j.sticky IS NOT NULL);
+        v_queues := v_queues || fairlane.bound_queues(p_seqs);
     END IF;
     PERFORM fairlane.lock_some('{}', v_queues || p_queues);
+END $$;
+
+-- The same for what is bound, without waiting: true when all of it was free.
+CREATE FUNCTION fairlane.try_lock_for(p_seqs bigint[]) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN fairlane.try_lock('{}', ARRAY(SELECT DISTINCT j.pool FROM fairlane.job j WHERE j.seq = ANY (p_seqs) AND j.sticky IS NOT NULL))
+        AND fairlane.try_lock(fairlane.bound_queues(p_seqs));
+END $$;
+
+-- The queues of the clean-up of what is bound, and of what waits behind that. The caller holds the locks of their pools.
+CREATE FUNCTION fairlane.bound_queues(p_seqs bigint[]) RETURNS integer[] LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT x.queue FROM fairlane.job j
+        CROSS JOIN LATERAL (SELECT b.seq, b.cleanup FROM fairlane.binding b
+            WHERE b.pool = j.pool AND b.key = j.sticky AND b.closed_at IS NULL OFFSET 0) b
+        CROSS JOIN LATERAL (SELECT v.queue FROM fairlane.live v WHERE v.seq = b.cleanup
+            UNION SELECT v.queue FROM fairlane.aside a JOIN fairlane.live v ON v.seq = a.seq
+            WHERE a.binding = b.seq AND a.gate = 2 AND j.kind = 3 OFFSET 0) x
+        WHERE j.seq = ANY (p_seqs) AND j.sticky IS NOT NULL);
 END $$;
 
 -- Whether a place in a pool has a worker, or one that may come back to it within its lease.
@@ -284,7 +297,7 @@ END $$;
 -- Whether somebody could claim a job of this inbox and class now: anybody, or its worker, live with a slot to spare.
 CREATE FUNCTION fairlane.takes(p_inbox text, p_class smallint) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT p_inbox = '' OR EXISTS (SELECT 1 FROM fairlane.sessions s
-        WHERE s.pool = split_part(p_inbox, '/', 1) AND s.idx = split_part(p_inbox, '/', 2)::integer AND s.idx IS NOT NULL
+        WHERE s.pool = split_part(p_inbox, '/', 1) AND s.idx = nullif(split_part(p_inbox, '/', 2), '')::integer AND s.idx IS NOT NULL
         AND s.state = 'live' AND fairlane.room(s.slots, s.reserved_high, s.reserved_normal, s.running_high, s.running_normal,
             s.running_low, p_class) > 0)
 $$;
@@ -316,42 +329,55 @@ CREATE FUNCTION fairlane.release(p_pool text, p_key text, p_id text, p_task text
     p_uniq text, p_unique_for double precision, p_retry_of text, p_expires double precision,
     p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL, OUT answer text, OUT topics text[])
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off SET lock_timeout = '2s' AS $$
 DECLARE
-    m fairlane.moment;
+    m fairlane.moment := fairlane.moment_of(p_now, p_lease);
     b fairlane.binding;
     j fairlane.job;
     l fairlane.live;
-    v_queue integer;
+    v_known boolean := false;
 BEGIN
     topics := '{}';
     SELECT * INTO b FROM fairlane.binding x WHERE x.pool = p_pool AND x.key = p_key AND x.closed_at IS NULL;
     IF b.state = 'open' THEN
-        IF p_id IS NOT NULL THEN
-            v_queue := fairlane.queue_number(p_queue);
-        END IF;
-        PERFORM fairlane.lock_alone();
-        SELECT * INTO b FROM fairlane.binding x WHERE x.pool = p_pool AND x.key = p_key AND x.closed_at IS NULL;
+        BEGIN
+            -- The names first, as in every call: with the store alone nobody's open transaction may be waited for.
+            IF p_id IS NOT NULL THEN
+                INSERT INTO fairlane.job (id, task, queue, kind, class, cost, payload, headers, retries, backoff, timeout, uniq, pool,
+                    sticky, retry_of, enqueued_at, expires)
+                SELECT p_id, p_task, fairlane.queue_number(p_queue), 3, p_class, p_cost, p_payload, p_headers, p_retries, p_backoff,
+                    p_timeout, p_uniq, p_pool, p_key, p_retry_of, m.now, p_expires
+                WHERE NOT EXISTS (SELECT 1 FROM fairlane.remembered r WHERE r.id = p_id AND r.until > m.now)
+                ON CONFLICT ON CONSTRAINT job_id_key DO NOTHING RETURNING * INTO j;
+                v_known := NOT FOUND;
+                IF NOT v_known THEN
+                    PERFORM fairlane.relate(j);
+                    IF p_uniq IS NOT NULL THEN
+                        INSERT INTO fairlane.held_unique (task, value, seq, id, until)
+                        VALUES (p_task, p_uniq, j.seq, p_id, m.now + p_unique_for)
+                        ON CONFLICT (task, value) DO UPDATE SET seq = excluded.seq, id = excluded.id, until = excluded.until, state = NULL;
+                    END IF;
+                END IF;
+            END IF;
+            PERFORM set_config('lock_timeout', '0', true);
+            PERFORM fairlane.lock_alone();
+            SELECT * INTO b FROM fairlane.binding x WHERE x.pool = p_pool AND x.key = p_key AND x.closed_at IS NULL;
+            IF b.state IS DISTINCT FROM 'open' THEN
+                PERFORM fairlane.refuse('FL010', 'somebody else has begun the release');
+            END IF;
+        EXCEPTION WHEN SQLSTATE 'FL010' THEN
+            -- The clean-up is not stored after all; and the locks are free again.
+            NULL;
+        END;
     END IF;
     IF b.state IS DISTINCT FROM 'open' THEN
         answer := CASE WHEN b.state IS NULL THEN 'nothing' ELSE 'draining' END;
         RETURN;
+    ELSIF v_known THEN
+        PERFORM fairlane.refuse('FL002', format('clean-up %L was cancelled when the key was used again; give a new id', p_id));
     END IF;
     m := fairlane.moment_of(p_now, p_lease);
     IF p_id IS NOT NULL THEN
-        IF EXISTS (SELECT 1 FROM fairlane.job x WHERE x.id = p_id)
-            OR EXISTS (SELECT 1 FROM fairlane.remembered r WHERE r.id = p_id AND r.until > m.now) THEN
-            PERFORM fairlane.refuse('FL002', format('clean-up %L was cancelled when the key was used again; give a new id', p_id));
-        END IF;
-        INSERT INTO fairlane.job (id, task, queue, kind, class, cost, payload, headers, retries, backoff, timeout, uniq, pool, sticky,
-            retry_of, enqueued_at, expires)
-        VALUES (p_id, p_task, v_queue, 3, p_class, p_cost, p_payload, p_headers, p_retries, p_backoff, p_timeout,
-            p_uniq, p_pool, p_key, p_retry_of, m.now, p_expires) RETURNING * INTO j;
-        PERFORM fairlane.relate(j);
-        IF p_uniq IS NOT NULL THEN
-            INSERT INTO fairlane.held_unique (task, value, seq, id, until) VALUES (p_task, p_uniq, j.seq, p_id, m.now + p_unique_for)
-            ON CONFLICT (task, value) DO UPDATE SET seq = excluded.seq, id = excluded.id, until = excluded.until, state = NULL;
-        END IF;
         l := fairlane.new_live(j, m);
         l.binding := b.seq;
         l.inbox := b.pool || '/' || b.idx;

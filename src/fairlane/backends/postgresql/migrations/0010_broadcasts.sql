@@ -40,12 +40,16 @@ CREATE FUNCTION fairlane.add_child(p fairlane.live, p_index integer, m fairlane.
 DECLARE
     c fairlane.job;
     l fairlane.live;
+    v_timeout text := current_setting('lock_timeout');
 BEGIN
+    -- A name, and out of order: its wait for an open transaction with the same id is too short to be part of a deadlock.
+    PERFORM set_config('lock_timeout', '100ms', true);
     INSERT INTO fairlane.job (id, parent, direct, kind, expires, enqueued_at, task, queue, class, cost, payload, headers, retries,
         backoff, timeout, pool)
     SELECT j.id || '/' || p_index, j.seq, p_index, 0, CASE WHEN p.expires_at IS NOT NULL THEN greatest(0, p.expires_at - m.now) END,
         m.now, j.task, j.queue, j.class, j.cost, j.payload, j.headers, j.retries, j.backoff, j.timeout, j.pool
     FROM fairlane.job j WHERE j.seq = p.seq RETURNING * INTO c;
+    PERFORM set_config('lock_timeout', v_timeout, true);
     PERFORM fairlane.relate(c);
     l := fairlane.new_live(c, m);
     PERFORM fairlane.tally_move(l.queue, l.class, NULL, l.state);
@@ -153,7 +157,8 @@ BEGIN
     IF l.kind = 2 THEN
         UPDATE fairlane.live SET cancel = true WHERE seq = p_seq AND NOT cancel;
         l.cancel := true;
-        v_children := ARRAY(SELECT x.seq FROM fairlane.children_of(p_seq) c JOIN fairlane.live x ON x.seq = c ORDER BY x.seq);
+        v_children := ARRAY(SELECT x.seq FROM fairlane.children_of(p_seq) c JOIN fairlane.live x ON x.seq = c ORDER BY x.seq DESC);
+        -- The last first: whether one is left is looked for from the first on (`finish_if_over`).
         FOREACH v_child IN ARRAY v_children LOOP
             PERFORM fairlane.cancel_job(v_child, m);
         END LOOP;
@@ -168,6 +173,26 @@ BEGIN
         PERFORM fairlane.tell('job:' || j.id) FROM fairlane.job j WHERE j.seq = p_seq;
     END IF;
     RETURN 3;
+END $$;
+
+-- Hold jobs that may run, and the children of those that are broadcasts, with all that their end may touch. A job that runs
+-- can end without the lock of its queue, so its row is held too, and running jobs come before queues. One that starts in
+-- between is only tried: if its end is under way already, all locks are given back and taken anew, in their order.
+CREATE FUNCTION fairlane.lock_jobs(p_seqs bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_all bigint[] := p_seqs || ARRAY(SELECT c FROM unnest(p_seqs) v CROSS JOIN LATERAL fairlane.children_of(v) c);
+BEGIN
+    LOOP
+        BEGIN
+            PERFORM pg_advisory_xact_lock_shared(fairlane.space(), 0);
+            PERFORM 1 FROM fairlane.live x WHERE x.seq = ANY (v_all) AND x.session IS NOT NULL ORDER BY x.seq FOR UPDATE;
+            PERFORM fairlane.lock_for(p_seqs);
+            PERFORM 1 FROM fairlane.live x WHERE x.seq = ANY (v_all) FOR UPDATE NOWAIT;
+            RETURN;
+        EXCEPTION WHEN lock_not_available THEN
+            PERFORM pg_sleep(0.001);
+        END;
+    END LOOP;
 END $$;
 
 -- Cancel jobs; nothing is cancelled when one of them is unknown. `states`: the state each is in now.
@@ -187,16 +212,11 @@ BEGIN
     END IF;
     v_live := ARRAY(SELECT x.seq FROM fairlane.live x WHERE x.seq = ANY (v_seqs));
     IF cardinality(v_live) > 0 THEN
-        PERFORM fairlane.lock_for(v_live);
-        -- A job that runs can end without those locks: its row is held, children of broadcasts included. Whoever ends it may
-        -- wait for the locks taken above, so the wait is short and the call is repeated.
-        PERFORM set_config('lock_timeout', '100ms', true);
-        PERFORM 1 FROM fairlane.live x WHERE x.seq = ANY (v_live || ARRAY(
-            SELECT c FROM unnest(v_live) v CROSS JOIN LATERAL fairlane.children_of(v) c)) ORDER BY x.seq FOR UPDATE;
-        PERFORM set_config('lock_timeout', '0', true);
+        PERFORM fairlane.lock_jobs(v_live);
         m := fairlane.moment_of(p_now, p_lease);
-        PERFORM fairlane.cancel_waiting(v_live, m);
-        FOREACH v_seq IN ARRAY ARRAY(SELECT x.seq FROM fairlane.live x WHERE x.seq = ANY (v_live) ORDER BY x.seq) LOOP
+        PERFORM fairlane.end_waiting(v_live, 'by_user', m);
+        -- Those that hold the place of a lane come last: otherwise each place would go on to a job that is cancelled next.
+        FOREACH v_seq IN ARRAY ARRAY(SELECT x.seq FROM fairlane.live x WHERE x.seq = ANY (v_live) ORDER BY x.granted, x.seq) LOOP
             -- The end of one can be the end of another: of the parent of the last copy.
             IF EXISTS (SELECT 1 FROM fairlane.live x WHERE x.seq = v_seq) THEN
                 PERFORM fairlane.cancel_job(v_seq, m);
@@ -213,17 +233,20 @@ BEGIN
     topics := fairlane.topics();
 END $$;
 
--- Cancel those that wait and are nothing but jobs, in lanes without a limit: many at once.
-CREATE FUNCTION fairlane.cancel_waiting(p_seqs bigint[], m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+-- Cancel, for a reason, those that wait and are nothing but jobs: many at once. Returns how many. The caller holds the locks of
+-- their queues. A limited lane hands its places on once, when all of them are gone.
+CREATE FUNCTION fairlane.end_waiting(p_seqs bigint[], p_reason text, m fairlane.moment) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
-    v_flow bigint;
+    r record;
+    v_lane bigint;
+    v_ended integer := 0;
 BEGIN
-    FOR v_flow IN
+    FOR r IN
         WITH gone AS (
-            DELETE FROM fairlane.live x WHERE x.seq = ANY (p_seqs) AND x.state IN (1, 2) AND x.plain AND x.lane IS NULL RETURNING x.*
+            DELETE FROM fairlane.live x WHERE x.seq = ANY (p_seqs) AND x.state IN (1, 2) AND x.plain RETURNING x.*
         ), ended AS (
             INSERT INTO fairlane.outcome (seq, queue, state, reason, arrival, attempt, fence, started_at, finished_at, refused)
-            SELECT g.seq, g.queue, 6, 'by_user', g.arrival, g.attempt, g.fence, g.started_at, m.now, g.refused FROM gone g
+            SELECT g.seq, g.queue, 6, p_reason, g.arrival, g.attempt, g.fence, g.started_at, m.now, g.refused FROM gone g
         ), counted AS (
             INSERT INTO fairlane.tally (queue, class, scheduled, pending, cancelled)
             SELECT g.queue, g.class, -count(*) FILTER (WHERE g.state = 1), -count(*) FILTER (WHERE g.state = 2), count(*)
@@ -231,8 +254,24 @@ BEGIN
         ), beside AS (
             DELETE FROM fairlane.aside a WHERE a.seq = ANY (ARRAY(SELECT g.seq FROM gone g))
         )
-        SELECT DISTINCT g.flow FROM gone g WHERE g.flow IS NOT NULL
+        SELECT g.flow, g.lane, count(*) FILTER (WHERE g.granted) AS granted, count(*) AS jobs, min(g.seq) AS seq
+        FROM gone g GROUP BY g.flow, g.lane ORDER BY g.lane, g.flow
     LOOP
-        PERFORM fairlane.find_head(v_flow);
+        v_ended := v_ended + r.jobs;
+        IF r.flow IS NOT NULL THEN
+            PERFORM fairlane.find_head(r.flow);
+        END IF;
+        -- Ordered by lane, so each is handed on when its last group is done.
+        IF v_lane IS DISTINCT FROM r.lane THEN
+            PERFORM fairlane.hand_on(v_lane, m) WHERE v_lane IS NOT NULL;
+            v_lane := r.lane;
+            PERFORM fairlane.tell('place:' || q.name || '/' || j.lane) FROM fairlane.job j JOIN fairlane.queue q ON q.id = j.queue
+            WHERE v_lane IS NOT NULL AND j.seq = r.seq;
+        END IF;
+        IF r.lane IS NOT NULL AND r.granted > 0 THEN
+            UPDATE fairlane.lane SET granted = granted - r.granted WHERE id = r.lane;
+        END IF;
     END LOOP;
+    PERFORM fairlane.hand_on(v_lane, m) WHERE v_lane IS NOT NULL;
+    RETURN v_ended;
 END $$;

@@ -11,7 +11,7 @@ $$;
 -- NULL the lowest free one; `p_seconds` is its lease. Repeating it renews.
 CREATE FUNCTION fairlane.register(p_id text, p_kind text, p_seconds double precision, p_host text, p_pid integer, p_pool text,
     p_idx integer, p_queues text[], p_slots integer, p_reserved_high integer, p_reserved_normal integer,
-    p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL, OUT topics text[])
+    p_task_set text, p_tasks text[], p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL, OUT topics text[])
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
 DECLARE
@@ -22,7 +22,7 @@ DECLARE
     v_seq bigint;
 BEGIN
     topics := '{}';
-    IF fairlane.register_again(p_id, m) THEN
+    IF NOT fairlane.is_missed(p_id, m) AND fairlane.register_again(p_id, m) THEN
         RETURN;
     END IF;
     -- Before the lock, as everybody does: whoever makes the same queue at this moment waits for locks himself.
@@ -32,6 +32,8 @@ BEGIN
     PERFORM fairlane.lock_alone();
     m := fairlane.moment_of(p_now, p_lease);
     IF fairlane.register_again(p_id, m) THEN
+        PERFORM fairlane.bind_unbound(fairlane.unbound(p_pool, 1000), m);
+        topics := fairlane.topics();
         RETURN;
     END IF;
     IF p_kind = 'worker' THEN
@@ -45,11 +47,15 @@ BEGIN
         PERFORM fairlane.make_room(p_pool, v_index, p_host, m);
     END IF;
     INSERT INTO fairlane.session (id, kind, state, host, pid, pool, idx, named, queues, slots, reserved_high, reserved_normal,
-        started_at, lease, expires)
+        started_at, lease, expires, task_set)
     VALUES (p_id, p_kind, 'live', p_host, p_pid, p_pool, v_index, p_idx IS NOT NULL, coalesce(p_queues, '{}'), p_slots,
-        coalesce(p_reserved_high, 0), coalesce(p_reserved_normal, 0), m.now, p_seconds, m.lease + p_seconds)
+        coalesce(p_reserved_high, 0), coalesce(p_reserved_normal, 0), m.now, p_seconds, m.lease + p_seconds, p_task_set)
     RETURNING seq INTO v_seq;
     INSERT INTO fairlane.load (session) VALUES (v_seq);
+    IF p_task_set IS NOT NULL THEN
+        INSERT INTO fairlane.task_set (id, tasks, used_at) VALUES (p_task_set, p_tasks, m.now)
+        ON CONFLICT (id) DO UPDATE SET used_at = excluded.used_at;
+    END IF;
     IF v_index IS NOT NULL THEN
         -- The granter binds the rest, if there are more.
         PERFORM fairlane.bind_unbound(fairlane.unbound(p_pool, 1000), m);
@@ -70,6 +76,12 @@ BEGIN
     END IF;
     RETURN false;
 END $$;
+
+-- Whether a session is there whose lease has run out, and jobs of its pool found no live worker meanwhile.
+CREATE FUNCTION fairlane.is_missed(p_id text, m fairlane.moment) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT 1 FROM fairlane.session s WHERE s.id = p_id AND s.state = 'live' AND s.idx IS NOT NULL AND s.expires <= m.lease
+        AND cardinality(fairlane.unbound(s.pool, 1)) > 0)
+$$;
 
 -- The same index cannot be held twice. On the same host the newcomer is the old one restarted.
 CREATE FUNCTION fairlane.make_room(p_pool text, p_index integer, p_host text, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
@@ -94,8 +106,8 @@ BEGIN
 END $$;
 
 -- Extend a lease, and settle what the session and the store believe differently. `lost`: places (from 0) of the claims named
--- that are not its own any more. Usually nothing has to be taken back and no lock is needed; `again` says that something
--- has, and asks for the same call with `p_alone`.
+-- that are not its own any more. Usually nothing has to be taken back or bound and no lock is needed; `again` says that
+-- something has, and asks for the same call with `p_alone`.
 CREATE FUNCTION fairlane.renew(p_session text, p_ids text[], p_fences integer[], p_claim bigint, p_stopping boolean,
     p_alone boolean DEFAULT false, p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
     OUT lost integer[], OUT cancel text[], OUT taken_back text[], OUT again boolean, OUT now double precision, OUT topics text[])
@@ -109,11 +121,13 @@ DECLARE
     v_fences integer[];
     v_unknown bigint[];
     v_seq bigint;
+    v_missed boolean;
 BEGIN
     IF p_alone THEN
         PERFORM fairlane.lock_alone();
     END IF;
     m := fairlane.moment_of(p_now, p_lease);
+    v_missed := NOT p_alone AND fairlane.is_missed(p_session, m);
     UPDATE fairlane.session x SET expires = m.lease + x.lease, state = CASE WHEN p_stopping THEN 'stopping' ELSE x.state END
     WHERE x.id = p_session AND x.state IN ('live', 'stopping') RETURNING * INTO s;
     IF NOT FOUND THEN
@@ -132,11 +146,14 @@ BEGIN
     lost := ARRAY(SELECT u.ord::integer - 1 FROM unnest(p_ids, p_fences) WITH ORDINALITY u(id, fence, ord)
         WHERE ((u.id, u.fence) IN (SELECT h.id, h.fence FROM unnest(v_ids, v_fences) h(id, fence))) IS NOT TRUE ORDER BY u.ord);
     taken_back := '{}';
-    again := cardinality(v_unknown) > 0 AND NOT p_alone;
+    again := (cardinality(v_unknown) > 0 AND NOT p_alone) OR v_missed;
+    IF p_alone AND s.idx IS NOT NULL THEN
+        PERFORM fairlane.bind_unbound(fairlane.unbound(s.pool, 1000), m);
+    END IF;
     IF NOT again THEN
         FOREACH v_seq IN ARRAY v_unknown LOOP
             SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq;
-            PERFORM fairlane.take_back(l, s.id, fairlane.worker_of(s), 9::smallint, m);
+            PERFORM fairlane.take_back(l, s.id, fairlane.worker_of(s), 9::smallint, 0, m);
             taken_back := taken_back || (SELECT j.id FROM fairlane.job j WHERE j.seq = v_seq);
         END LOOP;
     END IF;
@@ -186,7 +203,7 @@ BEGIN
         ELSIF r.begun THEN
             PERFORM fairlane.crash(l, s.id, fairlane.worker_of(s), m);
         ELSE
-            PERFORM fairlane.take_back(l, s.id, fairlane.worker_of(s), 9::smallint, m);
+            PERFORM fairlane.take_back(l, s.id, fairlane.worker_of(s), 9::smallint, 0, m);
         END IF;
     END LOOP;
     topics := fairlane.topics();
@@ -269,9 +286,9 @@ BEGIN
     drained := 0;
     more := false;
     IF fairlane.needs_rescue(p_declare, m) THEN
-        PERFORM fairlane.check_term(p_term, true, m);
         PERFORM fairlane.lock_alone();
         m := fairlane.moment_of(p_now, p_lease);
+        PERFORM fairlane.check_term(p_term, true, m);
         IF p_declare THEN
             -- Held and looked at again: a renewal in this moment counts.
             FOR s IN SELECT x.* FROM fairlane.session x WHERE x.state IN ('live', 'stopping') AND x.expires <= m.lease

@@ -198,8 +198,36 @@ BEGIN
     topics := '{}';
 END $$;
 
+-- Store a token, unless its id is taken; `token` is what is stored then. Whether it is the same one is seen by the caller.
+CREATE FUNCTION fairlane.add_token(p_id text, p_name text, p_digest bytea, p_scopes text, p_queues text, p_lane_prefix text,
+    p_expires double precision, p_hint text, p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
+    OUT token fairlane.token)
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+DECLARE
+    m fairlane.moment := fairlane.moment_of(p_now, p_lease);
+BEGIN
+    INSERT INTO fairlane.token VALUES (p_id, p_name, p_digest, p_scopes, p_queues, p_lane_prefix, m.now, m.now + p_expires, NULL, p_hint)
+    ON CONFLICT (id) DO NOTHING;
+    SELECT * INTO token FROM fairlane.token t WHERE t.id = p_id;
+END $$;
+
+-- Revoke a token. `revoked`: whether this call did; NULL: there is no such token.
+CREATE FUNCTION fairlane.revoke_token(p_id text, p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
+    OUT revoked boolean)
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+DECLARE
+    m fairlane.moment := fairlane.moment_of(p_now, p_lease);
+BEGIN
+    UPDATE fairlane.token t SET revoked_at = m.now WHERE t.id = p_id AND t.revoked_at IS NULL;
+    revoked := FOUND;
+    IF NOT FOUND AND NOT EXISTS (SELECT 1 FROM fairlane.token t WHERE t.id = p_id) THEN
+        revoked := NULL;
+    END IF;
+END $$;
+
 -- Refuse a leader whose term has ended; NULL is nobody's term and passes. `p_hold`: nobody else can lead before this step is
--- over. Whoever finds nothing to do does not hold it, so that an idle pass writes nothing.
+-- over. A pass that finds nothing to do does not hold it, so that an idle pass writes nothing; and it is held last, so that the
+-- leader can renew its term while a pass waits for locks.
 CREATE FUNCTION fairlane.check_term(p_term bigint, p_hold boolean, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p_term IS NULL THEN
@@ -268,7 +296,8 @@ DECLARE
 BEGIN
     PERFORM fairlane.lock_alone();
     m := fairlane.moment_of(p_now, p_lease);
-    differences := fairlane.recount_aside() || fairlane.recount_tallies() || fairlane.recount_loads() || fairlane.recount_lanes(m) || fairlane.recount_flows(m);
+    differences := ARRAY(SELECT format('job %s: its identity was missing', g) FROM unnest(fairlane.adopt(NULL)) g)
+        || fairlane.recount_aside() || fairlane.recount_tallies() || fairlane.recount_loads() || fairlane.recount_lanes(m) || fairlane.recount_flows(m);
     SELECT count(*) INTO jobs FROM fairlane.live;
     topics := fairlane.topics();
 END $$;
@@ -405,4 +434,17 @@ BEGIN
         PERFORM fairlane.save(fairlane.enter(l, m));
     END LOOP;
     RETURN v_found;
+END $$;
+
+-- How many more jobs of a class a queue may run. What others finish at this moment still counts: never too many.
+CREATE FUNCTION fairlane.queue_room(p_queue integer, p_class integer) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    q fairlane.queue;
+    r bigint[];
+BEGIN
+    SELECT * INTO q FROM fairlane.queue x WHERE x.id = p_queue;
+    SELECT ARRAY[coalesce(sum(t.running - t.slotless) FILTER (WHERE t.class = 0), 0),
+        coalesce(sum(t.running - t.slotless) FILTER (WHERE t.class = 1), 0),
+        coalesce(sum(t.running - t.slotless) FILTER (WHERE t.class = 2), 0)] INTO r FROM fairlane.tally t WHERE t.queue = p_queue;
+    RETURN fairlane.room(q.slots, q.reserved_high, q.reserved_normal, r[1], r[2], r[3], p_class);
 END $$;

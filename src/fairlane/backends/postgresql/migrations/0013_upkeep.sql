@@ -1,12 +1,39 @@
 -- The leader's passes over time, arrivals and what is finished, and recounting everything that is derived. A pass first
 -- looks without a lock, and locks only the queues and pools of what it saw: one that finds nothing writes nothing.
 
+-- What is wrong with a policy, NULL when nothing is. A job whose policy cannot be read waits by the usual one after a crash, and
+-- ends with its next claim.
+CREATE FUNCTION fairlane.backoff_problem(p_backoff bytea) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_policy jsonb;
+    v_field text;
+    v_value double precision;
+BEGIN
+    v_policy := convert_from(p_backoff, 'UTF8');
+    IF jsonb_typeof(v_policy) <> 'object' THEN
+        RETURN 'must be a JSON object';
+    END IF;
+    FOREACH v_field IN ARRAY ARRAY['base', 'factor', 'most'] LOOP
+        IF coalesce(jsonb_typeof(v_policy -> v_field), 'number') <> 'number' THEN
+            RETURN v_field || ' must be a number';
+        END IF;
+        v_value := v_policy ->> v_field;
+        IF NOT (CASE v_field WHEN 'factor' THEN v_value BETWEEN 0.01 AND 100 ELSE v_value BETWEEN 0 AND 315360000 END) THEN
+            RETURN format('%s is out of range: %s', v_field, v_value);
+        END IF;
+    END LOOP;
+    RETURN CASE WHEN coalesce(jsonb_typeof(v_policy -> 'jitter'), 'boolean') <> 'boolean' THEN 'jitter must be true or false' END;
+EXCEPTION WHEN data_exception THEN
+    RETURN 'is not JSON';
+END $$;
+
 -- Seconds to wait after the `p_attempt`-th charged run: between 0 and base * factor ^ (attempt - 1), at most `most`; without
 -- jitter the whole of it. What leaves the range of floats is far beyond the cap, or nothing at all.
 CREATE FUNCTION fairlane.backoff_delay(p_backoff bytea, p_attempt integer, p_draw double precision) RETURNS double precision
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
-    v_policy jsonb := coalesce(convert_from(p_backoff, 'UTF8'), '{}');
+    v_policy jsonb := CASE WHEN p_backoff IS NULL OR fairlane.backoff_problem(p_backoff) IS NOT NULL THEN '{}'
+        ELSE convert_from(p_backoff, 'UTF8') END;
     v_base double precision := coalesce((v_policy ->> 'base')::double precision, 1.0);
     v_factor double precision := coalesce((v_policy ->> 'factor')::double precision, 2.0);
     v_most double precision := coalesce((v_policy ->> 'most')::double precision, 300.0);
@@ -61,9 +88,14 @@ BEGIN
     v_over := ARRAY(SELECT x.seq FROM fairlane.aside x WHERE x.gate = 4 AND x.due <= m.now LIMIT p_limit);
     more := p_limit IN (cardinality(v_expired), cardinality(v_due), cardinality(v_over));
     IF cardinality(v_expired || v_due || v_over) > 0 THEN
-        PERFORM fairlane.check_term(p_term, true, m);
         PERFORM fairlane.lock_for(v_expired || v_due || v_over);
         m := fairlane.moment_of(p_now, p_lease);
+        PERFORM fairlane.check_term(p_term, true, m);
+        -- First many at once, then those that end one by one; of these the ones that hold the place of a lane come last.
+        v_expired := ARRAY(SELECT x.seq FROM fairlane.live x WHERE x.seq = ANY (v_expired) AND x.state IN (1, 2)
+            AND x.expires_at <= m.now ORDER BY x.granted, x.expires_at FOR UPDATE SKIP LOCKED);
+        topics := ARRAY(SELECT 'job:' || j.id FROM fairlane.job j WHERE j.seq = ANY (v_expired));
+        expired := fairlane.end_waiting(v_expired, 'expired', m);
         FOREACH v_seq IN ARRAY v_expired LOOP
             -- Read one by one: the end of one job can let another into line (a clean-up, a job behind it).
             SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.state IN (1, 2) AND x.expires_at <= m.now
@@ -75,7 +107,7 @@ BEGIN
         END LOOP;
         promoted := fairlane.let_in(v_due, m);
         PERFORM fairlane.close_joining(v_over, m);
-        topics := fairlane.topics() || ARRAY(SELECT 'job:' || j.id FROM fairlane.job j WHERE j.seq = ANY (v_due));
+        topics := topics || fairlane.topics() || ARRAY(SELECT 'job:' || j.id FROM fairlane.job j WHERE j.seq = ANY (v_due));
     END IF;
     SELECT CASE WHEN min(t.moment) > m.now THEN min(t.moment) - m.now ELSE 0 END INTO next_due FROM (
         (SELECT x.due AS moment FROM fairlane.aside x WHERE x.class = 0 AND x.scheduled ORDER BY x.due LIMIT 1)
@@ -85,6 +117,10 @@ BEGIN
             CROSS JOIN LATERAL (SELECT x.state FROM fairlane.live x WHERE x.seq = a.seq OFFSET 0) y
             WHERE a.expires_at IS NOT NULL AND y.state IN (1, 2) ORDER BY a.expires_at LIMIT 1)
         UNION ALL SELECT min(x.due) FROM fairlane.aside x WHERE x.gate = 4) t HAVING min(t.moment) IS NOT NULL;
+    IF next_due = 0 AND cardinality(v_expired || v_due || v_over) = 0 THEN
+        -- Something is due that cannot be found by its identity. With another one the next pass takes it.
+        PERFORM fairlane.adopt(ARRAY(SELECT x.seq FROM fairlane.aside x WHERE x.scheduled AND x.due <= m.now));
+    END IF;
 END $$;
 
 -- Admit scheduled jobs that are due, and arriving ones, in the order given. Returns how many were let in. Five hundred at a
@@ -204,6 +240,7 @@ DECLARE
     v_arriving bigint[] := '{}';
     v_unbound bigint[];
     v_idle bigint[];
+    v_declined bigint[];
     v_lanes bigint[];
     v_other bigint;
     v_seq bigint;
@@ -226,14 +263,16 @@ BEGIN
             AND NOT (SELECT n.ordered FROM fairlane.lane n WHERE n.id = y.lane) ORDER BY a.granted_at LIMIT p_limit) h
         WHERE fairlane.could_use_place_of(h.seq, m) IS NOT NULL ORDER BY h.granted_at);
     v_lanes := fairlane.lanes_with_room(p_limit, m);
-    more := p_limit IN (cardinality(v_arriving), cardinality(v_unbound));
-    IF cardinality(v_arriving || v_unbound || v_idle || v_lanes) > 0 THEN
-        PERFORM fairlane.check_term(p_term, true, m);
-        PERFORM fairlane.lock_for(v_arriving || v_unbound || v_idle,
+    v_declined := ARRAY(SELECT d.seq FROM fairlane.declined d WHERE d.until <= m.now AND d.until IS NOT NULL ORDER BY d.until LIMIT p_limit);
+    more := p_limit IN (cardinality(v_arriving), cardinality(v_unbound), cardinality(v_declined));
+    IF cardinality(v_arriving || v_unbound || v_idle || v_lanes || v_declined) > 0 THEN
+        PERFORM fairlane.lock_for(v_arriving || v_unbound || v_idle || v_declined,
             ARRAY(SELECT n.queue FROM fairlane.lane n WHERE n.id = ANY (v_lanes)));
         m := fairlane.moment_of(p_now, p_lease);
+        PERFORM fairlane.check_term(p_term, true, m);
         admitted := fairlane.let_in(v_arriving, m);
         PERFORM fairlane.bind_unbound(v_unbound, m);
+        PERFORM fairlane.offer_again(d, m) FROM unnest(v_declined) d;
         FOREACH v_seq IN ARRAY v_idle LOOP
             v_other := fairlane.could_use_place_of(v_seq, m);
             CONTINUE WHEN v_other IS NULL;
@@ -283,134 +322,4 @@ BEGIN
     INSERT INTO fairlane.tally (queue, class, scheduled, pending, running, slotless, completed, failed, cancelled)
     SELECT o.queue, o.class, sum(o.scheduled), sum(o.pending), sum(o.running), sum(o.slotless), sum(o.completed), sum(o.failed),
         sum(o.cancelled) FROM old o GROUP BY o.queue, o.class;
-END $$;
-
--- Forget what retention does not keep: finished jobs past their age or beyond their number, and old records of other kinds.
--- Queues are locked only to tidy their flows, and not in a pass that has all it can do with jobs: such passes follow each
--- other closely.
-CREATE FUNCTION fairlane.prune(p_completed_seconds double precision, p_completed_count bigint, p_failed_seconds double precision,
-    p_failed_count bigint, p_history_seconds double precision, p_id_seconds double precision, p_limit integer, p_term bigint,
-    p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
-    OUT jobs integer, OUT other integer, OUT more boolean, OUT topics text[])
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
-DECLARE
-    m fairlane.moment := fairlane.moment_of(p_now, p_lease);
-    v_jobs bigint[] := '{}';
-    v_sessions bigint[];
-    v_bindings bigint[];
-    v_ids text[];
-    v_uniques bigint[];
-    v_queues integer[] := '{}';
-    v_queue integer;
-    v_count integer;
-BEGIN
-    PERFORM fairlane.check_term(p_term, false, m);
-    topics := '{}';
-    jobs := 0;
-    other := 0;
-    FOR v_queue IN SELECT q.id FROM fairlane.queue q ORDER BY q.id LOOP
-        FOR c IN 4 .. 6 LOOP
-            v_jobs := v_jobs || fairlane.ended_before(v_queue, c::smallint,
-                m.now - CASE c WHEN 4 THEN p_completed_seconds ELSE p_failed_seconds END,
-                CASE c WHEN 4 THEN p_completed_count ELSE p_failed_count END, p_limit - cardinality(v_jobs));
-        END LOOP;
-    END LOOP;
-    -- A session that kept jobs ended in is part of their history.
-    v_sessions := ARRAY(SELECT s.seq FROM fairlane.session s WHERE s.state IN ('ended', 'dead') AND s.ended_at <= m.now - p_history_seconds
-        AND NOT EXISTS (SELECT 1 FROM fairlane.outcome o WHERE o.session = s.seq)
-        AND NOT EXISTS (SELECT 1 FROM fairlane.live x WHERE x.session = s.seq) LIMIT p_limit);
-    v_bindings := ARRAY(SELECT b.seq FROM fairlane.binding b WHERE b.closed_at <= m.now - p_history_seconds LIMIT p_limit);
-    v_ids := ARRAY(SELECT r.id FROM fairlane.remembered r WHERE r.until <= m.now LIMIT p_limit);
-    -- Values whose time is over and whose job is final or gone. One that an open transaction takes again is left alone.
-    v_uniques := ARRAY(SELECT u.seq FROM fairlane.held_unique u WHERE u.until <= m.now
-        AND NOT EXISTS (SELECT 1 FROM fairlane.live x WHERE x.seq = u.seq) LIMIT p_limit FOR UPDATE SKIP LOCKED);
-    IF cardinality(v_jobs) < p_limit THEN
-        v_queues := fairlane.untidy();
-    END IF;
-    more := cardinality(v_jobs) >= p_limit;
-    IF cardinality(v_jobs || v_sessions || v_bindings || v_uniques) + cardinality(v_ids) + cardinality(v_queues) = 0 THEN
-        RETURN;
-    END IF;
-    PERFORM fairlane.check_term(p_term, true, m);
-    IF cardinality(v_queues) > 0 THEN
-        PERFORM fairlane.lock_some('{}', v_queues);
-        other := fairlane.tidy(v_queues, 10000);
-    END IF;
-    INSERT INTO fairlane.remembered (id, fingerprint, state, until)
-    SELECT j.id, j.print, o.state, o.finished_at + p_id_seconds FROM fairlane.outcome o
-    CROSS JOIN LATERAL (SELECT x.id, fairlane.fingerprint(x) AS print FROM fairlane.job x WHERE x.seq = o.seq OFFSET 0) j
-    WHERE o.seq = ANY (v_jobs) AND o.finished_at > m.now - p_id_seconds
-    ON CONFLICT (id) DO UPDATE SET fingerprint = excluded.fingerprint, state = excluded.state, until = excluded.until;
-    DELETE FROM fairlane.outcome WHERE seq = ANY (v_jobs);
-    GET DIAGNOSTICS jobs = ROW_COUNT;
-    DELETE FROM fairlane.attempt WHERE seq = ANY (v_jobs);
-    DELETE FROM fairlane.progress WHERE seq = ANY (v_jobs);
-    PERFORM fairlane.forget(v_jobs);
-    DELETE FROM fairlane.load WHERE session = ANY (v_sessions);
-    DELETE FROM fairlane.session WHERE seq = ANY (v_sessions);
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    other := other + v_count;
-    DELETE FROM fairlane.binding WHERE seq = ANY (v_bindings);
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    other := other + v_count;
-    DELETE FROM fairlane.remembered r WHERE r.id = ANY (v_ids) AND r.until <= m.now;
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    other := other + v_count;
-    DELETE FROM fairlane.held_unique u WHERE u.seq = ANY (v_uniques) AND u.until <= m.now;
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    other := other + v_count;
-END $$;
-
--- Jobs of a queue and state that ended before a moment, or before the newest so many; oldest first. The moment before which
--- they are too many is found in the index alone; of those that ended in that very moment, the last ones stay.
-CREATE FUNCTION fairlane.ended_before(p_queue integer, p_state smallint, p_moment double precision, p_count bigint, p_limit integer)
-RETURNS bigint[] LANGUAGE plpgsql AS $$
-DECLARE
-    v_cut double precision;
-    v_seq bigint := 9223372036854775807;
-BEGIN
-    IF p_limit <= 0 THEN
-        RETURN '{}';
-    END IF;
-    SELECT o.finished_at INTO v_cut FROM fairlane.outcome o WHERE o.queue = p_queue AND o.state = p_state
-    ORDER BY o.finished_at DESC OFFSET p_count LIMIT 1;
-    IF v_cut > p_moment THEN
-        SELECT o.seq INTO v_seq FROM fairlane.outcome o WHERE o.queue = p_queue AND o.state = p_state AND o.finished_at = v_cut
-        ORDER BY o.seq DESC LIMIT 1 OFFSET p_count - (SELECT count(*) FROM fairlane.outcome k
-            WHERE k.queue = p_queue AND k.state = p_state AND k.finished_at > v_cut);
-    ELSE
-        v_cut := p_moment;
-    END IF;
-    RETURN ARRAY(SELECT o.seq FROM fairlane.outcome o WHERE o.queue = p_queue AND o.state = p_state AND o.finished_at <= v_cut
-        AND (o.finished_at < v_cut OR o.seq <= v_seq) ORDER BY o.finished_at LIMIT p_limit);
-END $$;
-
--- Lanes that are empty and have caught up leave nothing. In a domain of a class that has no job at all there is no order to
--- keep: its clock moves past all its flows. (Also jobs that wait for a place of their lane have an order.)
-CREATE FUNCTION fairlane.idle_domains(p_queues integer[], OUT id bigint, OUT queue integer, OUT finish bigint) RETURNS SETOF record
-LANGUAGE sql STABLE AS $$
-    SELECT d.id, d.queue, max(f.finish)
-    FROM (SELECT t.queue, t.class FROM fairlane.tally t GROUP BY t.queue, t.class HAVING sum(t.pending + t.running) = 0) i
-    JOIN fairlane.domains d ON d.queue = i.queue AND d.class = i.class JOIN fairlane.flows f ON f.domain = d.id
-    WHERE p_queues IS NULL OR d.queue = ANY (p_queues) GROUP BY d.id, d.queue, d.clock HAVING max(f.finish) > d.clock
-$$;
-
--- The queues that have flows or clocks to tidy.
-CREATE FUNCTION fairlane.untidy() RETURNS integer[] LANGUAGE sql STABLE AS $$
-    SELECT ARRAY(SELECT x.queue FROM fairlane.idle_domains(NULL) x
-        UNION SELECT d.queue FROM fairlane.domains d WHERE EXISTS (
-            SELECT 1 FROM fairlane.flows f WHERE f.domain = d.id AND f.tag IS NULL AND f.finish <= d.clock))
-$$;
-
-CREATE FUNCTION fairlane.tidy(p_queues integer[], p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
-DECLARE
-    v_flows bigint[];
-BEGIN
-    PERFORM fairlane.set_clock(x.id, x.finish) FROM fairlane.idle_domains(p_queues) x;
-    v_flows := ARRAY(SELECT f.id FROM fairlane.domains d JOIN fairlane.flows f ON f.domain = d.id
-        WHERE d.queue = ANY (p_queues) AND f.tag IS NULL AND f.finish <= d.clock LIMIT p_limit);
-    DELETE FROM fairlane.pace u WHERE u.ctid = ANY (fairlane.paces_at(v_flows));
-    DELETE FROM fairlane.flow u WHERE u.id = ANY (v_flows);
-    RETURN cardinality(v_flows);
 END $$;

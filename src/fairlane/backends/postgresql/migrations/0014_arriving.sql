@@ -70,12 +70,11 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Store one job, or answer with the one there is.
-CREATE FUNCTION fairlane.store_arriving(j fairlane.job, p_unique_for double precision, m fairlane.moment, OUT id text,
-    OUT created boolean, OUT state smallint) LANGUAGE plpgsql AS $$
+-- Store one job without its unique value, or answer with the job there is. `seq` NULL: it was there already.
+CREATE FUNCTION fairlane.store_arriving(j fairlane.job, m fairlane.moment, OUT id text, OUT seq bigint, OUT state smallint)
+LANGUAGE plpgsql AS $$
 BEGIN
     id := j.id;
-    created := false;
     LOOP
         state := fairlane.known(j, m);
         EXIT WHEN state IS NOT NULL;
@@ -89,21 +88,36 @@ BEGIN
             pool, lane, sticky, uniq, retry_of, backoff, payload, headers)
         VALUES (j.enqueued_at, j.cost, j.timeout, j.delay, j.run_at, j.expires, j.queue, j.retries, j.direct, j.class, j.kind, j.id,
             j.task, j.pool, j.lane, j.sticky, j.uniq, j.retry_of, j.backoff, j.payload, j.headers)
-        ON CONFLICT ON CONSTRAINT job_id_key DO NOTHING RETURNING seq INTO j.seq;
+        ON CONFLICT ON CONSTRAINT job_id_key DO NOTHING RETURNING job.seq INTO seq;
         CONTINUE WHEN NOT FOUND;
-        IF j.uniq IS NULL OR fairlane.take_unique(j, m.now + p_unique_for, m) THEN
-            INSERT INTO fairlane.live (seq, queue, class, cost, state, gate, due, expires_at, plain)
-            VALUES (j.seq, j.queue, j.class, j.cost, 0, 3, coalesce(j.run_at, m.now + coalesce(j.delay, 0)), m.now + j.expires,
-                j.sticky IS NULL AND j.uniq IS NULL);
-            IF j.expires IS NOT NULL THEN
-                PERFORM fairlane.set_expiries(ARRAY[j.seq]);
-            END IF;
-            PERFORM fairlane.relate(j);
-            created := true;
-            state := 0;
-            EXIT;
+        j.seq := seq;
+        INSERT INTO fairlane.live (seq, queue, class, cost, state, gate, due, expires_at, plain)
+        VALUES (j.seq, j.queue, j.class, j.cost, 0, 3, coalesce(j.run_at, m.now + coalesce(j.delay, 0)), m.now + j.expires,
+            j.sticky IS NULL AND j.uniq IS NULL);
+        IF j.expires IS NOT NULL THEN
+            PERFORM fairlane.set_expiries(ARRAY[j.seq]);
         END IF;
-        DELETE FROM fairlane.job x WHERE x.seq = j.seq;
+        PERFORM fairlane.relate(j);
+        state := 0;
+        EXIT;
+    END LOOP;
+END $$;
+
+-- Take the unique value of a job that was just stored. When another job has it by now, this one is removed again, and the
+-- answer is that other job; else it has none.
+CREATE FUNCTION fairlane.hold_arriving(j fairlane.job, p_unique_for double precision, m fairlane.moment, OUT id text,
+    OUT state smallint) LANGUAGE plpgsql AS $$
+BEGIN
+    LOOP
+        SELECT h.id, h.state INTO id, state FROM fairlane.holder_of(j, m) h;
+        IF state IS NOT NULL THEN
+            PERFORM fairlane.forget(ARRAY[j.seq]);
+            DELETE FROM fairlane.live x WHERE x.seq = j.seq;
+            DELETE FROM fairlane.aside x WHERE x.seq = j.seq;
+            RETURN;
+        END IF;
+        -- Here it may have to wait for somebody's open transaction, and then looks again.
+        EXIT WHEN fairlane.take_unique(j, m.now + p_unique_for, m);
     END LOOP;
 END $$;
 
@@ -114,9 +128,12 @@ LANGUAGE plpgsql SET search_path = pg_catalog SET plan_cache_mode = force_generi
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET lock_timeout = '2s' AS $$
 DECLARE
     v_request jsonb := p_request;
+    v_trusted boolean := fairlane.is_trusted();
     m fairlane.moment := fairlane.moment_of((v_request ->> 'now')::double precision, NULL);
     v_each jsonb;
-    v_answers jsonb := '[]';
+    v_jobs fairlane.job[] := '{}';
+    v_answers jsonb[] := '{}';
+    i integer;
     v_created boolean := false;
     v_code text;
     v_message text;
@@ -131,6 +148,12 @@ BEGIN
         END IF;
         FOR v_each IN SELECT x FROM jsonb_array_elements(v_request -> 'jobs') x LOOP
             j := fairlane.arriving_job(v_each, m);
+            IF NOT v_trusted THEN
+                PERFORM fairlane.check_new(j.id, j.task, v_each ->> 'queue', j.payload, j.lane, j.class, j.cost, j.delay, j.run_at,
+                    j.expires, j.retries, j.backoff, j.timeout, j.pool, j.retry_of, j.headers);
+                PERFORM fairlane.check_kinds(NULL, ARRAY[j.uniq], ARRAY[(v_each ->> 'unique_for')::double precision], ARRAY[j.sticky],
+                    ARRAY[j.direct], NULL, NULL);
+            END IF;
             PERFORM fairlane.check_arriving(j, v_each ->> 'queue');
             PERFORM fairlane.known(j, m);
         END LOOP;
@@ -138,17 +161,32 @@ BEGIN
         GET STACKED DIAGNOSTICS v_code = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT, v_detail = PG_EXCEPTION_DETAIL;
         RETURN jsonb_build_object('code', v_code, 'message', v_message, 'detail', v_detail);
     END;
-    FOR v_each IN SELECT x FROM jsonb_array_elements(v_request -> 'jobs') x LOOP
+    -- Ids in the order of all calls, then unique values in theirs. What comes in another call of the same transaction comes
+    -- later: that order is the user's.
+    FOR v_each, i IN SELECT x, g.ord FROM jsonb_array_elements(v_request -> 'jobs') WITH ORDINALITY g(x, ord)
+                     ORDER BY x ->> 'id' COLLATE "C", g.ord LOOP
         j := fairlane.arriving_job(v_each, m);
-        SELECT * INTO a FROM fairlane.store_arriving(j, (v_each ->> 'unique_for')::double precision, m);
-        v_created := v_created OR a.created;
-        v_answers := v_answers || jsonb_build_array(jsonb_build_array(a.id, a.created, a.state));
+        SELECT * INTO a FROM fairlane.store_arriving(j, m);
+        j.seq := a.seq;
+        v_jobs[i] := j;
+        v_answers[i] := jsonb_build_array(a.id, a.seq IS NOT NULL, a.state);
+        v_created := v_created OR a.seq IS NOT NULL;
+    END LOOP;
+    FOR v_each, i IN SELECT x, g.ord FROM jsonb_array_elements(v_request -> 'jobs') WITH ORDINALITY g(x, ord)
+                     WHERE x ->> 'unique' IS NOT NULL AND (v_jobs[g.ord]).seq IS NOT NULL
+                     ORDER BY x ->> 'task' COLLATE "C", x ->> 'unique' COLLATE "C", g.ord LOOP
+        SELECT * INTO a FROM fairlane.hold_arriving(v_jobs[i], (v_each ->> 'unique_for')::double precision, m);
+        IF a.id IS NOT NULL THEN
+            -- Also where the call names it a second time.
+            v_answers := ARRAY(SELECT CASE WHEN x ->> 0 = v_each ->> 'id' THEN jsonb_build_array(a.id, false, a.state) ELSE x END
+                FROM unnest(v_answers) WITH ORDINALITY g(x, ord) ORDER BY g.ord);
+        END IF;
     END LOOP;
     IF v_created AND v_request ->> 'channel' IS NOT NULL THEN
         -- Sent with the commit. The same twice in a transaction is sent once.
         PERFORM pg_notify(v_request ->> 'channel', v_request ->> 'hint');
     END IF;
-    RETURN jsonb_build_object('answers', v_answers);
+    RETURN jsonb_build_object('answers', to_jsonb(v_answers));
 END $$;
 
 -- Admit what was stored without the locks of its queue. Sticky jobs and those for one worker are left to the granter: they

@@ -13,6 +13,33 @@ BEGIN
     WHERE s.state = 'live' AND s.kind = 'worker' AND s.expires > v_lease AND p_queue = ANY (s.queues);
 END $$;
 
+-- Whether a live worker knows a task, or does not say: the one that an inbox names, else any that serves the queue.
+CREATE FUNCTION fairlane.read_known(p_task text, p_queue text, p_inbox text, p_lease double precision DEFAULT NULL)
+RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_lease double precision := coalesce(p_lease, extract(epoch FROM clock_timestamp()));
+    v_named boolean := p_inbox <> '' AND right(p_inbox, 1) <> '/';
+BEGIN
+    RETURN EXISTS (
+        SELECT 1 FROM fairlane.session s
+        WHERE s.state IN ('live', 'stopping') AND s.kind = 'worker' AND s.expires > v_lease
+        AND CASE WHEN v_named THEN s.pool || '/' || s.idx = p_inbox ELSE s.state = 'live' AND p_queue = ANY (s.queues) END
+        AND (s.task_set IS NULL OR EXISTS (SELECT 1 FROM fairlane.task_set t WHERE t.id = s.task_set AND p_task = ANY (t.tasks))));
+END $$;
+
+-- Tasks of which jobs wait because sessions declined them, the longest waiting first; `p_most` jobs are looked at.
+CREATE FUNCTION fairlane.read_declined(p_limit integer, p_most integer, p_lease double precision DEFAULT NULL)
+RETURNS TABLE (queue text, task text, waiting bigint, since double precision, known boolean) LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN QUERY
+    SELECT x.queue, x.task, x.waiting, x.since, fairlane.read_known(x.task, x.queue, '', p_lease) FROM (
+        SELECT q.name AS queue, j.task, count(*) AS waiting, min(d.since) AS since FROM (
+            SELECT a.seq, a.since, l.queue FROM fairlane.declined a JOIN fairlane.live l ON l.seq = a.seq AND l.fence = a.fence
+            WHERE l.state <> 3 ORDER BY a.since LIMIT p_most) d
+        JOIN fairlane.job j ON j.seq = d.seq JOIN fairlane.queue q ON q.id = d.queue
+        GROUP BY q.name, j.task ORDER BY min(d.since), q.name COLLATE "C", j.task COLLATE "C" LIMIT p_limit) x;
+END $$;
+
 -- The median run time of the last jobs of a queue that completed; NULL while none has.
 CREATE FUNCTION fairlane.read_seconds(p_queue integer) RETURNS double precision LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -37,15 +64,15 @@ BEGIN
         coalesce(sum(x.running - x.slotless) FILTER (WHERE x.class = 2), 0)::bigint AS busy_low
     INTO t FROM fairlane.tally x WHERE x.queue = p_queue;
     RETURN json_build_object(
-        'id', p_queue, 'name', q.name, 'declared', q.declared::json, 'override', q.override::json,
+        'id', p_queue, 'name', q.name, 'declared', q.declared, 'override', q.override,
         'pending', json_build_array(t.pending_high, t.pending_normal, t.pending_low),
         'busy', json_build_array(t.busy_high, t.busy_normal, t.busy_low),
         'workers', (SELECT coalesce(json_agg(w), '[]') FROM fairlane.read_workers(q.name, p_lease) w),
         'seconds', fairlane.read_seconds(p_queue));
 END $$;
 
--- Waiting jobs of a lane, up to an arrival in each class (none of a class where that is NULL), as far as counts are
--- exact: claimable ones, and in a limited lane those without a place and those that hold one behind a gate or until their
+-- Waiting jobs of a lane, up to an arrival in each class (none of a class where that is NULL), counted up to `p_exact`:
+-- claimable ones, and in a limited lane those without a place and those that hold one behind a gate or until their
 -- retry. `p_key` is '' for jobs without a lane.
 CREATE FUNCTION fairlane.read_line_count(l fairlane.live, p_key text, p_ordered boolean, p_bounds bigint[], p_exact integer)
 RETURNS integer LANGUAGE plpgsql STABLE AS $$
@@ -76,6 +103,28 @@ BEGIN
         WHERE l.lane IS NULL AND g.gate IN (1, 2) AND j.queue = l.queue
             AND g.arrival < p_bounds[g.class + 1] AND coalesce(j.lane, '') = p_key
         LIMIT p_exact) x);
+END $$;
+
+-- About how many jobs of its lane are before a job that has more before it than are counted, and how many of those are of its
+-- class: by their share of the waiting jobs on some pages. NULL when none of those has one.
+CREATE FUNCTION fairlane.read_likely(l fairlane.live, p_key text, p_ordered boolean, OUT before bigint, OUT own bigint)
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    c_pages CONSTANT double precision := 200;
+    v_part double precision := least(100.0, 100.0 * c_pages * current_setting('block_size')::integer
+        / greatest(1, pg_relation_size('fairlane.live')));
+    v_flows bigint[] := ARRAY(SELECT f.id FROM fairlane.domain d JOIN fairlane.flow f ON f.domain = d.id AND f.lane = p_key
+        WHERE d.queue = l.queue);
+    v_scale double precision;
+BEGIN
+    SELECT count(*) FILTER (WHERE y.before), count(*) FILTER (WHERE y.before AND (p_ordered OR y.class = l.class)),
+        (SELECT sum(t.pending) FROM fairlane.tally t WHERE t.queue = l.queue) / nullif(count(*), 0)::double precision
+    INTO before, own, v_scale FROM (
+        SELECT x.class, CASE WHEN l.lane IS NOT NULL THEN x.lane = l.lane ELSE x.flow = ANY (v_flows) END
+            AND CASE WHEN p_ordered OR x.class = l.class THEN x.arrival < l.arrival ELSE x.class < l.class END AS before
+        FROM fairlane.live x TABLESAMPLE SYSTEM (v_part) WHERE x.queue = l.queue AND x.state = 2) y;
+    before := round(before * v_scale);
+    own := round(own * v_scale);
 END $$;
 
 -- `figures.LineFigures`, for a job with `p_own` of its lane and class before it.
@@ -150,12 +199,17 @@ DECLARE
     v_place integer;
     v_of integer := 0;
     v_own integer := 0;
+    v_exact boolean := true;
+    v_likely bigint;
+    v_likely_own bigint;
     v_workers json;
     v_line json;
     v_before bigint := 0;
     v_retry double precision;
+    v_awaited text;
+    v_declined boolean := EXISTS (SELECT 1 FROM fairlane.declined d WHERE d.seq = l.seq AND d.fence = l.fence);
 BEGIN
-    SELECT x.id, x.lane INTO j FROM fairlane.job x WHERE x.seq = l.seq;
+    SELECT x.id, x.lane, x.task INTO j FROM fairlane.job x WHERE x.seq = l.seq;
     v_key := coalesce(j.lane, '');
     IF l.lane IS NOT NULL THEN
         SELECT n.ordered INTO v_ordered FROM fairlane.lane n WHERE n.id = l.lane;
@@ -165,12 +219,20 @@ BEGIN
         v_own := fairlane.read_line_count(l, v_key, v_ordered, CASE WHEN v_ordered OR l.class = 0
             THEN ARRAY[l.arrival, CASE WHEN v_ordered THEN l.arrival END, CASE WHEN v_ordered THEN l.arrival END]
             WHEN l.class = 1 THEN ARRAY[c_far, l.arrival, NULL]
-            ELSE ARRAY[c_far, c_far, l.arrival] END, p_exact);
+            ELSE ARRAY[c_far, c_far, l.arrival] END, p_exact + 1);
         v_place := v_own + 1;
-        v_of := fairlane.read_line_count(l, v_key, v_ordered, ARRAY[c_far, c_far, c_far], p_exact);
-        IF NOT v_ordered AND l.class > 0 THEN
+        v_exact := v_own <= p_exact;
+        IF v_exact THEN
+            v_of := fairlane.read_line_count(l, v_key, v_ordered, ARRAY[c_far, c_far, c_far], p_exact + 1);
+        ELSE
+            v_of := v_place;
+        END IF;
+        IF NOT v_exact THEN
+            SELECT x.before, x.own INTO v_likely, v_likely_own FROM fairlane.read_likely(l, v_key, v_ordered) x;
+            v_own := coalesce(v_likely_own, v_own);
+        ELSIF NOT v_ordered AND l.class > 0 THEN
             v_own := v_own - fairlane.read_line_count(
-                l, v_key, false, ARRAY[c_far, CASE WHEN l.class = 2 THEN c_far END, NULL], p_exact);
+                l, v_key, false, ARRAY[c_far, CASE WHEN l.class = 2 THEN c_far END, NULL], p_exact + 1);
         END IF;
     END IF;
     IF l.inbox <> '' AND right(l.inbox, 1) <> '/' THEN
@@ -183,6 +245,13 @@ BEGIN
     IF l.lane IS NOT NULL AND NOT l.granted THEN
         SELECT min(r.due) INTO v_retry FROM fairlane.live r
         WHERE r.lane = l.lane AND r.lane IS NOT NULL AND r.granted AND r.session IS NULL AND r.due IS NOT NULL;
+        IF v_ordered THEN
+            -- The task of the head, if workers declined it.
+            SELECT i.task INTO v_awaited FROM fairlane.live r
+            CROSS JOIN LATERAL (SELECT 1 FROM fairlane.declined d WHERE d.seq = r.seq AND d.fence = r.fence OFFSET 0) d
+            CROSS JOIN LATERAL (SELECT x.task FROM fairlane.job x WHERE x.seq = r.seq OFFSET 0) i
+            WHERE r.lane = l.lane AND r.lane IS NOT NULL AND r.granted AND r.session IS NULL ORDER BY r.arrival LIMIT 1;
+        END IF;
     ELSIF v_place = 1 AND l.flow IS NOT NULL THEN
         SELECT count(*) INTO v_before FROM (SELECT 1 FROM fairlane.flows m
             CROSS JOIN LATERAL (SELECT a.clock FROM fairlane.domains a WHERE a.id = m.domain LIMIT 1) d
@@ -197,7 +266,10 @@ BEGIN
         'id', j.id, 'queue', l.queue, 'kind', (ARRAY['job', 'turn', 'broadcast', 'cleanup'])[l.kind + 1],
         'priority', l.class, 'state', l.state, 'gate', l.gate, 'inbox', l.inbox, 'lane', j.lane, 'cost', l.cost,
         'limited', l.lane IS NOT NULL, 'ordered', v_ordered, 'granted', l.granted, 'due', l.due, 'place', v_place,
-        'of', v_of, 'own', v_own, 'flows_before', v_before, 'retry_until', v_retry, 'workers', v_workers, 'line', v_line);
+        'of', v_of, 'own', v_own, 'flows_before', v_before, 'retry_until', v_retry, 'awaited_task', v_awaited, 'workers', v_workers, 'line', v_line,
+        'exact', v_exact, 'of_exact', v_of <= p_exact, 'likely', v_likely,
+        'task', j.task, 'declined', v_declined, 'known', NOT v_declined OR fairlane.read_known(
+            j.task, (SELECT q.name FROM fairlane.queue q WHERE q.id = l.queue), l.inbox, p_lease));
 END $$;
 
 -- Every job among the ids that waits, and their queues.

@@ -2,8 +2,10 @@
 
 -- Every queue, by name. `tallies` has a row for each class that ever had a job: the class, then jobs by state. What is
 -- stored and not admitted yet is pending too, and in no tally.
-CREATE FUNCTION fairlane.read_queues(p_lease double precision DEFAULT NULL)
-RETURNS TABLE (name text, version bigint, declared text, override text, tallies bigint[], workers bigint)
+CREATE FUNCTION fairlane.read_queues(p_lease double precision DEFAULT NULL, p_now double precision DEFAULT NULL,
+    p_lanes integer DEFAULT 500)
+RETURNS TABLE (name text, version bigint, declared text, override text, tallies bigint[], workers bigint,
+    oldest_wait double precision)
 LANGUAGE plpgsql STABLE
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off SET jit = off
@@ -29,8 +31,265 @@ BEGIN
     SELECT q.name, q.version, q.declared, q.override,
         (SELECT array_agg(ARRAY[t.class, t.scheduled, t.pending, t.running, t.completed, t.failed, t.cancelled])
             FROM sums t WHERE t.queue = q.id),
-        (SELECT count(*) FROM present w WHERE q.name = ANY (w.queues))
+        (SELECT count(*) FROM present w WHERE q.name = ANY (w.queues)),
+        (SELECT greatest(0, coalesce(p_now, extract(epoch FROM clock_timestamp())) - o.since)
+            FROM fairlane.oldest_waiting(q.id, p_lanes) o (since) WHERE o.since IS NOT NULL)
     FROM fairlane.queue q ORDER BY q.name COLLATE "C";
+END $$;
+
+-- The lanes of a queue that have work, the longest first: each with its key (NULL: none), the jobs that wait, those that run, and
+-- whether the former were counted to the end. No row for a queue that does not exist.
+--
+-- A queue with up to `p_whole` waiting jobs is counted whole. Of a longer one the longest lanes are those that most of the jobs on
+-- some pages of `live` are in, and the lanes of jobs that run; each is counted only so far, and what is longer is estimated by
+-- its share of those pages. So the cost depends on the lanes asked for, not on the jobs.
+--
+-- `p_pending`, `p_running` and `p_key`: the lane after which to go on, NULL to begin. `p_shown`: how many lanes came before.
+CREATE FUNCTION fairlane.read_lanes(p_queue text, p_limit integer, p_whole integer, p_pending bigint DEFAULT NULL,
+    p_running bigint DEFAULT NULL, p_key text DEFAULT NULL, p_shown integer DEFAULT 0, p_now double precision DEFAULT NULL)
+RETURNS TABLE (declared text, override text, lanes json, whole boolean)
+LANGUAGE plpgsql STABLE
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET enable_material = off SET join_collapse_limit = 1 SET jit = off
+AS $$
+DECLARE
+    c_pages CONSTANT double precision := 150;
+    c_counted CONSTANT integer := 5000;
+    c_enough CONSTANT integer := 10;  -- jobs of a lane that a share can be told by
+    q fairlane.queue;
+    v_pending bigint;
+    v_sampled text[] := '{}';
+    v_shares bigint[] := '{}';
+    v_keys text[];
+    v_most integer;                -- NULL: all of them
+    v_more integer;
+    v_scale double precision;
+    v_now double precision := coalesce(p_now, extract(epoch FROM clock_timestamp()));
+    v_gated_keys text[];           -- lanes of jobs behind a gate that are in no limited lane, with the first job of each
+    v_gated bigint[];
+BEGIN
+    SELECT * INTO q FROM fairlane.queue x WHERE x.name = p_queue;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    SELECT array_agg(y.key), array_agg(y.seq) INTO v_gated_keys, v_gated FROM (
+        SELECT DISTINCT ON (g.key) g.key, g.seq FROM (SELECT coalesce(j.lane, '') AS key, x.arrival, a.seq FROM fairlane.aside a
+            CROSS JOIN LATERAL (SELECT x.queue, x.state, x.lane, x.arrival FROM fairlane.live x WHERE x.seq = a.seq OFFSET 0) x
+            CROSS JOIN LATERAL (SELECT i.lane FROM fairlane.job i WHERE i.seq = a.seq OFFSET 0) j
+            WHERE a.gate IN (1, 2) AND x.queue = q.id AND x.state = 2 AND x.lane IS NULL LIMIT p_whole) g
+        ORDER BY g.key, g.arrival) y;
+    SELECT coalesce(sum(t.pending), 0) INTO v_pending FROM fairlane.tally t WHERE t.queue = q.id;
+    IF v_pending > p_whole THEN
+        v_most := p_limit + p_shown;
+        SELECT array_agg(y.key), array_agg(y.jobs), v_pending / sum(y.jobs) INTO v_sampled, v_shares, v_scale FROM (
+            SELECT coalesce(j.lane, '') AS key, count(*) AS jobs FROM (
+                SELECT x.seq FROM fairlane.live x TABLESAMPLE SYSTEM (least(100.0, 100.0 * c_pages
+                    * current_setting('block_size')::integer / greatest(1, pg_relation_size('fairlane.live'))))
+                -- One in five: the jobs of a page are often of one lane, so many pages tell more than many jobs.
+                WHERE random() < 0.2 AND x.queue = q.id AND x.state = 2) s
+            CROSS JOIN LATERAL (SELECT i.lane FROM fairlane.job i WHERE i.seq = s.seq OFFSET 0) j
+            GROUP BY 1 ORDER BY 2 DESC) y;
+    END IF;
+    -- The pages may miss short lanes: when they show fewer than wanted, some that are in line come in addition.
+    IF v_most IS NOT NULL THEN
+        v_more := CASE WHEN cardinality(v_sampled) >= v_most THEN 0 ELSE v_most END;
+    END IF;
+    v_keys := ARRAY((SELECT u.key FROM unnest(v_sampled) u(key) LIMIT v_most)
+        UNION (SELECT f.lane FROM fairlane.domains d JOIN fairlane.line n ON n.domain = d.id AND n.tag >= d.clock
+            JOIN fairlane.flow f ON f.id = n.flow WHERE d.queue = q.id LIMIT v_more)
+        UNION (SELECT n.key FROM fairlane.lane n WHERE n.queue = q.id LIMIT v_more));
+    IF v_most IS NOT NULL THEN
+        v_keys := ARRAY(SELECT unnest(v_keys) UNION SELECT coalesce(j.lane, '') FROM fairlane.live x
+            JOIN fairlane.job j ON j.seq = x.seq WHERE x.session IS NOT NULL AND x.queue = q.id);
+        v_most := greatest(50, c_counted / greatest(1, cardinality(v_keys)));
+    END IF;
+    RETURN QUERY SELECT q.declared, q.override, (
+        SELECT json_agg(json_build_array(nullif(y.key, ''), y.pending, y.running, y.exact, (SELECT greatest(0, v_now - w.since)
+                FROM fairlane.lane_waiting(q.id, y.key, (SELECT g.seq FROM unnest(v_gated_keys, v_gated) g(key, seq) WHERE g.key = y.key))
+                    w (since) WHERE w.since IS NOT NULL))
+            ORDER BY y.pending DESC, y.running DESC, y.key COLLATE "C") FROM (
+            SELECT * FROM (SELECT z.key, CASE WHEN z.waiting < v_most OR v_most IS NULL THEN z.waiting
+                    ELSE greatest(z.waiting, (SELECT round(v_scale * s.jobs) FROM unnest(v_sampled, v_shares) s(key, jobs)
+                        WHERE s.key = z.key AND s.jobs >= c_enough)::bigint) END AS pending,
+                z.running, z.waiting < v_most OR v_most IS NULL AS exact
+            FROM (
+                SELECT w.key, sum(w.waiting)::bigint AS waiting, sum(w.running)::bigint AS running FROM (
+                    SELECT k.key, c.waiting, 0 AS running FROM unnest(v_keys) k(key)
+                    CROSS JOIN LATERAL (SELECT count(*) AS waiting FROM (
+                        (SELECT 1 FROM fairlane.domain d
+                            CROSS JOIN LATERAL (SELECT x.id, x.head FROM fairlane.flows x
+                                WHERE x.domain = d.id AND x.lane = k.key AND x.tag IS NOT NULL OFFSET 0) f
+                            CROSS JOIN LATERAL (SELECT 1 FROM fairlane.live x WHERE x.flow = f.id AND x.flow IS NOT NULL
+                                AND x.session IS NULL AND x.arrival >= f.head LIMIT v_most) r
+                            WHERE d.queue = q.id LIMIT v_most)
+                        UNION ALL (SELECT 1 FROM fairlane.lane n
+                            CROSS JOIN LATERAL (SELECT 1 FROM fairlane.live x WHERE x.lane = n.id AND x.lane IS NOT NULL
+                                AND NOT x.granted AND x.session IS NULL AND x.state = 2 LIMIT v_most) r
+                            WHERE n.queue = q.id AND n.key = k.key LIMIT v_most) LIMIT v_most) o) c
+                    -- What waits behind a gate, and is not counted with those that wait for a place.
+                    UNION ALL SELECT coalesce(g.lane, ''), count(*), 0 FROM (SELECT j.lane FROM fairlane.aside a
+                        CROSS JOIN LATERAL (SELECT x.queue, x.state, x.lane, x.granted FROM fairlane.live x WHERE x.seq = a.seq OFFSET 0) x
+                        CROSS JOIN LATERAL (SELECT i.lane FROM fairlane.job i WHERE i.seq = a.seq OFFSET 0) j
+                        WHERE a.gate IN (1, 2) AND x.queue = q.id AND x.state = 2 AND (x.lane IS NULL OR x.granted) LIMIT p_whole) g GROUP BY 1
+                    UNION ALL SELECT coalesce(j.lane, ''), 0, count(*) FROM fairlane.live x JOIN fairlane.job j ON j.seq = x.seq
+                        WHERE x.session IS NOT NULL AND x.queue = q.id GROUP BY 1
+                    UNION ALL SELECT '', 0, count(*) FROM fairlane.aside a JOIN fairlane.live x ON x.seq = a.seq
+                        WHERE a.gate = 4 AND x.queue = q.id) w
+                GROUP BY w.key) z
+            WHERE z.waiting + z.running > 0) o
+            WHERE p_pending IS NULL OR o.pending < p_pending OR o.pending = p_pending AND (o.running < p_running
+                OR o.running = p_running AND o.key COLLATE "C" > p_key COLLATE "C")
+            ORDER BY 2 DESC, 3 DESC, o.key COLLATE "C" LIMIT p_limit) y), v_pending <= p_whole;
+END $$;
+
+-- Since when the job of a lane ('' is none) waits that arrived first, as `oldest_waiting`; NULL when none does. `p_gated`: the first
+-- that waits behind a gate and is in no limited lane.
+CREATE FUNCTION fairlane.lane_waiting(p_queue integer, p_key text, p_gated bigint) RETURNS double precision LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_seq bigint;
+BEGIN
+    SELECT x.seq INTO v_seq FROM (
+        SELECT l.arrival, l.seq FROM fairlane.domain d CROSS JOIN LATERAL (SELECT y.id, y.head FROM fairlane.flows y
+            WHERE y.domain = d.id AND y.lane = p_key AND y.tag IS NOT NULL OFFSET 0) f
+        CROSS JOIN LATERAL (SELECT y.arrival, y.seq FROM fairlane.live y WHERE y.flow = f.id AND y.flow IS NOT NULL
+            AND y.session IS NULL AND y.arrival = f.head LIMIT 1) l
+        WHERE d.queue = p_queue
+        UNION ALL
+        SELECT l.arrival, l.seq FROM fairlane.lane n CROSS JOIN generate_series(0, 2) r (rank)
+        CROSS JOIN generate_series(0, 1) g (granted) CROSS JOIN LATERAL (SELECT y.arrival, y.seq FROM fairlane.live y
+            WHERE y.lane = n.id AND y.lane IS NOT NULL AND y.session IS NULL AND y.granted = (g.granted = 1)
+            AND y.rank = r.rank::smallint AND y.state = 2 ORDER BY y.lane, y.granted, y.rank, y.arrival LIMIT 1) l
+        WHERE n.queue = p_queue AND n.key = p_key
+        UNION ALL
+        SELECT y.arrival, y.seq FROM fairlane.live y WHERE y.seq = p_gated
+    ) x ORDER BY x.arrival LIMIT 1;
+    RETURN (SELECT greatest(j.enqueued_at + coalesce(j.delay, 0), j.run_at,
+            (SELECT a.ended_at FROM fairlane.attempt a WHERE a.seq = j.seq ORDER BY a.fence DESC LIMIT 1))
+        FROM fairlane.job j WHERE j.seq = v_seq);
+END $$;
+
+-- Jobs of a lane (NULL: none), at least the next `p_count` after a place in its line, in no order: those that run (if `p_running`),
+-- claimable ones, and in a limited lane those without a place and those that hold one behind a gate or until their retry. Where
+-- jobs stand by class, those of classes below `p_rank` are on earlier pages. Of jobs behind a gate that are in no limited lane
+-- `p_whole` are looked at; `exact` is whether those were all. No row for a queue that does not exist.
+CREATE FUNCTION fairlane.read_lane_line(p_queue text, p_lane text, p_running boolean, p_rank integer, p_after bigint,
+    p_count integer, p_whole integer)
+RETURNS TABLE (declared text, override text, jobs json, exact boolean)
+LANGUAGE plpgsql STABLE
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET enable_material = off SET join_collapse_limit = 1 SET jit = off SET extra_float_digits = 1
+AS $$
+DECLARE
+    q fairlane.queue;
+    n fairlane.lane;
+    v_ordered boolean;
+    v_after bigint[];              -- by class: after which arrival to go on; NULL: nowhere
+    v_seqs bigint[] := '{}';
+    v_gated bigint[] := '{}';
+BEGIN
+    SELECT * INTO q FROM fairlane.queue x WHERE x.name = p_queue;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    SELECT * INTO n FROM fairlane.lane x WHERE x.queue = q.id AND x.key = p_lane;
+    v_ordered := coalesce(n.ordered, false);
+    v_after := ARRAY(SELECT CASE WHEN r.rank > p_rank THEN -1 WHEN r.rank = p_rank THEN p_after END
+        FROM (SELECT CASE WHEN v_ordered THEN 0 ELSE c END AS rank, c FROM generate_series(0, 2) c) r ORDER BY r.c);
+    IF p_running THEN
+        v_seqs := ARRAY(SELECT x.seq FROM fairlane.live x CROSS JOIN LATERAL (SELECT i.lane FROM fairlane.job i WHERE i.seq = x.seq OFFSET 0) j
+                WHERE x.session IS NOT NULL AND x.queue = q.id AND j.lane IS NOT DISTINCT FROM p_lane
+            UNION ALL SELECT a.seq FROM fairlane.aside a CROSS JOIN LATERAL (SELECT i.queue, i.lane FROM fairlane.job i WHERE i.seq = a.seq OFFSET 0) j
+                WHERE a.gate = 4 AND j.queue = q.id AND j.lane IS NOT DISTINCT FROM p_lane);
+    END IF;
+    v_seqs := v_seqs || ARRAY(SELECT r.seq FROM fairlane.domain d
+        CROSS JOIN LATERAL (SELECT x.id, x.head FROM fairlane.flows x
+            WHERE x.domain = d.id AND x.lane = coalesce(p_lane, '') AND x.tag IS NOT NULL OFFSET 0) f
+        CROSS JOIN LATERAL (SELECT x.seq FROM fairlane.live x WHERE x.flow = f.id AND x.flow IS NOT NULL AND x.session IS NULL
+            AND x.arrival >= f.head AND x.arrival > v_after[d.class + 1] ORDER BY x.flow, x.arrival LIMIT p_count) r
+        WHERE d.queue = q.id);
+    IF n.id IS NULL THEN
+        v_gated := ARRAY(SELECT a.seq FROM fairlane.aside a
+            CROSS JOIN LATERAL (SELECT x.queue, x.state, x.lane FROM fairlane.live x WHERE x.seq = a.seq OFFSET 0) x
+            WHERE a.gate IN (1, 2) AND x.queue = q.id AND x.state = 2 AND x.lane IS NULL LIMIT p_whole);
+        v_seqs := v_seqs || ARRAY(SELECT j.seq FROM unnest(v_gated) g (seq) JOIN fairlane.job j ON j.seq = g.seq
+            WHERE j.lane IS NOT DISTINCT FROM p_lane);
+    ELSE
+        v_seqs := v_seqs || ARRAY(SELECT w.seq FROM generate_series(0, CASE WHEN v_ordered THEN 0 ELSE 2 END) r (rank)
+                CROSS JOIN LATERAL (SELECT x.seq FROM fairlane.live x WHERE x.lane = n.id AND x.lane IS NOT NULL AND x.session IS NULL
+                    AND NOT x.granted AND x.rank = r.rank::smallint AND x.arrival > v_after[r.rank + 1]
+                    ORDER BY x.lane, x.granted, x.rank, x.arrival LIMIT p_count) w
+            UNION ALL SELECT x.seq FROM fairlane.live x WHERE x.lane = n.id AND x.lane IS NOT NULL AND x.session IS NULL AND x.granted
+                AND (x.due IS NOT NULL OR x.gate > 0) AND x.state < 3);
+    END IF;
+    RETURN QUERY SELECT q.declared, q.override, (SELECT json_agg(json_build_array(
+            l.seq, j.id, j.task, l.state, l.class, j.enqueued_at, l.attempt, l.started_at, l.arrival))
+        FROM unnest(v_seqs) w (seq) JOIN fairlane.live l ON l.seq = w.seq JOIN fairlane.job j ON j.seq = w.seq),
+        cardinality(v_gated) < p_whole;
+END $$;
+
+-- Failed jobs by task and error group, the largest group first: of the newest `p_most`, of a queue if one is named. `exact` is
+-- whether those were all. `error` is the end of the newest one's.
+CREATE FUNCTION fairlane.read_failures(p_queue text, p_task text, p_limit integer, p_most integer, p_tail integer)
+RETURNS TABLE (task text, error_group text, count bigint, first_at double precision, last_at double precision, reason text,
+    example_id text, error text, exact boolean)
+LANGUAGE plpgsql STABLE
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET enable_material = off SET join_collapse_limit = 1 SET jit = off SET extra_float_digits = 1
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue integer;
+    v_seqs bigint[];
+BEGIN
+    IF p_queue IS NULL THEN
+        v_seqs := ARRAY(SELECT o.seq FROM fairlane.outcome o WHERE o.state > 4 AND o.state < 6::smallint
+            ORDER BY o.state DESC, o.seq DESC LIMIT p_most + 1);
+    ELSE
+        SELECT q.id INTO v_queue FROM fairlane.queue q WHERE q.name = p_queue;
+        v_seqs := ARRAY(SELECT o.seq FROM fairlane.outcome o WHERE o.queue = v_queue AND o.state = 5::smallint
+            ORDER BY o.queue DESC, o.state DESC, o.finished_at DESC LIMIT p_most + 1);
+    END IF;
+    RETURN QUERY
+    SELECT g.task, g.kind, g.jobs, g.first_at, g.last_at, o.reason, j.id, right(o.error, p_tail), cardinality(v_seqs) <= p_most
+    FROM (
+        SELECT j.task, coalesce(o.error_group, o.reason) AS kind, count(*) AS jobs, min(o.finished_at) AS first_at,
+            max(o.finished_at) AS last_at, (array_agg(o.seq ORDER BY o.finished_at DESC, o.seq DESC))[1] AS seq
+        FROM unnest(v_seqs[:p_most]) w (seq)
+        CROSS JOIN LATERAL (SELECT x.* FROM fairlane.outcome x WHERE x.seq = w.seq OFFSET 0) o
+        CROSS JOIN LATERAL (SELECT x.task FROM fairlane.job x WHERE x.seq = w.seq OFFSET 0) j
+        WHERE p_task IS NULL OR j.task = p_task
+        GROUP BY 1, 2 ORDER BY 3 DESC, 5 DESC, 1, 2 LIMIT p_limit) g
+    JOIN fairlane.outcome o ON o.seq = g.seq JOIN fairlane.job j ON j.seq = g.seq
+    ORDER BY g.jobs DESC, g.last_at DESC, g.task COLLATE "C", g.kind COLLATE "C";
+END $$;
+
+-- Since when the job of a queue waits that arrived first: it was sent, or due, or ran last. The first of each flow, the first
+-- of those that wait for a place of a lane, and those behind a gate; of each at most so many, those that come next.
+CREATE FUNCTION fairlane.oldest_waiting(p_queue integer, p_lanes integer) RETURNS double precision LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_seq bigint;
+BEGIN
+    SELECT x.seq INTO v_seq FROM (
+        SELECT l.arrival, l.seq FROM fairlane.domain d CROSS JOIN LATERAL (
+            SELECT i.flow, i.head FROM (SELECT y.flow, y.head FROM fairlane.line y WHERE y.domain = d.id
+                ORDER BY y.domain, y.tag, y.head LIMIT p_lanes) i ORDER BY i.head LIMIT 1) h
+        CROSS JOIN LATERAL (SELECT y.arrival, y.seq FROM fairlane.live y WHERE y.flow = h.flow AND y.flow IS NOT NULL
+            AND y.session IS NULL AND y.arrival = h.head LIMIT 1) l
+        WHERE d.queue = p_queue
+        UNION ALL
+        SELECT l.arrival, l.seq FROM (SELECT y.id FROM fairlane.lane y WHERE y.queue = p_queue LIMIT p_lanes) n
+        CROSS JOIN generate_series(0, 2) r (rank) CROSS JOIN LATERAL (SELECT y.arrival, y.seq FROM fairlane.live y
+            WHERE y.lane = n.id AND y.lane IS NOT NULL AND y.session IS NULL AND NOT y.granted AND y.rank = r.rank::smallint
+            ORDER BY y.lane, y.granted, y.rank, y.arrival LIMIT 1) l
+        UNION ALL
+        SELECT l.arrival, l.seq FROM (SELECT y.seq FROM fairlane.aside y WHERE y.gate IN (1, 2)
+            ORDER BY y.gate, y.inbox, y.arrival LIMIT p_lanes) a
+        CROSS JOIN LATERAL (SELECT y.arrival, y.seq FROM fairlane.live y
+            WHERE y.seq = a.seq AND y.queue = p_queue AND y.state = 2 AND y.arrival IS NOT NULL OFFSET 0) l
+    ) x ORDER BY x.arrival LIMIT 1;
+    RETURN (SELECT greatest(j.enqueued_at + coalesce(j.delay, 0), j.run_at,
+            (SELECT a.ended_at FROM fairlane.attempt a WHERE a.seq = j.seq ORDER BY a.fence DESC LIMIT 1))
+        FROM fairlane.job j WHERE j.seq = v_seq);
 END $$;
 
 -- One session, or every one, the newest first. `turns` are the classes of those it runs: they take no slot, and are not
@@ -39,7 +298,8 @@ CREATE FUNCTION fairlane.read_sessions(p_id text, p_lease double precision DEFAU
 RETURNS TABLE (
     id text, kind text, state text, host text, pid integer, pool text, idx integer, named boolean, queues text[],
     slots integer, reserved_high integer, reserved_normal integer, running_high integer, running_normal integer,
-    running_low integer, turns smallint[], started_at double precision, lease double precision, remaining double precision
+    running_low integer, turns smallint[], started_at double precision, lease double precision, remaining double precision,
+    task_set text
 )
 LANGUAGE plpgsql STABLE
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
@@ -59,7 +319,7 @@ BEGIN
         s.reserved_normal, h.running_high, h.running_normal, h.running_low,
         ARRAY(SELECT a.class FROM fairlane.aside a
             WHERE a.waiter = s.seq AND EXISTS (SELECT 1 FROM fairlane.live l WHERE l.seq = a.seq AND l.session IS NOT NULL)),
-        s.started_at, s.lease, s.expires - v_lease
+        s.started_at, s.lease, s.expires - v_lease, s.task_set
     FROM fairlane.session s CROSS JOIN LATERAL (
         SELECT x.running_high, x.running_normal, x.running_low FROM fairlane.load x
         WHERE x.session >= s.seq AND x.session <= s.seq ORDER BY x.session DESC LIMIT 1) h

@@ -9,7 +9,7 @@
 CREATE FUNCTION fairlane.claim_one(p_session text, p_number bigint, p_queue integer, p_name text, p_classes smallint[], p_belows integer[],
     p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL, OUT seq bigint, OUT id text, OUT fence integer,
     OUT attempt integer, OUT task text, OUT lane text, OUT class smallint, OUT payload bytea, OUT retries integer,
-    OUT backoff bytea, OUT timeout double precision, OUT suspect boolean, OUT limited boolean, OUT headers bytea)
+    OUT backoff bytea, OUT timeout double precision, OUT suspect boolean, OUT limited boolean, OUT headers bytea, OUT wait double precision)
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1
 SET enable_material = off AS $$
@@ -26,7 +26,8 @@ BEGIN
     v_now := coalesce(p_now, extract(epoch FROM clock_timestamp()));
     -- The only flow of the queue, with its first job, unless something else could start or has to be admitted.
     SELECT x.seq AS session, f.claim, f.high, f.normal, f.low, f.place AS load_at, y.*, p.place AS pace_at, l.*, j.*,
-        CASE WHEN l.cost = 1.0 AND p.weight = 1.0 THEN 1000 ELSE greatest(1, round(1000 * l.cost / p.weight)) END::integer AS pay,
+        CASE WHEN l.cost = 1.0 AND p.weight = 1.0 THEN 1000
+            ELSE greatest(1, round(1000 * CASE WHEN l.cost BETWEEN 0.01 AND 100 THEN l.cost ELSE 1 END / p.weight)) END::integer AS pay,
         fairlane.room(x.slots, x.reserved_high, x.reserved_normal, f.high, f.normal, f.low, y.class) AS room,
         (SELECT z.seq FROM fairlane.live z WHERE z.flow = y.flow AND z.flow IS NOT NULL AND z.session IS NULL AND z.arrival > y.head
             ORDER BY z.arrival LIMIT 1) IS NULL
@@ -52,7 +53,8 @@ BEGIN
         ORDER BY z.flow DESC LIMIT 1) p
     CROSS JOIN LATERAL (SELECT z.seq, z.cost, z.expires_at, z.fence, z.attempt, z.suspect, z.lane IS NOT NULL AS limited
         FROM fairlane.live z WHERE z.flow = y.flow AND z.flow IS NOT NULL AND z.session IS NULL AND z.arrival = y.head OFFSET 0) l
-    CROSS JOIN LATERAL (SELECT z.id, z.task, z.lane, z.payload, z.retries, z.backoff, z.timeout, z.headers FROM fairlane.job z
+    CROSS JOIN LATERAL (SELECT z.id, z.task, z.lane, z.payload, z.retries, z.backoff, z.timeout, z.headers, z.enqueued_at, z.delay, z.run_at
+        FROM fairlane.job z
         WHERE z.seq = l.seq OFFSET 0) j
     WHERE x.id = p_session AND x.state = 'live' AND x.slots IS NOT NULL AND x.idx IS NOT NULL LIMIT 1;
     IF r.alone IS NOT TRUE OR r.flows > 1 OR r.claim >= p_number OR r.room = 0 OR r.expires_at <= v_now THEN
@@ -65,25 +67,28 @@ BEGIN
     IF NOT v_wanted THEN
         RETURN;
     END IF;
-    -- Nobody else moves rows of this line, so they are still where they were read. Only the load can have changed: by something
-    -- else that this session has written.
-    WITH begun AS (
+    -- Nobody else moves rows of this line, so they are still where they were read. Only the load can have changed, or be changing:
+    -- by something else that this session writes. Then nothing is done.
+    WITH held AS MATERIALIZED (
+        SELECT FROM fairlane.load x WHERE x.ctid = r.load_at AND x.claim = r.claim AND x.running_high = r.high
+            AND x.running_normal = r.normal AND x.running_low = r.low FOR UPDATE SKIP LOCKED
+    ), begun AS (
         UPDATE fairlane.live u SET state = 3, granted_at = NULL, session = r.session, claim = p_number, fence = u.fence + 1,
-            attempt = u.attempt + 1, started_at = v_now, paid = r.pay WHERE u.seq = r.seq
+            attempt = u.attempt + 1, started_at = v_now, paid = r.pay WHERE u.seq = r.seq AND EXISTS (SELECT FROM held)
     ), paid AS (
-        UPDATE fairlane.pace SET finish = r.tag + r.pay, head = NULL, tag = NULL WHERE ctid = r.pace_at
+        UPDATE fairlane.pace SET finish = r.tag + r.pay, head = NULL, tag = NULL WHERE ctid = r.pace_at AND EXISTS (SELECT FROM held)
     ), gone AS (
-        DELETE FROM fairlane.line WHERE ctid = r.line_at
+        DELETE FROM fairlane.line WHERE ctid = r.line_at AND EXISTS (SELECT FROM held)
     ), timed AS (
-        UPDATE fairlane.clock SET value = r.tag WHERE ctid = r.clock_at AND r.clock < r.tag
+        UPDATE fairlane.clock SET value = r.tag WHERE ctid = r.clock_at AND r.clock < r.tag AND EXISTS (SELECT FROM held)
     ), counted AS (
-        INSERT INTO fairlane.tally (queue, class, pending, running) VALUES (p_queue, r.class, -1, 1)
+        INSERT INTO fairlane.tally (queue, class, pending, running) SELECT p_queue, r.class, -1, 1 WHERE EXISTS (SELECT FROM held)
     )
     UPDATE fairlane.load SET claim = p_number, running_high = r.high + (r.class = 0)::integer,
         running_normal = r.normal + (r.class = 1)::integer, running_low = r.low + (r.class = 2)::integer
-    WHERE ctid = r.load_at AND load.claim = r.claim AND running_high = r.high AND running_normal = r.normal AND running_low = r.low;
+    WHERE ctid = r.load_at AND EXISTS (SELECT FROM held);
     IF NOT FOUND THEN
-        RAISE EXCEPTION USING ERRCODE = 'serialization_failure', MESSAGE = 'the load of the session has changed; repeat the call';
+        RETURN;
     END IF;
     seq := r.seq;
     id := r.id;
@@ -99,4 +104,5 @@ BEGIN
     suspect := r.suspect;
     limited := r.limited;
     headers := r.headers;
+    wait := CASE WHEN r.fence = 0 THEN fairlane.waited(v_now, r.enqueued_at, r.delay, r.run_at) END;
 END $$;

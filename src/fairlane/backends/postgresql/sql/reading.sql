@@ -17,18 +17,25 @@ SELECT q.declared, q.override, fairlane.read_seconds(q.id),
 FROM fairlane.queue q WHERE q.name = $2::text
 
 -- name: read_queues
-SELECT * FROM fairlane.read_queues($1)
+SELECT * FROM fairlane.read_queues($1, $2, $3)
 
 -- name: read_lanes
--- Counts the jobs of every lane, for a person.
-SELECT q.declared, q.override, (SELECT json_agg(json_build_array(x.lane, x.pending, x.running)) FROM (
-    SELECT j.lane, count(*) FILTER (WHERE l.state < 3) AS pending, count(*) FILTER (WHERE l.state = 3) AS running
-    FROM fairlane.live l JOIN fairlane.job j ON j.seq = l.seq WHERE l.queue = q.id AND l.state >= 2
-    GROUP BY j.lane ORDER BY 2 DESC, 3 DESC, j.lane COLLATE "C" NULLS FIRST LIMIT $2) x)
-FROM fairlane.queue q WHERE q.name = $1::text
+SELECT * FROM fairlane.read_lanes($1, $2, $3, $4, $5, $6, $7, $8)
+
+-- name: read_lane_line
+SELECT * FROM fairlane.read_lane_line($1, $2, $3, $4, $5, $6, $7)
+
+-- name: read_failures
+SELECT * FROM fairlane.read_failures($1, $2, $3, $4, $5)
+
+-- name: read_declined
+SELECT * FROM fairlane.read_declined($1, $2, $3)
 
 -- name: read_sessions
 SELECT * FROM fairlane.read_sessions($1, $2)
+
+-- name: read_task_sets
+SELECT t.id, t.tasks FROM fairlane.task_set t WHERE t.id = ANY ($1::text[])
 
 -- name: read_bindings
 SELECT * FROM fairlane.read_bindings($1, $2, $3)
@@ -41,3 +48,7 @@ FROM fairlane.leader l WHERE l.session IS NOT NULL
 -- name: read_schedules
 SELECT s.name, s.timetable, s.job, s.stored_at, s.declared_at, s.last_slot FROM fairlane.schedule s
 ORDER BY s.name COLLATE "C"
+
+-- name: read_tokens
+SELECT t.id, t.name, t.digest, t.scopes, t.queues, t.lane_prefix, t.created_at, t.expires_at, t.revoked_at, t.hint
+FROM fairlane.token t ORDER BY t.created_at, t.id COLLATE "C"

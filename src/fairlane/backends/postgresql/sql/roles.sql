@@ -29,6 +29,7 @@ GRANT USAGE ON SCHEMA fairlane TO fairlane_viewer;
 GRANT SELECT ON fairlane.migration, fairlane.queue, fairlane.rule, fairlane.tally, fairlane.job, fairlane.progress,
     fairlane.relation, fairlane.attempt, fairlane.outcome, fairlane.live, fairlane.aside, fairlane.domain, fairlane.clock,
     fairlane.domains, fairlane.flow, fairlane.pace, fairlane.flows, fairlane.line, fairlane.lane, fairlane.session,
-    fairlane.load, fairlane.sessions, fairlane.binding, fairlane.leader, fairlane.schedule, fairlane.jobs TO fairlane_viewer;
+    fairlane.load, fairlane.sessions, fairlane.task_set, fairlane.declined, fairlane.unknown_task, fairlane.binding,
+    fairlane.leader, fairlane.schedule, fairlane.jobs TO fairlane_viewer;
 GRANT EXECUTE ON FUNCTION fairlane.read_jobs(text[]), fairlane.read_standings, fairlane.read_seconds,
     fairlane.read_workers TO fairlane_viewer;

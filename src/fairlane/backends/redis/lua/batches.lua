@@ -82,6 +82,16 @@ function batches.one_of_each(c, queue, domain, line)
     if not are_cheap(raws) then
         return 0
     end
+    local fit = answers.fitting(c, members)
+    for i = fit + 1, count do
+        lanes[i], members[i], raws[i] = nil, nil, nil
+    end
+    if fit < count then
+        count, last = fit, tonumber(line[2 * fit])
+    end
+    if count == 0 then
+        return 0
+    end
     start_all(c, domain, members, raws)
     local gone, back, records, readies = {}, {}, {}, S.p .. 'ready:'
     for i, lane in ipairs(lanes) do
@@ -118,6 +128,14 @@ function batches.many_of_one(c, queue, domain, place, tag, most)
     end
     local raws = writes.hmget(S.live, members)
     if not are_cheap(raws) then
+        return 0
+    end
+    local fit = answers.fitting(c, members)
+    for i = fit + 1, count do
+        members[i], raws[i] = nil, nil
+    end
+    count = fit
+    if count == 0 then
         return 0
     end
     start_all(c, domain, members, raws)
@@ -189,7 +207,7 @@ function batches.hand_on(queues, lanes)
     local raws, flow_keys, classes, arrivals = writes.hmget(S.live, members), {}, {}, {}
     for n, raw in ipairs(raws) do
         flow_keys[n], classes[n] = '', false
-        if tickets.is_waiting(raw) then
+        if tickets.is_whole(raw) then
             classes[n], arrivals[n] = tickets.place(raw)
             flow_keys[n] = keys.flow(step.domain(queues[at[n]], classes[n], '').key, lanes[at[n]])
         end

@@ -14,8 +14,37 @@ local function is_open(tie)
     return tie and (tie.state == 'open' or tie.state == 'draining')
 end
 
+local function damaged_tie(seq, worker)
+    local pool, index = string.match(worker, '^(.*)/(%d+)$')
+    return {
+        seq = tonumber(seq), pool = pool, key = 'lost-' .. seq, index = tonumber(index), state = 'open', opened_at = S.now, used_at = S.now,
+    }
+end
+
+-- What is left of a binding whose record is missing or cannot be read: its worker, and its key if it holds it still. It is open,
+-- and its clean-up is forgotten. Nil when it was closed.
+local function recovered(seq)
+    for _, worker in ipairs(call('SMEMBERS', S.p .. 'bound_workers')) do
+        if call('ZSCORE', S.p .. 'ties_of:' .. worker, seq) then
+            local tie = damaged_tie(seq, worker)
+            local bound = call('HGETALL', S.p .. 'bound:' .. tie.pool)
+            for i = 1, #bound, 2 do
+                if bound[i + 1] == tostring(seq) then
+                    tie.key = bound[i]
+                end
+            end
+            return tie
+        end
+    end
+    return nil
+end
+
 function bindings.get(seq)
-    return seq and step.get('binding', seq) or nil
+    local tie = seq and step.get('binding', seq)
+    if seq and not (tie and tie.pool and tie.key and tie.index and tie.state) then
+        tie = recovered(seq)
+    end
+    return tie or nil
 end
 
 function bindings.is_open(seq)
@@ -259,10 +288,11 @@ function bindings.release(pool, key, store)
     return drain(tie) and 'released' or 'draining'
 end
 
--- Move a pending job of a lost binding to where it belongs now. It keeps its arrival and its grant, and is no late job.
-local function replace(e)
+-- Move a pending job, of a lost binding or declined, to where it belongs now. It keeps its arrival and its grant, and is no late
+-- job.
+function bindings.replace(e)
     flows.withdraw(e)
-    local tie = bindings.of(e.pool or 'default', e.sticky)
+    local tie = e.sticky and bindings.of(e.pool or 'default', e.sticky)
     e.binding = tie and tie.seq
     bindings.place(e)
     if not e.gate and e.granted then
@@ -278,7 +308,7 @@ local function move_jobs(tie, worker, most)
     local jobs = call('ZRANGE', S.p .. 'tied:' .. tie.seq, 0, most - 1)
     for _, e in ipairs(entries.all(jobs)) do
         if e.state == PENDING then
-            replace(e)
+            bindings.replace(e)
         elseif e.state ~= RUNNING then
             -- It waits for its retry, and is placed when it arrives.
             e.binding, e.inbox = nil, nil
@@ -313,7 +343,7 @@ end
 local function go_on(worker, most)
     local seq = call('ZRANGE', lost_by(worker), 0, 0)[1]
     while seq and most > 0 do
-        most = most - math.max(1, move_jobs(bindings.get(seq), worker, most))
+        most = most - math.max(1, move_jobs(bindings.get(seq) or damaged_tie(seq, worker), worker, most))
         seq = call('ZRANGE', lost_by(worker), 0, 0)[1]
     end
     return most
@@ -378,7 +408,9 @@ function bindings.drain_idle(limit)
     local idle = call('ZRANGEBYSCORE', S.p .. 'ties_used', '-inf', S.now - IDLE_SECONDS, 'LIMIT', 0, limit)
     for _, seq in ipairs(idle) do
         local tie = bindings.get(seq)
-        if is_busy(tie, nil) then
+        if not tie then
+            call('ZREM', S.p .. 'ties_used', seq)
+        elseif is_busy(tie, nil) then
             tie.used_at = S.now
             save(tie)
         else

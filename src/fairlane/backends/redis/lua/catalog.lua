@@ -23,8 +23,52 @@ local function refresh()
     S.catalog, S.fresh = found, true
 end
 
+-- The name of a queue by its number.
+local function name_of(number)
+    local all = call('HGETALL', S.p .. 'queues')
+    for i = 1, #all, 2 do
+        if tonumber(all[i + 1]) == tonumber(number) then
+            return all[i]
+        end
+    end
+    return 'lost-' .. number
+end
+
+-- The record of a queue. One that is missing or damaged counts as that of a queue without settings.
+function catalog.record(number, name)
+    local record = step.get('queue', number)
+    if record and type(record.name) == 'string' then
+        return record
+    end
+    return { name = name or name_of(number), version = 0, declared = '', settings = '' }
+end
+
+local function is_number(value)
+    return value == nil or type(value) == 'number'
+end
+
+-- What counts for a queue, out of its record: nothing, if that cannot be read.
+local function settings_of(record)
+    local done, settings = pcall(cjson.decode, record.settings or '{}')
+    if not done or type(settings) ~= 'table' then
+        return {}
+    end
+    local reserved, lanes, closed = settings.reserved or {}, settings.lanes or {}, settings.closed or {}
+    if not (is_number(settings.limit) and is_number(settings.max_pending) and type(reserved) == 'table' and type(lanes) == 'table'
+        and type(closed) == 'table' and is_number(reserved.high) and is_number(reserved.normal)) then
+        return {}
+    end
+    for _, rule in ipairs(lanes) do
+        if type(rule) ~= 'table' or type(rule.pattern) ~= 'string' or not (is_number(rule.limit) and is_number(rule.weight)
+            and is_number(rule.max_pending)) then
+            return {}
+        end
+    end
+    return settings
+end
+
 local function remember(number, record)
-    local settings = record.settings and cjson.decode(record.settings) or {}
+    local settings = settings_of(record)
     local queue = {
         number = number,
         name = record.name,
@@ -68,7 +112,7 @@ function catalog.known(name)
     local found = S.catalog.names[name]
     if not found then
         local number = tonumber(call('HGET', S.p .. 'queues', name) or nil)
-        found = number and remember(number, step.get('queue', number))
+        found = number and remember(number, catalog.record(number, name))
     end
     return found
 end
@@ -94,7 +138,7 @@ function catalog.number(number)
     if not S.fresh then
         refresh()
     end
-    return S.catalog.numbers[number] or remember(number, step.get('queue', number))
+    return S.catalog.numbers[number] or remember(number, catalog.record(number))
 end
 
 -- Which tasks a queue has jobs of, for who looks for jobs.

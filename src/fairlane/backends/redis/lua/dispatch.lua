@@ -5,23 +5,6 @@
 
 local MOST_EXPIRED = 100
 
--- What a worker is told of jobs that it has claimed: three parts of each, the content, the headers, and the ticket, or a list
--- where there is none. `members`: their numbers.
-local function told_of(members, told)
-    local answer, bodies, headers = {}, writes.hmget(S.p .. 'job', members), {}
-    if call('EXISTS', S.p .. 'headers') == 1 then
-        headers = writes.hmget(S.p .. 'headers', members)
-    end
-    for i, each in ipairs(told) do
-        answer[3 * i - 2], answer[3 * i - 1], answer[3 * i] = bodies[i], headers[i] or '', each
-    end
-    return answer
-end
-
-local function told(e)
-    return pack({ e.id, e.fence, e.attempt, e.class, e.suspect and true or false, e.lane and true or false, e.kind or 'job' })
-end
-
 -- What it costs to start a job, by the weight of its lane.
 local function price(queue, lane, cost)
     local weight = #queue.rules > 0 and catalog.terms(queue, lane).weight or 1
@@ -47,7 +30,7 @@ local function start(c, e, member, flow, queue)
     if e.lane then
         step.tell_line(e.queue, e.lane_key)
     end
-    dispatch.note(c, member, told(e))
+    dispatch.note(c, member, answers.told(e))
 end
 
 -- Tell that a job with this ticket starts.
@@ -164,6 +147,17 @@ local function put_back(heads, first, head)
     table.insert(heads, at + 1, head)
 end
 
+-- End the first job of a flow, whose record cannot be read.
+local function fail(c, queue, domain, head)
+    local lane, arrival = head.flow.lane, tonumber(head.jobs[head.at + 1])
+    local limited = lane ~= '' and step.lane(queue.number, lane)
+    damage.fail(head.jobs[head.at], {
+        queue = queue.number, class = domain.class, lane_key = lane ~= '' and lane or nil, arrival = arrival,
+        inbox = domain.inbox ~= '' and domain.inbox or nil, state = PENDING, flow = true, granted = true, lane = limited and true or nil,
+        rank = limited and entries.rank(limited.ordered, domain.class) or nil,
+    })
+end
+
 -- Start up to `most` jobs of one domain, in fair order; returns how many, and whether to look again because one had expired.
 local function take(c, queue, domain, most)
     local line = call('ZRANGE', domain.line, 0, most - 1, 'WITHSCORES')
@@ -173,20 +167,25 @@ local function take(c, queue, domain, most)
     elseif #line == 2 then
         batch = batches.many_of_one(c, queue, domain, line[1], line[2], most)
     end
-    if batch > 0 then
+    if batch > 0 or c.full then
         return batch, false
     end
     local heads, known = heads_of(domain, line, most)
     c.started = { count = 0, lives = {}, held = {}, heads = {} }
     local first, started = 1, 0
     local clock = domain.clock
-    local expired
-    while started < most and heads[first] and not expired do
+    local expired, broken
+    while started < most and heads[first] and not expired and not broken do
         local head = heads[first]
         local member = head.jobs[head.at]
         local raw = known[member] or writes.hget(S.live, member)
-        local e = not tickets.is_waiting(raw) and entries.read(raw, member)
-        if e and e.expires_at and e.expires_at <= S.now then
+        local is_ticket = tickets.is_whole(raw)
+        local e = not is_ticket and raw and damage.entry(raw, member)
+        if not (is_ticket or e) then
+            broken = head
+        elseif not (e and e.expires_at and e.expires_at <= S.now) and answers.fitting(c, { member }) == 0 then
+            break
+        elseif e and e.expires_at and e.expires_at <= S.now then
             expired = member
         else
             domain.clock = math.max(domain.clock, head.flow.tag)
@@ -215,6 +214,11 @@ local function take(c, queue, domain, most)
         step.save_lines()
         return started, true
     end
+    if broken then
+        fail(c, queue, domain, broken)
+        step.save_lines()
+        return started, true
+    end
     return started, false
 end
 
@@ -227,7 +231,7 @@ local function from_domain(c, queue, class, inbox, most)
         most = math.min(most, catalog.room(queue.slots, dispatch.load(c, queue), class))
     end
     local domain, started, again = step.domain(queue.number, class, inbox), 0, true
-    while again and started < most do
+    while again and started < most and not c.full do
         local more
         more, again = take(c, queue, domain, most - started)
         started = started + more
@@ -254,24 +258,51 @@ function dispatch.load(c, queue)
     return found
 end
 
--- The inbox holds jobs of any queue: the queues take turns, in equal shares and then for the rest.
-local function from_inbox(c, class, most)
-    local inbox = keys.worker(c.who.pool, c.who.index)
-    local queues = {}
-    for _, name in ipairs(call('SMEMBERS', S.p .. 'inbox:' .. inbox)) do
-        local of, queue = string.match(name, '^(%d)%.(%d+)$')
-        if tonumber(of) == class and call('EXISTS', S.p .. 'line:' .. keys.domain(queue, class, inbox)) == 1 then
-            queues[#queues + 1] = tonumber(queue)
+-- Declined jobs of tasks that the session knows, in queues that it serves: as {queue, inbox}. `c.known` has them for all classes.
+local function unknown_to_others(c)
+    if not c.known then
+        c.known = {}
+        for _, name in ipairs(call('SMEMBERS', S.p .. 'unknown')) do
+            local queue, task = string.match(name, '^(%d+) (.*)$')
+            queue = tonumber(queue)
+            if presence.serves_queue(c.who, catalog.number(queue).name) and presence.knows(c.who, task) then
+                c.known[#c.known + 1] = { queue, keys.unknown(task) }
+            end
         end
     end
-    table.sort(queues)
-    local count = #queues
+    return c.known
+end
+
+local function has_line(queue, class, inbox)
+    return call('EXISTS', S.p .. 'line:' .. keys.domain(queue, class, inbox)) == 1
+end
+
+-- The inbox holds jobs of any queue: the queues take turns, in equal shares and then for the rest. So do declined jobs of tasks
+-- that the session knows, as if each of those tasks were a queue in its inbox.
+local function from_inbox(c, class, most)
+    local inbox = keys.worker(c.who.pool, c.who.index)
+    local sources = {}
+    for _, name in ipairs(call('SMEMBERS', S.p .. 'inbox:' .. inbox)) do
+        local of, queue = string.match(name, '^(%d)%.(%d+)$')
+        if tonumber(of) == class and has_line(queue, class, inbox) then
+            sources[#sources + 1] = { tonumber(queue), inbox }
+        end
+    end
+    for _, source in ipairs(unknown_to_others(c)) do
+        if has_line(source[1], class, source[2]) then
+            sources[#sources + 1] = source
+        end
+    end
+    table.sort(sources, function(a, b)
+        return a[1] < b[1] or (a[1] == b[1] and a[2] < b[2])
+    end)
+    local count = #sources
     local share = math.ceil(most / math.max(1, count))
     for _, limit in ipairs({ share, most }) do
         for i = 1, count do
-            local queue = queues[(i - 1 + c.number) % count + 1]
-            if most > 0 then
-                most = most - from_domain(c, catalog.number(queue), class, inbox, math.min(limit, most))
+            local source = sources[(i - 1 + c.number) % count + 1]
+            if most > 0 and not c.full then
+                most = most - from_domain(c, catalog.number(source[1]), class, source[2], math.min(limit, most))
             end
         end
         if count < 2 then
@@ -294,10 +325,10 @@ local function repeated(who, number)
             return a.arrival < b.arrival
         end)
         for _, e in ipairs(of_class) do
-            members[#members + 1], told_[#told_ + 1] = writes.text(e.seq), told(e)
+            members[#members + 1], told_[#told_ + 1] = writes.text(e.seq), answers.told(e)
         end
     end
-    return told_of(members, told_)
+    return answers.told_of(members, told_)
 end
 
 -- Who claims, or why he may not.
@@ -314,7 +345,7 @@ end
 
 -- Start jobs for a worker, ask by ask. An ask is {queue or false, class, most, below or false}. `hears`: the next
 -- claim may be answered ahead.
-function dispatch.claim(who, number, total, asks, hears)
+function dispatch.claim(who, number, total, asks, hears, most_bytes)
     idle.forget(who.id)
     local answer, was_ahead = {}, who.ahead
     who.ahead = nil
@@ -327,6 +358,7 @@ function dispatch.claim(who, number, total, asks, hears)
         step.put('session', who.id, who)
     end
     local c = { who = who, number = number, left = total - #answer / 3, expired = 0, members = {}, told = {}, loads = {} }
+    c.most_bytes, c.bytes, c.bodies, c.headers = most_bytes or math.huge, 0, {}, {}
     if who.state ~= 'live' or not who.slots or not who.index then
         return answer
     end
@@ -348,11 +380,11 @@ function dispatch.claim(who, number, total, asks, hears)
                 from_inbox(c, class, most)
             end
         end
-        if c.left <= 0 then
+        if c.left <= 0 or c.full then
             break
         end
     end
-    if #c.members == 0 and #answer == 0 then
+    if #c.members == 0 and #answer == 0 and #S.damaged == 0 then
         local is_idle = c.running[0] + c.running[1] + c.running[2] == 0
         if hears and is_idle and total > 0 and c.expired < MOST_EXPIRED then
             idle.wait(who, number, asks)
@@ -360,9 +392,16 @@ function dispatch.claim(who, number, total, asks, hears)
         return {}
     end
     -- Only then: an idle worker asks once a second, and nothing is lost when an empty answer is not repeated.
-    who.claim = number
-    step.put('session', who.id, who)
-    for _, part in ipairs(told_of(c.members, c.told)) do
+    if #c.members > 0 or #answer > 0 then
+        who.claim = number
+        step.put('session', who.id, who)
+    end
+    for _, id in ipairs(S.damaged) do
+        for _, part in ipairs({ '', '', pack({ id }) }) do
+            answer[#answer + 1] = part
+        end
+    end
+    for _, part in ipairs(answers.told_of(c.members, c.told, c.bodies, c.headers)) do
         answer[#answer + 1] = part
     end
     return answer

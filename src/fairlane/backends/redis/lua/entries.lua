@@ -5,7 +5,9 @@
 -- direct, retries (nil: 3), backoff, uniq, parent; state (1 scheduled, 2 pending, 3 running), gate (nil: none, 1 unbound,
 -- 2 clean-up, 4 parent of a broadcast), flow (true while claimable or running), inbox (nil: for everybody), lane (true: it
 -- has arrived in a limited lane), rank, granted, granted_at, arrival, due, expires_at, session, claim, waiter, binding, fence,
--- attempt, crashes, suspect, cancel, refused, paid, started_at. What is nil or false is nought.
+-- attempt, crashes, suspect, returns (how often it was handed back in a row after it had begun), cancel, refused, paid,
+-- started_at, to_start_by (what expires_at was before it started), declined (since when sessions decline it, see
+-- outcomes.lua), offer (when everybody is offered it again). What is nil or false is nought.
 
 entries.RANK = 2 ^ 50 -- how far classes are apart in an unordered lane
 local MOST_RUNNING = 2 ^ 20 -- of a lane
@@ -61,6 +63,12 @@ local function indexed_by(e)
         local set = e.granted and 'hold:' or 'wait:'
         found[p .. set .. keys.lane(e.queue, e.lane_key)] = entries.turn(e.rank, e.arrival)
     end
+    if e.declined and not e.session then
+        found[p .. 'declined'] = e.declined
+        if e.offer then
+            found[p .. 'overdue'] = e.offer
+        end
+    end
     if e.granted_at then
         found[p .. 'holding'] = e.granted_at
     end
@@ -83,10 +91,10 @@ function entries.read(raw, seq)
     return e
 end
 
--- The same by its number, for who only looks; nil when it is over.
+-- The same by its number, for who only looks; nil when it is over, or its record cannot be read.
 function entries.look(seq)
     local raw = writes.hget(S.live, type(seq) == 'string' and seq or writes.text(seq))
-    return raw and entries.read(raw, seq) or nil
+    return raw and damage.entry(raw, seq) or nil
 end
 
 function entries.get(seq)
@@ -223,9 +231,13 @@ end
 
 -- The job as it is stored, with what it is found by; nothing when it is new.
 local function stored(seq)
-    local raw = writes.hget(S.live, writes.text(seq))
-    local e = raw and entries.read(raw, seq) or nil
-    return e, e and (S.indexed[seq] or indexed_by(e)) or {}
+    local e = entries.look(seq)
+    return e, S.indexed[seq] or (e and indexed_by(e)) or {}
+end
+
+-- What a job is found by whose record is lost, as far as that is known.
+function entries.adopt(e)
+    S.indexed[e.seq] = indexed_by(e)
 end
 
 -- Write a live job and what it is found by.
@@ -244,7 +256,7 @@ function entries.delete(e)
     local old, was = stored(e.seq)
     move_between(e.seq, was, {})
     if e.lane_key then
-        note_change(old, nil)
+        note_change(old or e, nil)
     end
     S.indexed[e.seq] = nil
     writes.hdel(S.live, writes.text(e.seq))

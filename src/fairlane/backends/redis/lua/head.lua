@@ -6,7 +6,8 @@ local call, pack, unpacked, bytes, parts, sub, byte -- set by the first step: wh
 local S = {} -- the step under way
 local keys, writes, step, catalog, numbers, tickets, entries, flows, places, limits = {}, {}, {}, {}, {}, {}, {}, {}, {}, {}
 local bindings, broadcasts, outcomes, admission, arrivals, idle, single, presence = {}, {}, {}, {}, {}, {}, {}, {}
-local report, batches, dispatch, settings, pruning, reading, standings, losses, recounting, passes = {}, {}, {}, {}, {}, {}, {}, {}, {}, {}
+local report, answers, batches, dispatch, settings, pruning = {}, {}, {}, {}, {}, {}
+local reading, standings, losses, recounting, passes, damage = {}, {}, {}, {}, {}, {}
 
 local SCHEDULED, PENDING, RUNNING, COMPLETED, FAILED, CANCELLED = 1, 2, 3, 4, 5, 6
 local UNBOUND, CLEANUP, PARENT = 1, 2, 4

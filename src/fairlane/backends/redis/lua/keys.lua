@@ -1,7 +1,7 @@
 -- Every key of a namespace. All of them begin with its prefix, which holds the hash tag: one namespace is one slot.
 --
 -- Records (hashes; values are MessagePack maps, absent fields are nil):
---   counter          seq, arrival, session, binding, queue, settings, generation, steps, schema
+--   counter          seq, arrival, session, binding, queue, settings, generation, steps, schema, term
 --   lost (a list)    what clients have found missing, newest first
 --   queues           name -> number            queue      number -> {name, version, declared, override}
 --   id               id -> seq, or what is remembered of it when the job is forgotten: '~' and {mark, state, until_}
@@ -14,7 +14,10 @@
 --   settling:QUEUE   lane -> the last number that it has settled; unsettled (a set): the queues that have such
 --   session          id -> session             pool:POOL  index -> id of the last session there
 --   binding          number -> binding         bound:POOL key -> number of the open binding
+--   unknown (a set)  queue number, a space, and a task of which declined jobs wait, or waited lately, in an inbox of their own
 --   unique           task NUL value -> {seq, id, state, until_}
+--   task_set         name of a set -> the tasks that its sessions know, each between two ends of line
+--   token            id -> a token of the HTTP service, its digest in hexadecimal
 --   schedule         name -> schedule          leader (a string) -> {term, session, lease, expires}
 --   tally:QUEUE      class and column -> number
 --   ahead:SESSION (a list)  the answer to a claim that he has not made yet (see idle.lua)
@@ -25,6 +28,8 @@
 --   backlog:QUEUE    lanes with jobs, by how many of them wait and run (see entries.lua)
 --   by:KIND:VALUE    jobs by number, for reading
 --   ties_of:WORKER   its open bindings; ties_lost:WORKER those that it has lost and that may have jobs to move (see bindings.lua)
+--   overdue          declined jobs by when they are offered to everybody again
+--   task_sets        by when a session with it was last registered
 --   ended:QUEUE:STATE  finished jobs by time, for retention
 
 -- Keys and names that many jobs of a step share are put together once.
@@ -54,6 +59,15 @@ end
 -- What a session holds of a class.
 function keys.held(session, class)
     return shared('held', session, class, held)
+end
+
+-- Where jobs wait that sessions declined, for those that know the task: `session.unknown_inbox`.
+function keys.unknown(task)
+    return '~' .. task .. '/'
+end
+
+function keys.is_unknown(inbox)
+    return inbox and sub(inbox, 1, 1) == '~'
 end
 
 function keys.domain(queue, class, inbox)

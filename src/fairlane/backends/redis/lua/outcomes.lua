@@ -1,11 +1,22 @@
 -- How jobs end and how they go back: every way out of running or waiting, with all that follows in the same step.
 
 local CRASH_ERROR = 'The process that ran it died, or lost contact for longer than its lease.'
-local KEPT_ATTEMPTS = 20
+local HANDED_BACK_ERROR = 'It was handed back too often: more than three times in a row its worker stopped before its body ended, '
+    .. 'and no attempt is left.'
+local KEPT_ATTEMPTS, MOST_HAND_BACKS = 20, 3
+local SHORTEST_DECLINE, LONGEST_DECLINE = 0.25, 15 -- as `states.decline_delay` has it
+
+local function is_declined(attempt)
+    return attempt and attempt.outcome == 'declined'
+end
 
 -- Add a claim that ends, while its job goes on, to the history. The last claim of all is told by the outcome.
 function outcomes.record(e, who, outcome, state, reason, message)
     local attempts = step.get('attempts', e.seq) or {}
+    if outcome == 'declined' and is_declined(attempts[#attempts]) and is_declined(attempts[#attempts - 1]) then
+        -- Of declines in a row the first and the last are kept: they may be many, and all are alike.
+        table.remove(attempts)
+    end
     attempts[#attempts + 1] = {
         fence = e.fence,
         attempt = e.attempt,
@@ -53,12 +64,15 @@ function outcomes.get(seq)
     if not raw then
         return nil
     end
-    local record, result = tickets.read_ended(raw)
-    if record then
+    local is_ticket, record, result = pcall(tickets.read_ended, raw)
+    if is_ticket and record then
         return record, result
     end
     -- How far the map goes is -1 when nothing stands behind it.
-    local length, map = cmsgpack.unpack_one(raw)
+    local done, length, map = pcall(cmsgpack.unpack_one, raw)
+    if not done or type(map) ~= 'table' then
+        return nil
+    end
     return map, map.result and (length < 0 and '' or string.sub(raw, length + 1)) or nil
 end
 
@@ -98,7 +112,7 @@ function outcomes.finish(e, state, ending)
         refused = e.refused,
         cancel = e.cancel,
         suspect = e.suspect,
-        expires_at = e.expires_at,
+        expires_at = e.expires_at or e.to_start_by,
         binding = e.binding,
         inbox = e.inbox,
     }, ending.result)
@@ -200,7 +214,7 @@ function outcomes.expire(e)
     outcomes.finish(e, CANCELLED, { reason = 'expired' })
 end
 
-local function go_back(e, delay, keep_arrival)
+local function go_back(e, delay, keep_arrival, inbox)
     limits.reach(e)
     outcomes.tell_room(e.queue)
     local lane = e.lane and step.lane(e.queue, e.lane_key)
@@ -224,6 +238,7 @@ local function go_back(e, delay, keep_arrival)
     end
     if delay <= 0 then
         bindings.place(e)
+        e.inbox = inbox or e.inbox
         if keeps_place then
             places.resume(e)
         else
@@ -238,19 +253,26 @@ local function go_back(e, delay, keep_arrival)
     step.tell_job(e.id)
 end
 
+-- It has started, so it does not expire any more.
+local function has_started(e)
+    e.to_start_by, e.expires_at = e.to_start_by or e.expires_at, nil
+end
+
 -- A retry or a snooze: it paid for its start. An ordered lane stays closed for it; elsewhere it arrives anew. `crashed`: the
 -- holder saw the process of the body die. Any other end of a run clears the suspicion.
 function outcomes.again(e, delay, crashed)
     e.crashes = (e.crashes or 0) + (crashed and 1 or 0)
     e.suspect = crashed or nil
-    e.paid = nil
+    e.returns = nil
+    has_started(e)
+    e.paid, e.declined, e.offer = nil, nil, nil
     go_back(e, delay, false)
 end
 
--- A hand-back or a rescue: it starts next in its lane, without paying again.
-local function back(e, delay)
+-- A hand-back or a rescue: it starts next in its lane, without paying again. `inbox`: where it is to wait.
+local function back(e, delay, inbox)
     flows.give_back(e)
-    go_back(e, delay, true)
+    go_back(e, delay, true, inbox)
 end
 
 -- Give a pending job its binding, its arrival and its place. The caller saves it.
@@ -283,42 +305,109 @@ local function backoff_delay(e)
     return policy.jitter == false and whole or whole * step.draw()
 end
 
+-- A job whose run counts although its body did not come to an end: it runs again while its budget lasts.
+local function charge(e, who, move, message)
+    if tie_is_lost(e) then
+        outcomes.finish(e, CANCELLED, { reason = 'worker_lost', move = move })
+        return CANCELLED
+    end
+    e.crashes = (e.crashes or 0) + 1
+    if e.cancel then
+        outcomes.finish(e, CANCELLED, { reason = 'by_user', move = move })
+        return CANCELLED
+    end
+    if e.attempt > (e.retries or 3) then
+        outcomes.finish(e, FAILED, { reason = 'crashed', error = message, group = move, move = move })
+        return FAILED
+    end
+    local delay = e.crashes <= 1 and 0 or backoff_delay(e)
+    local state = delay > 0 and SCHEDULED or PENDING
+    outcomes.record(e, who, move, state, 'crashed')
+    e.suspect, e.declined, e.offer = true, nil, nil
+    has_started(e)
+    back(e, delay)
+    return state
+end
+
 -- The process of a job that had begun is gone. Returns what became of the job.
 function outcomes.crash(e, who)
     if e.kind == 'turn' then
         outcomes.finish(e, CANCELLED, { reason = 'waiter_gone', move = 'crashed' })
         return CANCELLED
     end
+    e.returns = nil
+    return charge(e, who, 'crashed', CRASH_ERROR)
+end
+
+-- A claimed job that never began, or was handed back: it waits again and its run is not charged. Returns its state.
+function outcomes.take_back(e, who, move, delay)
     if tie_is_lost(e) then
-        outcomes.finish(e, CANCELLED, { reason = 'worker_lost', move = 'crashed' })
+        outcomes.finish(e, CANCELLED, { reason = 'worker_lost', move = move })
         return CANCELLED
     end
-    e.crashes = (e.crashes or 0) + 1
     if e.cancel then
-        outcomes.finish(e, CANCELLED, { reason = 'by_user', move = 'crashed' })
+        outcomes.finish(e, CANCELLED, { reason = 'by_user', move = move })
         return CANCELLED
     end
-    if e.attempt > (e.retries or 3) then
-        outcomes.finish(e, FAILED, { reason = 'crashed', error = CRASH_ERROR, group = 'crashed', move = 'crashed' })
-        return FAILED
-    end
-    local delay = e.crashes <= 1 and 0 or backoff_delay(e)
     local state = delay > 0 and SCHEDULED or PENDING
-    outcomes.record(e, who, 'crashed', state, 'crashed')
-    e.suspect = true
+    outcomes.record(e, who, move, state)
+    -- A claim that nobody began is no run: what was declined before it counts as before.
+    e.declined = move == 'taken_back' and e.declined or nil
+    e.attempt = e.attempt - 1
     back(e, delay)
     return state
 end
 
--- A claimed job that never began, or was handed back: it is pending again and its run is not charged.
-function outcomes.take_back(e, who, move)
-    if tie_is_lost(e) then
-        outcomes.finish(e, CANCELLED, { reason = 'worker_lost', move = move })
-    elseif e.cancel then
-        outcomes.finish(e, CANCELLED, { reason = 'by_user', move = move })
-    else
-        outcomes.record(e, who, move, PENDING)
-        e.attempt = e.attempt - 1
-        back(e, 0)
+-- A body that had begun was stopped. Not charged at first, and no sign against the job; then as after a crash.
+function outcomes.hand_back(e, who)
+    local returns = (e.returns or 0) + 1
+    if returns > MOST_HAND_BACKS then
+        return charge(e, who, 'handed_back', HANDED_BACK_ERROR)
     end
+    e.returns = returns
+    e.suspect = e.suspect or (returns == MOST_HAND_BACKS) or nil
+    has_started(e)
+    return outcomes.take_back(e, who, 'handed_back', 0)
+end
+
+-- Its session does not know its task: it goes back uncharged, or fails when that went on for `t.delay` seconds.
+function outcomes.decline(e, who, t)
+    if tie_is_lost(e) then
+        outcomes.finish(e, CANCELLED, { reason = 'worker_lost', move = t.move })
+        return CANCELLED
+    end
+    local since = e.declined or S.now
+    if S.now - since >= (t.delay or 0) then
+        e.attempt = e.attempt - 1
+        outcomes.finish(e, FAILED, { reason = t.reason, error = t.error, group = t.group, move = t.move })
+        return FAILED
+    end
+    -- Nobody else could take what is bound to this worker. And who takes it from that inbox should have known it.
+    local state = e.inbox and SCHEDULED or PENDING
+    outcomes.record(e, who, t.move, state, t.reason)
+    e.declined = since
+    e.attempt = e.attempt - 1
+    if e.inbox then
+        e.offer = nil
+        back(e, math.min(LONGEST_DECLINE, math.max(SHORTEST_DECLINE, (S.now - since) / 2)))
+    else
+        e.offer = since + t.delay
+        call('SADD', S.p .. 'unknown', e.queue .. ' ' .. e.task)
+        back(e, 0, keys.unknown(e.task))
+    end
+    return state
+end
+
+-- Jobs that were declined long enough: everybody is offered them once more, and may fail them.
+function outcomes.offer_again(limit)
+    local over = entries.all(call('ZRANGEBYSCORE', S.p .. 'overdue', '-inf', S.now, 'LIMIT', 0, limit))
+    for _, e in ipairs(over) do
+        e.offer = nil
+        if e.state == PENDING and keys.is_unknown(e.inbox) then
+            bindings.replace(e)
+        else
+            entries.save(e)
+        end
+    end
+    return #over
 end

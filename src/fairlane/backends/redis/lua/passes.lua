@@ -20,6 +20,13 @@ local function due_of(class, limit)
         end
     end
     local jobs = entries.all(seqs)
+    if #jobs < #seqs then
+        for _, seq in ipairs(seqs) do
+            if not entries.look(seq) then
+                damage.fail(seq, { class = class, state = SCHEDULED, sets = { set, S.p .. 'later' } })
+            end
+        end
+    end
     table.sort(jobs, function(a, b)
         if a.due ~= b.due then
             return a.due < b.due
@@ -38,7 +45,9 @@ function passes.promote(limit)
     for _, seq in ipairs(expired) do
         -- Read one by one: the end of one job can let another into line (a clean-up, a job behind it).
         local e = entries.get(seq)
-        if e and e.state ~= RUNNING then
+        if not e then
+            damage.fail(seq, { sets = { S.p .. 'expiry' } })
+        elseif e.state ~= RUNNING then
             outcomes.expire(e)
         end
     end
@@ -63,6 +72,7 @@ function passes.promote(limit)
         expired = #expired,
         more = #expired == limit or promoted == limit or closed == limit,
         next_due = soonest and math.max(0, soonest - S.now) or nil,
+        damaged = S.damaged,
     }
 end
 
@@ -72,6 +82,7 @@ function passes.admit(limit)
     for _, pool in ipairs(call('SMEMBERS', S.p .. 'pools')) do
         bound = bound + bindings.bind_unbound(pool, limit)
     end
+    local offered = outcomes.offer_again(limit)
     local moved = places.move_idle_grants(limit)
     local repaired = 0
     for _, name in ipairs(call('SRANDMEMBER', S.p .. 'short', limit)) do
@@ -86,5 +97,5 @@ function passes.admit(limit)
     end
     -- Whoever has changed the rules sees to it, unless he has died meanwhile.
     local unsettled = limits.settle(MOST_LOOKED_AT)
-    return { admitted = 0, moved = moved, repaired = repaired, more = bound == limit or unsettled }
+    return { admitted = 0, moved = moved, repaired = repaired, more = bound == limit or offered == limit or unsettled }
 end

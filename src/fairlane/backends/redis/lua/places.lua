@@ -57,6 +57,11 @@ local function next_of(lane)
     -- Nearly always it is the first.
     local first = call('ZRANGE', set, 0, 0)[1]
     local e = first and entries.look(first)
+    while first and not e do
+        damage.fail(first, { queue = lane.queue, lane_key = lane.key, sets = { set } })
+        first = call('ZRANGE', set, 0, 0)[1]
+        e = first and entries.look(first)
+    end
     if not e or not e.expires_at or e.expires_at > S.now then
         return e
     end
@@ -257,7 +262,7 @@ function places.move_idle_grants(limit)
         if wanted and (holder.gate or not takes(holder.inbox, holder.class)) then
             for _, other in ipairs(call('ZRANGE', S.p .. 'wait:' .. lane.name, 0, MOST_LOOKED_AT)) do
                 local e = entries.get(other)
-                local expired = e.expires_at and e.expires_at <= S.now
+                local expired = not e or (e.expires_at and e.expires_at <= S.now)
                 if not expired and not e.gate and e.inbox ~= holder.inbox and takes(e.inbox, e.class) then
                     ungrant(holder)
                     lane.granted = lane.granted - 1

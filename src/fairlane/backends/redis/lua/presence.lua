@@ -1,11 +1,13 @@
 -- Sessions: registering, renewing, leaving, and being declared dead, with all that follows for their jobs and bindings.
 -- A session has: seq, id, kind, state (live, stopping, ended, dead), host, pid, pool, index, named, queues, slots {total, high,
--- normal}, started_at, ended_at, lease, expires, claim, ahead (that claim was answered before it was made, see idle.lua).
+-- normal}, started_at, ended_at, lease, expires, claim, task_set (nil: it does not say which tasks it knows), ahead (that claim was answered before it was made, see idle.lua).
 
 local MOST_BOUND = 1000
 
+-- A session; nil when there is none, or its record cannot be read.
 function presence.get(id)
-    return step.get('session', id)
+    local who = step.get('session', id)
+    return who and who.id and who.pool and type(who.expires) == 'number' and type(who.lease) == 'number' and who or nil
 end
 
 local function save(who)
@@ -32,6 +34,21 @@ function presence.at(inbox)
     local pool, index = string.match(inbox, '^(.*)/(%d+)$')
     local who = pool and last_at(pool, index)
     return presence.is_present(who) and who or nil
+end
+
+function presence.serves_queue(who, queue)
+    for _, name in ipairs(who.queues or {}) do
+        if name == queue then
+            return true
+        end
+    end
+    return false
+end
+
+-- Whether a session knows a task, or does not say.
+function presence.knows(who, task)
+    local known = not who.task_set or call('HGET', S.p .. 'task_set', who.task_set)
+    return known == true or (known and string.find(known, '\n' .. task .. '\n', 1, true) ~= nil) or false
 end
 
 -- What a worker runs, by class.
@@ -105,7 +122,21 @@ local function waiter_gone(who)
     return gone
 end
 
+-- Jobs that a session holds and whose records cannot be read end with it.
+local function fail_damaged(who)
+    for _, class in ipairs({ '0', '1', '2', 't' }) do
+        local set = keys.held(who.id, class)
+        for _, seq in ipairs(call('SMEMBERS', set)) do
+            if not entries.look(seq) then
+                call('SREM', set, seq)
+                damage.fail(seq, { state = RUNNING, session = who.id, class = tonumber(class) })
+            end
+        end
+    end
+end
+
 local function close(who, state)
+    fail_damaged(who)
     who.state, who.ended_at = state, S.now
     save(who)
     call('ZREM', S.p .. 'present', who.id)
@@ -168,6 +199,17 @@ local function lowest_free(pool)
     return index
 end
 
+-- Extend a lease. If it had run out, jobs that found no live worker meanwhile are bound now.
+local function extend(who)
+    local was_late = who.expires <= S.mono
+    who.expires = S.mono + who.lease
+    save(who)
+    call('ZADD', S.p .. 'present', who.expires, who.id)
+    if was_late and who.index then
+        bindings.bind_unbound(who.pool, MOST_BOUND)
+    end
+end
+
 -- Make a session known, take over or give out an index, and bring the worker what waited for it. Returns false if it must be
 -- asked again, because whoever had the index before has more than `most` keys and jobs of those to lose.
 function presence.register(new, most)
@@ -176,9 +218,7 @@ function presence.register(new, most)
         if not presence.is_present(known) then
             step.refuse('session_lost', 'this session has ended or was declared dead; register under a new id')
         end
-        known.expires = S.mono + known.lease
-        save(known)
-        call('ZADD', S.p .. 'present', known.expires, known.id)
+        extend(known)
         return true
     end
     local is_worker = new.kind == 'worker'
@@ -189,6 +229,11 @@ function presence.register(new, most)
         if not make_room(new, new.index, most) then
             return false
         end
+    end
+    if new.tasks then
+        call('HSET', S.p .. 'task_set', new.task_set, new.tasks)
+        call('ZADD', S.p .. 'task_sets', S.now, new.task_set)
+        new.tasks = nil
     end
     new.seq = step.next('session')
     new.state, new.started_at, new.expires, new.claim = 'live', S.now, S.mono + new.lease, 0
@@ -217,12 +262,10 @@ function presence.renew(id, held, claim, stopping)
     if not presence.is_present(who) then
         step.refuse('session_lost', 'this session is unknown, ended or declared dead; drop its jobs and register a new one')
     end
-    who.expires = S.mono + who.lease
     if stopping and who.state == 'live' then
         who.state = 'stopping'
     end
-    save(who)
-    call('ZADD', S.p .. 'present', who.expires, id)
+    extend(who)
     local named, found, lost, cancel, taken_back = {}, {}, {}, {}, {}
     for _, h in ipairs(held) do
         named[name_of(h[1], h[2])] = true
@@ -235,7 +278,7 @@ function presence.renew(id, held, claim, stopping)
                 cancel[#cancel + 1] = e.id
             end
         elseif e.claim and e.claim <= claim then
-            outcomes.take_back(e, who, 'taken_back')
+            outcomes.take_back(e, who, 'taken_back', 0)
             taken_back[#taken_back + 1] = e.id
         end
     end
@@ -282,7 +325,7 @@ local function end_session(who, begun, most)
         if not begun or started[name_of(e.id, e.fence)] or not e.claim then
             outcomes.crash(e, who)
         else
-            outcomes.take_back(e, who, 'taken_back')
+            outcomes.take_back(e, who, 'taken_back', 0)
         end
     end
 end
@@ -319,9 +362,20 @@ function presence.rescue(limit, declare, most)
                 more = true
                 break
             end
-            declared[#declared + 1] = id
-            local its
-            its, left = declare_dead(presence.get(id), false, fates, left)
+            local who, its = presence.get(id), 0
+            if who then
+                declared[#declared + 1] = id
+                its, left = declare_dead(who, false, fates, left)
+            else
+                -- Its record cannot be read. What it holds is given back, and its keys are lost below, where nobody serves them.
+                call('ZREM', S.p .. 'present', id)
+                local lost_one = { id = id, host = 'unknown' }
+                fail_damaged(lost_one)
+                for _, e in ipairs(held_by(lost_one)) do
+                    local fate = outcomes.crash(e, lost_one)
+                    fates[fate] = (fates[fate] or 0) + 1
+                end
+            end
             lost = lost + its
         end
     end

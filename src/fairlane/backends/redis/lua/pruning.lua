@@ -1,9 +1,20 @@
 -- Forgetting what retention does not keep.
 
+-- Whether a content is that of a retry (`Job.as_new`). It ends with the job that is retried and three times nil, because a
+-- retry has no delay, moment or expiry of its own. The byte of nil is in no text; the functions cannot read the whole.
+local function is_retry(content)
+    return string.find(string.sub(content, -4), '^[^\192]\192\192\192$') ~= nil
+end
+
 -- `tasks`: where to note of which task it was.
-local function forget_job(seq, outcome, until_, tasks)
+local function forget_job(seq, outcome, keep, tasks)
+    local content = string.sub(call('HGET', S.p .. 'job', seq), 9)
+    local until_ = outcome.finished_at + keep.id_seconds
+    if keep.failed_seconds > keep.id_seconds and is_retry(content) then
+        until_ = outcome.finished_at + keep.failed_seconds
+    end
     if until_ > S.now then
-        local mark = redis.sha1hex(string.sub(call('HGET', S.p .. 'job', seq), 9))
+        local mark = redis.sha1hex(content)
         local remembered = pack({ mark = mark, state = outcome.state, until_ = until_ })
         call('HSET', S.p .. 'id', outcome.id, entries.REMEMBERED .. remembered)
         call('ZADD', S.p .. 'remembered', until_, outcome.id)
@@ -62,7 +73,7 @@ local function prune_state(keep, queue, state, limit, tasks)
     for _, member in ipairs(seqs) do
         local seq = tonumber(member)
         local outcome = outcomes.get(seq)
-        forget_job(seq, outcome, outcome.finished_at + keep.id_seconds, tasks)
+        forget_job(seq, outcome, keep, tasks)
     end
     return #seqs
 end
@@ -89,7 +100,7 @@ end
 local function prune_bindings(before, limit)
     local seqs = call('ZRANGEBYSCORE', S.p .. 'ties_closed', '-inf', before, 'LIMIT', 0, limit)
     for _, seq in ipairs(seqs) do
-        bindings.forget(bindings.get(seq))
+        bindings.forget(bindings.get(seq) or { seq = seq, pool = '', key = '' })
     end
     return #seqs
 end
@@ -147,6 +158,52 @@ local function prune_flows(limit)
     return gone
 end
 
+-- Delete the jobs among these that are final; returns their ids.
+function pruning.forget(ids, keep)
+    local gone, tasks = {}, {}
+    for _, id in ipairs(ids) do
+        local seq = entries.number(id)
+        local outcome = seq and outcomes.get(seq)
+        if outcome then
+            forget_job(tonumber(seq), outcome, keep, tasks)
+            gone[#gone + 1] = id
+        end
+    end
+    forget_tasks(tasks)
+    return gone
+end
+
+-- Tasks of which no declined job waits or runs.
+local function prune_unknown()
+    local gone = 0
+    for _, name in ipairs(call('SMEMBERS', S.p .. 'unknown')) do
+        if call('EXISTS', S.p .. 'inboxed:' .. keys.unknown(string.match(name, ' (.*)$'))) == 0 then
+            gone = gone + call('SREM', S.p .. 'unknown', name)
+        end
+    end
+    return gone
+end
+
+-- Sets of tasks that no session which is there has.
+local function prune_task_sets(before, limit)
+    local old = call('ZRANGEBYSCORE', S.p .. 'task_sets', '-inf', before, 'LIMIT', 0, limit)
+    if #old == 0 then
+        return 0
+    end
+    local used, gone = {}, 0
+    for _, id in ipairs(call('ZRANGE', S.p .. 'present', 0, -1)) do
+        used[presence.get(id).task_set or ''] = true
+    end
+    for _, set in ipairs(old) do
+        if not used[set] then
+            call('HDEL', S.p .. 'task_set', set)
+            call('ZREM', S.p .. 'task_sets', set)
+            gone = gone + 1
+        end
+    end
+    return gone
+end
+
 -- Delete finished jobs past their age or beyond their number, and old records of other kinds.
 function pruning.prune(keep, limit)
     local jobs, tasks = 0, {}
@@ -159,6 +216,6 @@ function pruning.prune(keep, limit)
     local before = S.now - keep.history_seconds
     local other = prune_sessions(before, limit) + prune_bindings(before, limit)
         + prune_ids(limit) + prune_uniques(limit)
-        + prune_flows(limit)
+        + prune_flows(limit) + prune_task_sets(before, limit) + prune_unknown()
     return { jobs = jobs, other = other, more = jobs >= limit }
 end

@@ -13,6 +13,9 @@ local function job_of(seq)
         live = pack(live)
     else
         record, result = outcomes.get(seq)
+        if not record then
+            return nil -- there is nothing left to tell; a recount ends it
+        end
         live, outcome = '', pack(record)
     end
     local who = record.session and call('HGET', S.p .. 'session', record.session) or ''
@@ -31,8 +34,9 @@ function reading.get(ids)
     local found = {}
     for _, id in ipairs(ids) do
         local seq = entries.number(id)
-        if seq then
-            found[#found + 1] = job_of(seq)
+        local job = seq and job_of(seq)
+        if job then
+            found[#found + 1] = job
         end
     end
     return found
@@ -46,6 +50,18 @@ function reading.sessions(id)
         if who then
             local running = presence.running(who)
             found[#found + 1] = { who, { running[0], running[1], running[2] }, who.expires - S.mono }
+        end
+    end
+    return found
+end
+
+-- The tasks that these sessions know, by the names of their sets: each set once.
+function reading.task_sets(sessions)
+    local found = {}
+    for _, each in ipairs(sessions) do
+        local set = each[1].task_set
+        if set and found[set] == nil then
+            found[set] = call('HGET', S.p .. 'task_set', set) or false
         end
     end
     return found
@@ -79,18 +95,88 @@ function reading.scan(sets, before, count)
     end)
     local found = {}
     for i = 1, math.min(count, #seqs) do
-        found[i] = job_of(string.format('%d', seqs[i]))
+        -- A number without a job is passed over by who asks, and tells where to go on.
+        local member = string.format('%d', seqs[i])
+        found[i] = job_of(member) or { member }
     end
     return found, #seqs > count
 end
 
+-- The job of a queue that arrived first of those that wait: the first of each flow, the first of those that wait for a place of
+-- a lane, and those behind a gate. Of each at most `most` lanes, those that come next, and those with the longest backlog.
+local function oldest_waiting(number, inboxes, most, stuck)
+    local first = stuck[tonumber(number)] or {}
+    local function consider(arrival, seq)
+        if arrival and (not first.arrival or arrival < first.arrival) then
+            first = { arrival = arrival, seq = seq }
+        end
+    end
+    for class = 0, 2 do
+        for _, inbox in ipairs(inboxes) do
+            local domain, found = keys.domain(number, class, inbox), nil
+            for _, place in ipairs(call('ZRANGE', S.p .. 'line:' .. domain, 0, most - 1)) do
+                -- It begins with the arrival, which has leading zeros, and then has the lane.
+                if not found or place < found then
+                    found = place
+                end
+            end
+            local raw = found and call('HGET', S.p .. 'flow', keys.flow(domain, string.sub(found, 17)))
+            if raw then
+                local _, tag, head, member = step.read_flow(raw)
+                consider(tag and head, member)
+            end
+        end
+    end
+    local lanes = call('ZRANGE', S.p .. 'backlog:' .. number, 0, most - 1)
+    lanes[#lanes + 1] = ''
+    for _, lane in ipairs(lanes) do
+        for class = 0, 2 do
+            local gated = call('ZRANGE', S.p .. 'gated:' .. keys.lane(number, lane) .. '|' .. class, 0, 0, 'WITHSCORES')
+            consider(tonumber(gated[2]), gated[1])
+        end
+        local set = S.p .. 'wait:' .. keys.lane(number, lane)
+        local head = call('ZRANGE', set, 0, 0, 'WITHSCORES')
+        while head[1] do
+            local rank = math.floor(tonumber(head[2]) / entries.RANK)
+            consider(tonumber(head[2]) - rank * entries.RANK, head[1])
+            head = call('ZRANGEBYSCORE', set, string.format('%.0f', (rank + 1) * entries.RANK), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+        end
+    end
+    return first.seq
+end
+
+local OLDEST = 100
+
+-- The first of each queue that waits among the oldest jobs of all. What waits for a worker that nobody knows is found here alone:
+-- it is not gone before all others are.
+local function stuck_jobs()
+    local seqs, found = {}, {}
+    for _, block in ipairs(call('ZRANGE', S.alive, 0, 1)) do
+        for _, seq in ipairs(call('SMEMBERS', S.alive .. block)) do
+            seqs[#seqs + 1] = tonumber(seq)
+        end
+    end
+    table.sort(seqs)
+    for i = 1, math.min(OLDEST, #seqs) do
+        local e = entries.look(seqs[i])
+        if e and e.state == PENDING and e.arrival and not (found[e.queue] and found[e.queue].arrival <= e.arrival) then
+            found[e.queue] = { arrival = e.arrival, seq = writes.text(seqs[i]) }
+        end
+    end
+    return found
+end
+
 local TALLIED = { 's', 'p', 'r', 'c', 'f', 'x' }
 
--- Every queue: name, record, and by class the numbers of its jobs in each state; with the queues that live workers serve.
-function reading.queues()
-    local queues, serving = {}, {}
+-- Every queue: name, record, and by class the numbers of its jobs in each state; with the queues that live workers serve. Behind
+-- it for each queue what the job is that waits longest, and the claims it had.
+function reading.queues(most)
+    local queues, serving, inboxes, oldest, stuck = {}, {}, { '' }, {}, stuck_jobs()
     for _, pool in ipairs(call('SMEMBERS', S.p .. 'pools')) do
         for _, who in ipairs(presence.of_pool(pool)) do
+            if who.index then
+                inboxes[#inboxes + 1] = keys.worker(pool, who.index)
+            end
             if who.state == 'live' and who.expires > S.mono then
                 serving[#serving + 1] = who.queues or {}
             end
@@ -107,14 +193,72 @@ function reading.queues()
             end
             classes[class + 1] = counts
         end
-        queues[#queues + 1] = { all[i], step.get('queue', number), classes }
+        local waits = false
+        for class = 0, 2 do
+            waits = waits or step.tallied(number, class, 'p') > 0
+        end
+        local seq = waits and oldest_waiting(number, inboxes, most, stuck)
+        queues[#queues + 1] = { all[i], catalog.record(number, all[i]), classes }
+        oldest[#oldest + 1] = seq and call('HGET', S.p .. 'job', seq) or ''
+        oldest[#oldest + 1] = seq and call('HGET', S.p .. 'attempts', seq) or ''
     end
-    return { queues = queues, serving = serving }
+    table.insert(oldest, 1, pack({ queues = queues, serving = serving, now = S.now }))
+    return oldest
 end
 
--- The lanes of a queue that have work, with what waits and what runs, the longest backlog first.
--- What has no lane comes first, without a name.
-function reading.lanes(name, limit)
+-- How many lanes of a backlog stand before the first one after this place.
+local function lanes_before(backlog, after)
+    local score = entries.backlog(after[1], after[2])
+    local text = string.format('%.0f', score)
+    local low, high = call('ZCOUNT', backlog, '-inf', '(' .. text), call('ZCOUNT', backlog, '-inf', text)
+    -- Those that are equal stand by their names.
+    while low < high do
+        local middle = math.floor((low + high) / 2)
+        if call('ZRANGE', backlog, middle, middle)[1] > after[3] then
+            high = middle
+        else
+            low = middle + 1
+        end
+    end
+    return low
+end
+
+local MOST_FLOWS = 10000
+
+-- The number of the job of a lane that waits longest, '' for no lane. `domains`: those that have claimable jobs.
+local function oldest_in_lane(number, lane, domains)
+    local first, seq
+    local function consider(arrival, member)
+        if arrival and (not first or arrival < first) then
+            first, seq = arrival, member
+        end
+    end
+    for _, domain in ipairs(domains) do
+        local head = call('ZRANGE', S.p .. 'ready:' .. keys.flow(domain, lane), 0, 0, 'WITHSCORES')
+        consider(tonumber(head[2]), head[1])
+    end
+    for class = 0, 2 do
+        local gated = call('ZRANGE', S.p .. 'gated:' .. keys.lane(number, lane) .. '|' .. class, 0, 0, 'WITHSCORES')
+        consider(tonumber(gated[2]), gated[1])
+    end
+    for _, kind in ipairs({ 'wait:', 'hold:' }) do
+        local set = S.p .. kind .. keys.lane(number, lane)
+        local head = call('ZRANGE', set, 0, 0, 'WITHSCORES')
+        while head[1] do
+            local rank = math.floor(tonumber(head[2]) / entries.RANK)
+            local e = entries.look(head[1])
+            if e and e.state == PENDING then
+                consider(e.arrival, head[1])
+            end
+            head = call('ZRANGEBYSCORE', set, string.format('%.0f', (rank + 1) * entries.RANK), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+        end
+    end
+    return seq
+end
+
+-- The lanes of a queue that have work, with what waits and what runs, the longest backlog first, from behind one of them on.
+-- What has no lane comes first, without a name. Behind it for each what the job is that waits longest, and the claims it had.
+function reading.lanes(name, limit, after)
     local queue = catalog.known(name)
     if not queue then
         step.refuse('not_found', "there is no queue '" .. name .. "'")
@@ -130,11 +274,128 @@ function reading.lanes(name, limit)
     if pending > waiting or running > busy then
         found[1] = { false, pending - waiting, running - busy }
     end
-    local stored = call('ZRANGE', S.p .. 'backlog:' .. number, 0, limit - 1, 'WITHSCORES')
+    local backlog = S.p .. 'backlog:' .. number
+    local from = after and lanes_before(backlog, after) or 0
+    local stored = call('ZRANGE', backlog, from, from + limit - 1, 'WITHSCORES')
     for i = 1, #stored, 2 do
         found[#found + 1] = { stored[i], entries.in_backlog(stored[i + 1]) }
     end
-    return { lanes = found, settings = step.get('queue', number).settings or '{}' }
+    local domains = {}
+    for _, domain in ipairs(call('SMEMBERS', S.p .. 'domains:' .. number)) do
+        if #domains * #found < MOST_FLOWS and call('ZCARD', S.p .. 'line:' .. domain) > 0 then
+            domains[#domains + 1] = domain
+        end
+    end
+    local answer = { false }
+    for _, lane in ipairs(found) do
+        local seq = lane[2] > 0 and oldest_in_lane(number, lane[1] or '', domains)
+        answer[#answer + 1] = seq and call('HGET', S.p .. 'job', seq) or ''
+        answer[#answer + 1] = seq and call('HGET', S.p .. 'attempts', seq) or ''
+    end
+    answer[1] = pack({ lanes = found, settings = catalog.record(number, name).settings or '{}', now = S.now })
+    return answer
+end
+
+-- Numbers of the jobs of a lane that run. `count` is how many do, if that is known.
+local function running_of(queue, lane, count)
+    local found = {}
+    if lane == '' then
+        for _, seq in ipairs(call('ZRANGE', S.p .. 'parents', 0, -1)) do
+            found[#found + 1] = seq
+        end
+    elseif count == 0 then
+        return found
+    end
+    for _, session in ipairs(call('ZRANGE', S.p .. 'sessions', 0, -1)) do
+        for _, kind in ipairs({ 0, 1, 2, 't' }) do
+            for _, seq in ipairs(call('SMEMBERS', keys.held(session, kind))) do
+                found[#found + 1] = seq
+            end
+        end
+    end
+    return found
+end
+
+-- At least the next `asked.count` jobs of a lane, '' for none, in no order and some of them twice. First a record of the lane, then
+-- for each job a record and when it came.
+function reading.lane_line(name, lane, asked)
+    local queue = catalog.known(name)
+    if not queue then
+        step.refuse('not_found', "there is no queue '" .. name .. "'")
+    end
+    local number, settling = queue.number, catalog.settling(queue)[lane] and true or false
+    local ordered = lane ~= '' and catalog.terms(queue, lane).ordered or false
+    local _, running = entries.in_backlog(call('ZSCORE', S.p .. 'backlog:' .. number, lane))
+    local seqs = asked.running and running_of(number, lane, running) or {}
+    local function add(set, base, after)
+        local from, to = string.format('(%.0f', base + after), string.format('(%.0f', base + entries.RANK)
+        for _, seq in ipairs(call('ZRANGEBYSCORE', S.p .. set, from, to, 'LIMIT', 0, asked.count)) do
+            seqs[#seqs + 1] = seq
+        end
+    end
+    local after = {}
+    for class = 0, 2 do
+        after[class] = asked.after[ordered and 1 or class + 1]
+    end
+    for _, domain in ipairs(call('SMEMBERS', S.p .. 'domains:' .. number)) do
+        local class = tonumber(string.match(domain, '^%d+%.(%d)%.'))
+        if after[class] then
+            add('ready:' .. keys.flow(domain, lane), 0, after[class])
+        end
+    end
+    for class = 0, 2 do
+        if after[class] then
+            add('gated:' .. keys.lane(number, lane) .. '|' .. class, 0, after[class])
+            add('wait:' .. keys.lane(number, lane), class * entries.RANK, after[class])
+            add('hold:' .. keys.lane(number, lane), class * entries.RANK, after[class])
+        end
+    end
+    local found, seen = { false }, {}
+    for _, seq in ipairs(seqs) do
+        local e = not seen[seq] and entries.look(seq)
+        seen[seq] = true
+        if e and e.queue == number and (e.lane_key or '') == lane then
+            local job = call('HGET', S.p .. 'job', seq) or ''
+            found[#found + 1] = pack({ e.seq, e.id, e.task, e.state, e.class, e.attempt or 0, e.started_at or false, e.arrival or false })
+            found[#found + 1] = sub(job, 1, 8)
+        end
+    end
+    found[1] = pack({ ordered = ordered, exact = not settling })
+    return found
+end
+
+-- Failed jobs by task and error group, out of some of the newest: of a queue, or '' for all.
+function reading.failures(name, task, first, count, tail)
+    local set = keys.by('state', FAILED)
+    if name ~= '' then
+        local queue = catalog.known(name)
+        if not queue then
+            return { groups = {}, looked_at = 0 }
+        end
+        set = keys.ended(queue.number, FAILED)
+    end
+    local groups, known = {}, {}
+    local members = call('ZREVRANGE', set, first, first + count - 1)
+    for _, member in ipairs(members) do
+        local job = outcomes.get(tonumber(member))
+        if job and (task == '' or job.task == task) then
+            local kind = job.group or job.reason
+            local key = job.task .. '\n' .. kind
+            local group = known[key]
+            if not group then
+                -- task, group, how many, the first and the last time, and of the newest: its reason, its id and the end of its error
+                group = { job.task, kind, 0, job.finished_at, -1 }
+                known[key] = group
+                groups[#groups + 1] = group
+            end
+            group[3] = group[3] + 1
+            group[4] = math.min(group[4], job.finished_at)
+            if job.finished_at > group[5] then
+                group[5], group[6], group[7], group[8] = job.finished_at, job.reason, job.id, sub(job.error or '', -tail)
+            end
+        end
+    end
+    return { groups = groups, looked_at = #members }
 end
 
 local function tie_of(seq)
@@ -153,7 +414,7 @@ function reading.bindings(pool, key, limit)
                 return
             end
             local tie = bindings.get(seq)
-            if (not pool or tie.pool == pool) and (not key or tie.key == key) and fits(tie) then
+            if tie and (not pool or tie.pool == pool) and (not key or tie.key == key) and fits(tie) then
                 seqs[#seqs + 1] = seq
             end
         end

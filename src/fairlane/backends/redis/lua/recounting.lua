@@ -62,6 +62,26 @@ local function is_in(known, set, seq)
     return known[set][seq]
 end
 
+-- Jobs whose records are missing or cannot be read end first: what is left of them is derived too.
+local function end_damaged(differences)
+    local found = {}
+    for _, seqs in ipairs({ call('HKEYS', S.live), numbers.all(S.alive), call('ZRANGE', S.p .. 'later', 0, -1) }) do
+        for _, seq in ipairs(seqs) do
+            -- A number that stands for nothing at all is removed from where it is, like any other stranger.
+            local is_job = writes.hget(S.live, seq) or writes.hget(S.p .. 'job', seq)
+            if is_job and not found[seq] and not entries.look(seq) then
+                found[seq] = true
+                damage.fail(seq, {})
+                differences[#differences + 1] = 'number ' .. seq .. ': the record of the job cannot be read'
+            end
+        end
+    end
+    if next(found) then
+        step.flush()
+        S.live, S.alive = S.p .. 'live', S.p .. 'alive/'
+    end
+end
+
 -- What tallies, lanes and flows should be, out of the live jobs; each job is put where it belongs. `belongs`: who is to be in
 -- each set.
 local function count_live(differences)
@@ -178,7 +198,7 @@ end
 
 -- The sets in which live jobs may be.
 local function sets_of_jobs()
-    local found = { 'alive/', 'later', 'expiry', 'holding', 'due:0', 'due:1', 'due:2' }
+    local found = { 'alive/', 'later', 'expiry', 'declined', 'overdue', 'holding', 'due:0', 'due:1', 'due:2' }
     for _, flow in pairs(S.flows) do
         found[#found + 1] = 'ready:' .. flow.key
     end
@@ -227,6 +247,7 @@ function recounting.recount(most)
     if count > most then
         step.refuse('too_many', count, most)
     end
+    end_damaged(differences)
     local tallies, granted, heads, waiting, belongs, jobs = count_live(differences)
     recount_flows(differences, heads)
     recount_backlogs(differences, waiting)

@@ -49,12 +49,17 @@ local function apply(e, t, who)
         move, reason = 'cancelled', 'by_user'
     elseif e.kind == 'turn' and move == 'retry' then
         move = 'failed'
-    elseif e.kind == 'turn' and (move == 'snoozed' or move == 'handed_back') then
+    elseif e.kind == 'turn' and (move == 'snoozed' or move == 'handed_back' or move == 'taken_back' or move == 'declined') then
         move, reason = 'cancelled', 'by_user'
     end
     if move == 'handed_back' then
-        outcomes.take_back(e, who, 'handed_back')
-        return PENDING
+        return outcomes.hand_back(e, who)
+    end
+    if move == 'taken_back' then
+        return outcomes.take_back(e, who, move, t.delay or 0)
+    end
+    if move == 'declined' then
+        return outcomes.decline(e, who, t)
     end
     if move == 'retry' or move == 'snoozed' then
         local delay = t.delay or 0
@@ -188,7 +193,11 @@ function report.cancel(ids)
     end
     for i, seq in ipairs(seqs) do
         local e = entries.get(seq)
-        states[i] = e and report.cancel_entry(e) or outcomes.get(seq).state
+        local outcome = not e and outcomes.get(seq)
+        if not (e or outcome) then
+            damage.fail(seq, {})
+        end
+        states[i] = e and report.cancel_entry(e) or outcome and outcome.state or FAILED
     end
     return states
 end

@@ -74,7 +74,7 @@ function settings.configure(seen, changes, most)
     end
     for _, change in ipairs(changes) do
         local queue = catalog.queue(change.queue)
-        local record = step.get('queue', queue.number)
+        local record = catalog.record(queue.number, change.queue)
         record.version, record.declared, record.override = change.version, change.declared, change.override
         record.settings = change.settings
         step.put('queue', queue.number, record)
@@ -107,15 +107,56 @@ function settings.fired(name, slot)
     end
 end
 
+-- Store a token, unless its id is taken; returns what is stored then. `lasts`: for how many seconds it is valid, if not for ever.
+function settings.add_token(token, lasts)
+    local old = step.get('token', token.id)
+    if old then
+        return old
+    end
+    token.created_at = S.now
+    token.expires_at = lasts and S.now + lasts or nil
+    step.put('token', token.id, token)
+    return token
+end
+
+-- Revoke a token; returns whether this call did, nil when there is no such token.
+function settings.revoke_token(id)
+    local token = step.get('token', id)
+    if not token then
+        return nil
+    elseif token.revoked_at then
+        return false
+    end
+    token.revoked_at = S.now
+    step.put('token', id, token)
+    return true
+end
+
+function settings.tokens()
+    local found = {}
+    for i, raw in ipairs(call('HVALS', S.p .. 'token')) do
+        found[i] = raw
+    end
+    return found
+end
+
+-- Who leads, or led last; nil when nobody has, or the record cannot be read.
+function settings.leader()
+    local raw = call('GET', S.p .. 'leader')
+    local leader = raw and damage.unpacked(raw)
+    return type(leader) == 'table' and leader.term and leader.expires and leader or nil
+end
+
 -- Stand for leadership, or extend a term.
 function settings.lead(session, lease, term)
-    local raw = call('GET', S.p .. 'leader')
-    local leader = raw and unpacked(raw)
+    local leader = settings.leader()
     local over = not leader or not leader.session or leader.expires <= S.mono
     local number
     if not term then
         if over then
-            number = leader and leader.term + 1 or 1
+            -- Kept a second time: a record that cannot be read must not bring an old number back.
+            number = math.max(leader and leader.term or 0, tonumber(call('HGET', S.p .. 'counter', 'term') or 0)) + 1
+            call('HSET', S.p .. 'counter', 'term', number)
         elseif leader.session == session then
             number = leader.term -- it leads already: the reply to its call was lost
         else
@@ -133,8 +174,7 @@ end
 
 -- Give up a term; its number stays, so that the next one is higher.
 function settings.resign(term)
-    local raw = call('GET', S.p .. 'leader')
-    local leader = raw and unpacked(raw)
+    local leader = settings.leader()
     if leader and leader.term == term and leader.session then
         leader.session = nil
         call('SET', S.p .. 'leader', pack(leader))

@@ -22,22 +22,50 @@ local function worker_of(who)
     return { who.slots.total, who.slots.high, who.slots.normal, running[0], running[1], running[2] }
 end
 
-local function serves(who, queue)
-    for _, name in ipairs(who.queues or {}) do
-        if name == queue then
+-- The live workers that serve a queue.
+local function serving(queue)
+    local found = {}
+    for _, pool in ipairs(call('SMEMBERS', S.p .. 'pools')) do
+        for _, who in ipairs(presence.of_pool(pool)) do
+            if who.state == 'live' and who.expires > S.mono and presence.serves_queue(who, queue) then
+                found[#found + 1] = who
+            end
+        end
+    end
+    return found
+end
+
+local function workers_of(queue)
+    local found = serving(queue)
+    for i, who in ipairs(found) do
+        found[i] = worker_of(who)
+    end
+    return found
+end
+
+-- Whether one of these workers knows a task.
+local function is_known(task, workers)
+    for _, who in ipairs(workers) do
+        if presence.knows(who, task) then
             return true
         end
     end
     return false
 end
 
-local function workers_of(queue)
-    local found = {}
-    for _, pool in ipairs(call('SMEMBERS', S.p .. 'pools')) do
-        for _, who in ipairs(presence.of_pool(pool)) do
-            if who.state == 'live' and who.expires > S.mono and serves(who, queue) then
-                found[#found + 1] = worker_of(who)
-            end
+-- Tasks of which jobs wait because sessions declined them, the longest waiting first.
+function standings.declined(limit, most)
+    local found, known = {}, {}
+    for _, seq in ipairs(call('ZRANGE', S.p .. 'declined', 0, most - 1)) do
+        local e = entries.look(seq)
+        local name = e.queue .. ' ' .. e.task
+        if not known[name] and #found < limit then
+            local queue = catalog.number(e.queue).name
+            known[name] = { queue, e.task, 0, e.declined, is_known(e.task, serving(queue)) }
+            found[#found + 1] = known[name]
+        end
+        if known[name] then
+            known[name][3] = known[name][3] + 1
         end
     end
     return found
@@ -66,7 +94,7 @@ function standings.queue(number_)
     return {
         id = number_,
         name = queue.name,
-        settings = step.get('queue', number_).settings or '{}',
+        settings = catalog.record(number_).settings or '{}',
         pending = pending,
         busy = busy,
         workers = workers_of(queue.name),
@@ -106,7 +134,7 @@ local function count_class(e, ordered, class, bound)
 end
 
 -- Its place among the waiting jobs of its lane, how many those are, and how many of its class go before it.
-local function places_of(e, ordered, exact)
+local function places_of(e, ordered)
     local before, everyone, lower = 0, 0, 0
     for class = 0, 2 do
         -- In an ordered lane every rank is 0, so one look counts all classes.
@@ -122,19 +150,20 @@ local function places_of(e, ordered, exact)
             end
         end
     end
-    before, lower, everyone = math.min(before, exact), math.min(lower, exact), math.min(everyone, exact)
     return before + 1, everyone, ordered and before or before - lower
 end
 
-local function retry_until(e)
-    local soonest
+-- Until when a job keeps a place of the lane for a retry, and the task of the first that workers declined.
+local function held_up(e)
+    local soonest, task
     for _, seq in ipairs(call('ZRANGE', S.p .. 'hold:' .. keys.lane(e.queue, e.lane_key), 0, MOST_LOOKED_AT)) do
         local holder = entries.look(seq)
-        if holder.due and (not soonest or holder.due < soonest) then
+        if holder and holder.due and (not soonest or holder.due < soonest) then
             soonest = holder.due
         end
+        task = task or holder and holder.declined and holder.task
     end
-    return soonest
+    return soonest, task or nil
 end
 
 local function lane_waits(queue, lane, class, most)
@@ -210,16 +239,19 @@ local function figures_of(e, queue, limits)
     local in_line = e.arrival and (e.state ~= SCHEDULED or e.lane)
     local place, of, own = nil, 0, 0
     if in_line then
-        place, of, own = places_of(e, ordered, limits.exact)
+        place, of, own = places_of(e, ordered)
     end
-    local workers = nil
+    local workers, known = nil, true
     if e.inbox and string.sub(e.inbox, -1) ~= '/' then
         local who = presence.at(e.inbox)
         workers = who and who.expires > S.mono and { worker_of(who) } or {}
+        known = not e.declined or (#workers > 0 and presence.knows(who, e.task))
+    elseif e.declined then
+        known = is_known(e.task, serving(queue.name))
     end
-    local before, retrying = 0, nil
+    local before, retrying, awaited = 0, nil, nil
     if e.lane and not e.granted then
-        retrying = retry_until(e)
+        retrying, awaited = held_up(e)
     elseif place == 1 and e.flow then
         local slots = 0
         for _, worker in ipairs(workers or queue.workers) do
@@ -248,13 +280,17 @@ local function figures_of(e, queue, limits)
         own = own,
         flows_before = before,
         retry_until = or_none(retrying),
+        awaited_task = or_none(awaited),
         workers = or_none(workers),
         line = place and e.kind ~= 'turn' and line_of(e, own, limits) or NONE,
+        task = e.task,
+        declined = e.declined and true or false,
+        known = known,
         settling = settles or false,
     }
 end
 
--- Waiting jobs and their queues, as counted. `limits`: exact places, lanes looked at, jobs counted, lanes counted.
+-- Waiting jobs and their queues, as counted. `limits`: lanes looked at, jobs counted, lanes counted.
 function standings.of(ids, limits)
     NONE = cjson.null
     local queues, jobs, known = {}, {}, {}

@@ -49,8 +49,8 @@ local function begin(names, args)
     S.writes, S.noted, S.names, S.roomy = {}, {}, {}, {}
     S.topics, S.changes, S.told = {}, {}, {}
     S.tally, S.domains, S.flows, S.lanes = {}, {}, {}, {}
-    S.indexed = {}
-    S.flow, S.domain, S.dirty, S.direct, S.heard, S.thinned = nil, nil, false, false, nil, nil
+    S.indexed, S.damaged = {}, {}
+    S.flow, S.domain, S.dirty, S.direct, S.heard, S.thinned, S.has_headers = nil, nil, false, false, nil, nil, nil
     step.begin_alone(names, args)
     S.live, S.alive = S.p .. 'live', S.p .. 'alive/'
 end
@@ -148,7 +148,8 @@ end
 
 function step.get(hash, field)
     local raw = writes.hget(S.p .. hash, field_of(field))
-    return raw and unpacked(raw) or nil
+    local value = raw and damage.unpacked(raw)
+    return type(value) == 'table' and value or nil
 end
 
 function step.put(hash, field, value)
@@ -169,8 +170,7 @@ function step.check_term(term)
     if not term or term == '' then
         return
     end
-    local raw = call('GET', S.p .. 'leader')
-    local leader = raw and unpacked(raw)
+    local leader = settings.leader()
     if not leader or leader.term ~= tonumber(term) or not leader.session or leader.expires <= S.mono then
         step.refuse('term_lost', 'term ' .. term .. ' has ended; stop leading and stand again')
     end
@@ -210,7 +210,7 @@ local function domain_read(queue, class, inbox, key, clock)
         inbox = inbox,
         clock = tonumber(clock or 0),
         line = S.p .. 'line:' .. key,
-        topic = inbox ~= '' and 'worker:' .. inbox or 'queue:' .. catalog.number(queue).name, -- for who could start its jobs
+        topic = inbox ~= '' and not keys.is_unknown(inbox) and 'worker:' .. inbox or 'queue:' .. catalog.number(queue).name, -- for who could start its jobs
     }
     if not clock then
         writes.hset(S.p .. 'flow', key, 0)

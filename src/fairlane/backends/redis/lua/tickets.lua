@@ -15,6 +15,7 @@ local FIRST = 'r\0\0\0\1\0\0\0\1\0\0\3\232' -- of a job that has not run before 
 local BODY = '>BBI4dHc0Hc0'
 local AT_BODY, AT_FLAGS = 10, 11
 local MOST = 2 ^ 32
+local SHORTEST = AT_BODY + 19 -- of a waiting job: an id of one byte, no lane, and a map
 
 -- Fields of a job that a ticket has. All others must be nought.
 local FIELDS = {
@@ -126,6 +127,11 @@ function tickets.is_waiting(raw)
     return byte(raw, 1) == 112
 end
 
+-- The same for one that has all its parts, as far as its length tells.
+function tickets.is_whole(raw)
+    return raw and #raw >= SHORTEST and byte(raw, 1) == 112
+end
+
 function tickets.is_ticket(raw)
     local kind = byte(raw, 1)
     return kind == 112 or kind == 114
@@ -151,7 +157,7 @@ end
 
 -- Whether this is a waiting job whose start costs what is usual.
 function tickets.is_cheap(raw)
-    return byte(raw, 1) == 112 and byte(raw, AT_FLAGS) % 16 < DEAR
+    return tickets.is_whole(raw) and byte(raw, AT_FLAGS) % 16 < DEAR
 end
 
 -- The class of a waiting job, and when it came to its lane.

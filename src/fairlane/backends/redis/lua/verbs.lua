@@ -71,7 +71,7 @@ verb('lose', { 'allow-oom' }, function(args)
     return pack({ more = more })
 end)
 
--- session, m {number, total, asks, whether the next claim may be answered ahead}
+-- session, m {number, total, asks, whether the next claim may be answered ahead, bytes of the answer}
 verb('claim', { 'allow-oom' }, function(args)
     local call_ = unpacked(args[4])
     local who = dispatch.check(args[3], call_[1])
@@ -130,6 +130,11 @@ verb('prune', { 'allow-oom' }, function(args)
     return pack(pruning.prune(unpacked(args[5]), tonumber(args[4])))
 end)
 
+-- m ids, m retention
+verb('forget', { 'allow-oom' }, function(args)
+    return pack({ gone = pruning.forget(unpacked(args[3]), unpacked(args[4])) })
+end)
+
 -- session, lease, term
 verb('lead', { 'allow-oom' }, function(args)
     return pack({ term = settings.lead(args[3], tonumber(args[4]), tonumber(args[5])) or false })
@@ -158,6 +163,21 @@ verb('declare', { 'allow-oom' }, function(args)
     return pack({ done = true })
 end)
 
+-- m token, for how many seconds it is valid or empty
+verb('add_token', {}, function(args)
+    return pack({ token = settings.add_token(unpacked(args[3]), tonumber(args[4])) })
+end)
+
+-- id
+verb('revoke_token', { 'allow-oom' }, function(args)
+    local revoked = settings.revoke_token(args[3])
+    return pack({ known = revoked ~= nil, revoked = revoked or false })
+end)
+
+verb('tokens', { 'no-writes' }, function()
+    return settings.tokens()
+end)
+
 -- m ids
 verb('get', { 'no-writes' }, function(args)
     return reading.get(unpacked(args[3]))
@@ -165,12 +185,12 @@ end)
 
 -- session or empty for all
 verb('sessions', { 'no-writes' }, function(args)
-    return pack({ sessions = reading.sessions(args[3] ~= '' and args[3] or nil) })
+    local sessions = reading.sessions(args[3] ~= '' and args[3] or nil)
+    return pack({ sessions = sessions, task_sets = reading.task_sets(sessions) })
 end)
 
 verb('leader', { 'no-writes' }, function()
-    local raw = call('GET', S.p .. 'leader')
-    local leader = raw and unpacked(raw)
+    local leader = settings.leader()
     local leads = leader and leader.session and leader.expires > S.mono
     return pack({ leader = leads and { leader.term, leader.session, leader.lease, leader.expires - S.mono } or false })
 end)
@@ -182,13 +202,24 @@ verb('scan', { 'no-writes' }, function(args)
     return found
 end)
 
-verb('queues', { 'no-writes' }, function()
-    return pack(reading.queues())
+-- how many lanes of a queue to look at
+verb('queues', { 'no-writes' }, function(args)
+    return reading.queues(tonumber(args[3]))
 end)
 
--- queue, limit
+-- queue, limit, m {waiting, running, lane} after which to go on, or empty
 verb('lanes', { 'no-writes' }, function(args)
-    return pack(reading.lanes(args[3], tonumber(args[4])))
+    return reading.lanes(args[3], tonumber(args[4]), args[5] ~= '' and unpacked(args[5]) or nil)
+end)
+
+-- queue, lane or empty, m {whether those that run, by class after which arrival to go on or false, how many}
+verb('lane_line', { 'no-writes' }, function(args)
+    return reading.lane_line(args[3], args[4], unpacked(args[5]))
+end)
+
+-- queue or empty, task or empty, how many to pass over, how many to look at, bytes of an error
+verb('failures', { 'no-writes' }, function(args)
+    return pack(reading.failures(args[3], args[4], tonumber(args[5]), tonumber(args[6]), tonumber(args[7])))
 end)
 
 -- pool or empty, key or empty, limit
@@ -203,6 +234,11 @@ end)
 
 verb('recount', { 'allow-oom' }, function(args)
     return pack(recounting.recount(tonumber(args[3])))
+end)
+
+-- limit, how many jobs to look at
+verb('declined', { 'no-writes' }, function(args)
+    return pack({ declined = standings.declined(tonumber(args[3]), tonumber(args[4])) })
 end)
 
 -- queue, class

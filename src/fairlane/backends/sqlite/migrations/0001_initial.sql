@@ -108,7 +108,7 @@ CREATE TABLE fairlane_live (
     granted_at REAL,              -- since when it holds a place that not everybody could fill
     arrival    INTEGER,
     due        REAL,
-    expires_at REAL,
+    expires_at REAL,              -- NULL once it has started
     session    INTEGER,
     claim      INTEGER,
     waiter     INTEGER,
@@ -117,6 +117,7 @@ CREATE TABLE fairlane_live (
     attempt    INTEGER NOT NULL DEFAULT 0,
     crashes    INTEGER NOT NULL DEFAULT 0,
     suspect    INTEGER NOT NULL DEFAULT 0,
+    returns    INTEGER NOT NULL DEFAULT 0,  -- how often it was handed back in a row after it had begun
     cancel     INTEGER NOT NULL DEFAULT 0,
     refused    INTEGER NOT NULL DEFAULT 0,
     paid       INTEGER NOT NULL DEFAULT 0,
@@ -212,12 +213,38 @@ CREATE TABLE fairlane_session (
     lease           REAL NOT NULL,
     boot            TEXT NOT NULL,
     expires         REAL NOT NULL,
-    claim           INTEGER NOT NULL DEFAULT 0
+    claim           INTEGER NOT NULL DEFAULT 0,
+    task_set        TEXT          -- of `fairlane_task_set`; NULL: it does not say which tasks it knows
 );
 CREATE UNIQUE INDEX fairlane_session_index ON fairlane_session (pool, idx)
     WHERE idx IS NOT NULL AND state IN ('live', 'stopping');
 CREATE INDEX fairlane_session_place ON fairlane_session (pool, idx, seq) WHERE idx IS NOT NULL;
 CREATE INDEX fairlane_session_state ON fairlane_session (state);
+
+-- The tasks that workers know: each distinct set once, as a list in JSON.
+CREATE TABLE fairlane_task_set (
+    id      TEXT PRIMARY KEY,
+    tasks   TEXT NOT NULL,
+    used_at REAL NOT NULL         -- when a session with it was last registered
+) WITHOUT ROWID;
+
+-- Jobs that a session declined because it did not know their task: since when that is so, and under which fence it was last. A row
+-- counts only while that is the last claim of a live job; others are left for the pruner, so that no other step looks here.
+CREATE TABLE fairlane_declined (
+    seq   INTEGER PRIMARY KEY,
+    fence INTEGER NOT NULL,
+    since REAL NOT NULL,
+    until REAL                    -- then it is offered to everybody again; NULL: it was
+);
+CREATE INDEX fairlane_declined_until ON fairlane_declined (until) WHERE until IS NOT NULL;
+
+-- Tasks of which declined jobs wait, or waited lately, in an inbox of their own (`session.unknown_inbox`): where those that know
+-- them look.
+CREATE TABLE fairlane_unknown_task (
+    queue INTEGER NOT NULL REFERENCES fairlane_queue (id),
+    task  TEXT NOT NULL,
+    PRIMARY KEY (queue, task)
+) WITHOUT ROWID;
 
 CREATE TABLE fairlane_binding (
     seq            INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -254,6 +281,20 @@ CREATE TABLE fairlane_schedule (
     stored_at   REAL NOT NULL,
     declared_at REAL NOT NULL,
     last_slot   REAL
+) WITHOUT ROWID;
+
+-- Tokens of the HTTP service. `scopes` and `queues` are lists in JSON.
+CREATE TABLE fairlane_token (
+    id          TEXT PRIMARY KEY,
+    name        TEXT NOT NULL,
+    digest      BLOB NOT NULL,
+    scopes      TEXT NOT NULL,
+    queues      TEXT,
+    lane_prefix TEXT,
+    created_at  REAL NOT NULL,
+    expires_at  REAL,
+    revoked_at  REAL,
+    hint        TEXT NOT NULL
 ) WITHOUT ROWID;
 
 -- For a person who looks: every job with its state in words.

@@ -3,7 +3,7 @@
 l.seq, l.queue, l.class, l.state, l.gate, l.flow, l.inbox, l.lane, l.rank, l.granted, l.granted_at, l.arrival, l.due,
 l.expires_at, l.session, l.claim, l.waiter, l.binding, l.fence, l.attempt, l.crashes, l.suspect, l.cancel, l.refused,
 l.paid, l.started_at, j.id, j.kind, j.lane, j.cost, j.pool, j.sticky, j.direct, j.retries, j.backoff, j.uniq, j.task,
-j.parent, j.attempts
+j.parent, j.attempts, l.returns
 
 -- name: entry_by_seq
 SELECT /*entry_columns*/ FROM fairlane_live l JOIN fairlane_job j ON j.seq = l.seq WHERE l.seq = ?
@@ -46,8 +46,8 @@ INSERT INTO fairlane_live (seq, queue, class, state, gate, due, expires_at, plai
 
 -- name: live_save
 UPDATE fairlane_live SET state = ?, gate = ?, flow = ?, inbox = ?, lane = ?, rank = ?, granted = ?, granted_at = ?, arrival = ?,
-    due = ?, session = ?, claim = ?, binding = ?, fence = ?, attempt = ?, crashes = ?, suspect = ?, cancel = ?, refused = ?,
-    paid = ?, started_at = ?
+    due = ?, expires_at = ?, session = ?, claim = ?, binding = ?, fence = ?, attempt = ?, crashes = ?, suspect = ?, cancel = ?, refused = ?,
+    paid = ?, started_at = ?, returns = ?
 WHERE seq = ?
 
 -- name: live_withdraw
@@ -88,6 +88,26 @@ FROM json_each(?1) w CROSS JOIN fairlane_live l ON l.seq = CAST(w.key AS INTEGER
 
 -- name: outcome_refused
 UPDATE fairlane_outcome SET refused = refused + 1 WHERE seq = ?
+
+-- name: identities_missing
+-- Live jobs without an identity: nothing but damage makes one.
+SELECT l.seq FROM fairlane_live l LEFT JOIN fairlane_job j ON j.seq = l.seq WHERE j.seq IS NULL LIMIT ?
+
+-- name: identities_missing_of
+-- The same of what a session runs.
+SELECT l.seq FROM fairlane_live l WHERE l.session = ? AND NOT EXISTS (SELECT 1 FROM fairlane_job j WHERE j.seq = l.seq)
+
+-- name: identity_lost
+-- What is left of a job stands in its live row. Its payload is none that could be run.
+INSERT INTO fairlane_job (seq, id, uniq, task, queue, kind, class, lane, cost, payload, retries, pool, enqueued_at)
+SELECT l.seq, ?2, (SELECT u.value FROM fairlane_held_unique u WHERE u.seq = l.seq),
+    coalesce((SELECT u.task FROM fairlane_held_unique u WHERE u.seq = l.seq), 'lost'), l.queue, CASE WHEN l.waiter IS NULL THEN 'job' ELSE 'turn' END, l.class,
+    coalesce((SELECT nullif(f.lane, '') FROM fairlane_flow f WHERE f.id = l.flow),
+        (SELECT n.key FROM fairlane_lane n WHERE n.id = l.lane)), 1.0, ?3, 0, 'default', ?4
+FROM fairlane_live l WHERE l.seq = ?1
+
+-- name: id_repair
+UPDATE fairlane_job SET id = ? WHERE seq = ?
 
 -- name: seqs_by_ids
 SELECT j.id, j.seq FROM json_each(?) w CROSS JOIN fairlane_job j ON j.id = w.value
@@ -185,3 +205,24 @@ WHERE p.gate = 4 AND p.gate > 0 AND p.due IS NULL AND j.parent IS NOT NULL AND l
 
 -- name: children_outcomes
 SELECT j.direct, o.state FROM fairlane_job j JOIN fairlane_outcome o ON o.seq = j.seq WHERE j.parent = ? ORDER BY j.direct
+
+-- name: declined_since
+-- Since when a job is declined, if it was under this fence.
+SELECT since FROM fairlane_declined WHERE seq = ? AND fence = ?
+
+-- name: declined_put
+INSERT INTO fairlane_declined (seq, fence, since, until) VALUES (?, ?, ?, ?)
+ON CONFLICT (seq) DO UPDATE SET fence = excluded.fence, since = excluded.since, until = excluded.until
+
+-- name: declined_over
+SELECT seq FROM fairlane_declined WHERE until <= ? AND until IS NOT NULL ORDER BY until LIMIT ?
+
+-- name: declined_offered
+UPDATE fairlane_declined SET until = NULL WHERE seq = ?
+
+-- name: unknown_task_put
+INSERT INTO fairlane_unknown_task (queue, task) VALUES (?, ?) ON CONFLICT DO NOTHING
+
+-- name: declined_go_on
+-- A claim that nobody began is no run: what was declined before it counts as before.
+UPDATE fairlane_declined SET fence = ?2 WHERE seq = ?1 AND fence = ?2 - 1

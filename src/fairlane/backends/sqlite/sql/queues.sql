@@ -161,6 +161,14 @@ SELECT clock FROM fairlane_domain WHERE id = ?
 SELECT d.id, d.queue, d.clock FROM fairlane_domain d WHERE d.inbox = ? AND d.class = ?
 AND EXISTS (SELECT 1 FROM fairlane_flow f WHERE f.domain = d.id AND f.tag IS NOT NULL)
 
+-- name: domains_of_known
+-- The same of declined jobs, in queues that a session (?1) serves and of tasks that it knows.
+SELECT d.id, d.queue, d.clock FROM fairlane_unknown_task u CROSS JOIN fairlane_session s ON s.seq = ?1
+CROSS JOIN fairlane_domain d ON d.inbox = '~' || u.task || '/' AND d.class = ?2 AND d.queue = u.queue
+WHERE EXISTS (SELECT 1 FROM fairlane_flow f WHERE f.domain = d.id AND f.tag IS NOT NULL)
+AND (SELECT q.name FROM fairlane_queue q WHERE q.id = u.queue) IN (SELECT n.value FROM json_each(iif(json_valid(s.queues), s.queues, '[]')) n)
+AND (s.task_set IS NULL OR u.task IN (SELECT n.value FROM fairlane_task_set t CROSS JOIN json_each(iif(json_valid(t.tasks), t.tasks, '[]')) n WHERE t.id = s.task_set))
+
 -- name: domain_insert
 INSERT INTO fairlane_domain (inbox, class, queue) VALUES (?, ?, ?)
 
@@ -195,19 +203,20 @@ SELECT f.tag, f.id, f.lane, (SELECT n.arrival FROM fairlane_live n
     WHERE n.flow = f.id AND n.arrival > f.head AND n.session IS NULL ORDER BY n.arrival LIMIT 1),
     /*claim_columns*/
 FROM fairlane_flow f CROSS JOIN fairlane_live l ON l.flow = f.id AND l.arrival = f.head
-CROSS JOIN fairlane_job j ON j.seq = l.seq
+LEFT JOIN fairlane_job j ON j.seq = l.seq
 WHERE f.domain = ? AND f.tag IS NOT NULL ORDER BY f.tag, f.head LIMIT ?
 
 -- name: claim_columns
 l.seq, l.arrival, l.class, l.expires_at, l.fence, l.attempt, l.suspect, j.cost, j.id, j.task, j.lane, j.payload, j.retries,
-j.backoff, j.timeout, j.kind, j.sticky, j.headers, l.lane IS NOT NULL
+j.backoff, j.timeout, j.kind, j.sticky, j.headers, l.lane IS NOT NULL, l.started_at, j.enqueued_at, j.delay, j.run_at
 
 -- name: flow_jobs
-SELECT /*claim_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
+-- A job whose identity is missing is among them: it is started, so that it can be failed, and holds up nobody.
+SELECT /*claim_columns*/ FROM fairlane_live l LEFT JOIN fairlane_job j ON j.seq = l.seq
 WHERE l.flow = ? AND l.arrival >= ? AND l.session IS NULL ORDER BY l.arrival LIMIT ?
 
 -- name: claimed_again
-SELECT q.name, l.class, /*claim_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
+SELECT q.name, l.class, /*claim_columns*/ FROM fairlane_live l LEFT JOIN fairlane_job j ON j.seq = l.seq
 CROSS JOIN fairlane_queue q ON q.id = l.queue WHERE l.session = ? AND l.claim = ? ORDER BY l.class, l.arrival
 
 -- name: flow_started

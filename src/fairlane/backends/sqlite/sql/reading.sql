@@ -19,22 +19,26 @@ SELECT /*job_columns*/ FROM json_each(?) w CROSS JOIN fairlane_job j ON j.id = w
 SELECT /*job_columns*/ FROM json_each(?) w CROSS JOIN fairlane_job j ON j.seq = w.value /*job_tables*/ ORDER BY j.seq DESC
 
 -- name: place_ready
--- Claimable jobs of one flow that come before an arrival, or as many as are counted exactly.
-SELECT count(*) FROM (SELECT 1 FROM fairlane_live WHERE flow = ? AND arrival < ? AND session IS NULL LIMIT ?)
+-- Claimable jobs of one flow (?1) that come before an arrival (?2): its entries from the head on, which an index has alone, without
+-- those that run, of which there are few.
+SELECT (SELECT count(*) FROM fairlane_live l WHERE l.flow = f.id AND l.arrival >= f.head AND l.arrival < ?2)
+    - (SELECT count(*) FROM fairlane_live r INDEXED BY fairlane_live_running
+        WHERE r.session IS NOT NULL AND r.flow = f.id AND r.arrival >= f.head AND r.arrival < ?2)
+FROM fairlane_flow f WHERE f.id = ?1
 
 -- name: place_waiting
--- Jobs of a limited lane without a place: by rank, those before an arrival.
-SELECT count(*) FROM (SELECT 1 FROM fairlane_live WHERE lane = ? AND granted = 0 AND rank = ? AND arrival < ? AND state < 3 LIMIT ?)
+-- Jobs of a limited lane without a place, none of which runs: by rank, those before an arrival.
+SELECT count(*) FROM fairlane_live WHERE lane = ? AND granted = 0 AND rank = ? AND arrival < ?
 
 -- name: place_holding
 -- Jobs of a limited lane that hold a place behind a gate, or until their retry.
-SELECT count(*) FROM (SELECT 1 FROM fairlane_live
-    WHERE lane = ? AND (due IS NOT NULL OR gate > 0) AND granted = 1 AND rank = ? AND arrival < ? AND state < 3 LIMIT ?)
+SELECT count(*) FROM fairlane_live
+WHERE lane = ? AND (due IS NOT NULL OR gate > 0) AND granted = 1 AND rank = ? AND arrival < ? AND state < 3
 
 -- name: place_gated
 -- Jobs of a lane without a limit that wait behind a gate.
-SELECT count(*) FROM (SELECT 1 FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
-    WHERE l.gate > 0 AND l.queue = ? AND j.lane IS ? AND l.class = ? AND l.arrival < ? LIMIT ?)
+SELECT count(*) FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
+WHERE l.gate > 0 AND l.queue = ? AND j.lane IS ? AND l.class = ? AND l.arrival < ?
 
 -- name: flows_of_lane
 SELECT f.id, d.class FROM fairlane_domain d CROSS JOIN fairlane_flow f ON f.domain = d.id
@@ -75,17 +79,134 @@ SELECT count(*) FROM (SELECT 1 FROM fairlane_flow m CROSS JOIN fairlane_flow f O
 -- An ordered lane that is closed for a retry: until when.
 SELECT min(due) FROM fairlane_live WHERE lane = ? AND (due IS NOT NULL OR gate > 0) AND due IS NOT NULL AND granted = 1
 
+-- name: lane_awaits
+-- The task of a job that holds a place of a lane and was declined.
+SELECT j.task FROM (/*lane_holders*/) h CROSS JOIN fairlane_live l ON l.seq = h.seq
+CROSS JOIN fairlane_declined d ON d.seq = l.seq AND d.fence = l.fence CROSS JOIN fairlane_job j ON j.seq = l.seq
+WHERE l.session IS NULL ORDER BY l.arrival LIMIT 1
+
 -- name: workers_of_queue
 SELECT s.slots, s.reserved_high, s.reserved_normal, /*loads*/
 FROM fairlane_session s WHERE s.state = 'live' AND s.kind = 'worker' AND s.boot = ? AND s.expires > ?
-AND EXISTS (SELECT 1 FROM json_each(s.queues) n WHERE n.value = ?)
+AND EXISTS (SELECT 1 FROM json_each(iif(json_valid(s.queues), s.queues, '[]')) n WHERE n.value = ?)
 
 -- name: worker_at
 SELECT s.slots, s.reserved_high, s.reserved_normal, /*loads*/ FROM fairlane_session s
 WHERE s.pool = ? AND s.idx = ? AND s.idx IS NOT NULL AND s.state IN ('live', 'stopping') AND s.boot = ? AND s.expires > ?
 
+-- name: knows_task
+-- Whether a session `s` knows the task ?1, or does not say.
+(s.task_set IS NULL OR EXISTS (SELECT 1 FROM fairlane_task_set t CROSS JOIN json_each(iif(json_valid(t.tasks), t.tasks, '[]')) n
+    WHERE t.id = s.task_set AND n.value = ?1))
+
+-- name: task_known
+SELECT EXISTS (SELECT 1 FROM fairlane_session s WHERE s.state = 'live' AND s.kind = 'worker' AND s.boot = ?2 AND s.expires > ?3
+    AND EXISTS (SELECT 1 FROM json_each(iif(json_valid(s.queues), s.queues, '[]')) q WHERE q.value = ?4) AND /*knows_task*/)
+
+-- name: task_known_at
+SELECT EXISTS (SELECT 1 FROM fairlane_session s WHERE s.pool = ?4 AND s.idx = ?5 AND s.idx IS NOT NULL
+    AND s.state IN ('live', 'stopping') AND s.boot = ?2 AND s.expires > ?3 AND /*knows_task*/)
+
+-- name: line_columns
+-- The order of `lane_lines.row_of`.
+l.seq, j.id, j.task, l.state, l.class, j.enqueued_at, l.attempt, l.started_at, l.arrival
+
+-- name: line_running
+-- What runs of a lane (?2, NULL is none) of a queue (?1): at most what the fleet has slots for. Parents of broadcasts have no lane.
+SELECT /*line_columns*/ FROM fairlane_live l INDEXED BY fairlane_live_running CROSS JOIN fairlane_job j ON j.seq = l.seq
+WHERE l.session IS NOT NULL AND l.queue = ?1 AND j.lane IS ?2
+UNION ALL SELECT /*line_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
+WHERE l.gate > 0 AND l.gate = 4 AND l.queue = ?1 AND j.lane IS ?2
+
+-- name: line_ready
+-- Claimable jobs of a flow (?1) after an arrival (?2).
+SELECT /*line_columns*/ FROM fairlane_flow f CROSS JOIN fairlane_live l ON l.flow = f.id AND l.arrival >= f.head AND l.arrival > ?2
+CROSS JOIN fairlane_job j ON j.seq = l.seq WHERE f.id = ?1 AND l.session IS NULL ORDER BY l.arrival LIMIT ?3
+
+-- name: line_waiting
+-- Jobs of a limited lane without a place: of a rank, those after an arrival.
+SELECT /*line_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
+WHERE l.lane = ? AND l.granted = 0 AND l.rank = ? AND l.arrival > ? ORDER BY l.arrival LIMIT ?
+
+-- name: line_holding
+-- Jobs of a limited lane that hold a place behind a gate, or until their retry: no more than the lane has places.
+SELECT /*line_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
+WHERE l.lane = ? AND (l.due IS NOT NULL OR l.gate > 0) AND l.granted = 1 AND l.state < 3
+
+-- name: line_gated
+-- Jobs of a lane without a limit that wait behind a gate, among at most ?3 of the queue that do.
+SELECT /*line_columns*/ FROM (SELECT seq FROM fairlane_live WHERE gate > 0 AND gate IN (1, 2) AND queue = ?1 AND state = 2
+    AND lane IS NULL LIMIT ?3) g CROSS JOIN fairlane_live l ON l.seq = g.seq CROSS JOIN fairlane_job j ON j.seq = l.seq
+WHERE j.lane IS ?2
+
+-- name: line_gated_count
+SELECT count(*) FROM (SELECT 1 FROM fairlane_live WHERE gate > 0 AND gate IN (1, 2) AND queue = ? AND state = 2
+    AND lane IS NULL LIMIT ?)
+
+-- name: failed_newest
+-- Numbers of the newest failed jobs.
+SELECT seq FROM fairlane_outcome WHERE state = 5 AND state > 4 ORDER BY seq DESC LIMIT ?
+
+-- name: failed_newest_of_queue
+SELECT seq FROM fairlane_outcome WHERE queue = ? AND state = 5 ORDER BY finished_at DESC LIMIT ?
+
+-- name: failed_jobs
+SELECT j.task, coalesce(o.error_group, o.reason), o.reason, o.finished_at, o.seq
+FROM json_each(?) w CROSS JOIN fairlane_outcome o ON o.seq = w.value CROSS JOIN fairlane_job j ON j.seq = o.seq
+
+-- name: failed_example
+SELECT j.id, substr(o.error, -?2) FROM fairlane_outcome o CROSS JOIN fairlane_job j ON j.seq = o.seq WHERE o.seq = ?1
+
+-- name: declined_tasks
+SELECT q.name, j.task, count(*), min(d.since) FROM (
+    SELECT x.seq, x.since, l.queue FROM fairlane_declined x CROSS JOIN fairlane_live l ON l.seq = x.seq AND l.fence = x.fence
+    WHERE l.state <> 3 ORDER BY x.since LIMIT ?) d
+CROSS JOIN fairlane_job j ON j.seq = d.seq CROSS JOIN fairlane_queue q ON q.id = d.queue
+GROUP BY q.name, j.task ORDER BY min(d.since), q.name, j.task LIMIT ?
+
 -- name: queues_read
 SELECT id, name, version, declared, override FROM fairlane_queue ORDER BY name
+
+-- name: oldest_in_domain
+-- The first job of each flow that comes next; of those the one that arrived first.
+SELECT l.arrival, l.seq FROM (SELECT id, min(head) AS head FROM (
+    SELECT id, head FROM fairlane_flow WHERE domain = ?1 AND tag IS NOT NULL ORDER BY tag, head LIMIT ?2)) f
+CROSS JOIN fairlane_live l ON l.flow = f.id AND l.arrival = f.head WHERE l.session IS NULL
+
+-- name: oldest_in_lanes
+-- The first of those that wait for a place of a lane.
+SELECT min(a.arrival), a.seq FROM (SELECT id FROM fairlane_lane WHERE queue = ?1 LIMIT ?2) n
+CROSS JOIN (SELECT 0 AS rank UNION ALL SELECT 1 UNION ALL SELECT 2) r CROSS JOIN fairlane_live a ON a.seq = (
+    SELECT w.seq FROM fairlane_live w WHERE w.lane = n.id AND w.granted = 0 AND w.rank = r.rank ORDER BY w.arrival LIMIT 1)
+WHERE a.state = 2
+
+-- name: oldest_gated
+-- The first of each queue among those that wait unbound or for a clean-up.
+SELECT queue, min(arrival), seq FROM (SELECT queue, arrival, seq FROM fairlane_live
+    WHERE gate > 0 AND gate < 3 AND state = 2 AND arrival IS NOT NULL ORDER BY gate, inbox, arrival LIMIT ?) GROUP BY queue
+
+-- name: oldest_of_lane
+-- The first of each flow of a lane (?2, '' is none) of a queue (?1), and of those that wait for a place of it or hold one.
+SELECT l.arrival, l.seq FROM fairlane_domain d CROSS JOIN fairlane_flow f ON f.domain = d.id AND f.lane = ?2
+CROSS JOIN fairlane_live l ON l.flow = f.id AND l.arrival = f.head WHERE d.queue = ?1 AND f.tag IS NOT NULL AND l.session IS NULL
+UNION ALL SELECT a.arrival, a.seq FROM fairlane_lane n
+CROSS JOIN (SELECT 0 AS rank UNION ALL SELECT 1 UNION ALL SELECT 2) r CROSS JOIN fairlane_live a ON a.seq = (
+    SELECT w.seq FROM fairlane_live w WHERE w.lane = n.id AND w.granted = 0 AND w.rank = r.rank ORDER BY w.arrival LIMIT 1)
+WHERE n.queue = ?1 AND n.key = ?2 AND a.state = 2
+UNION ALL SELECT l.arrival, l.seq FROM fairlane_lane n CROSS JOIN fairlane_live l ON l.lane = n.id
+WHERE n.queue = ?1 AND n.key = ?2 AND (l.due IS NOT NULL OR l.gate > 0) AND l.granted = 1 AND l.state = 2
+
+-- name: oldest_gated_of_lanes
+-- The first of each lane of a queue (?1) among at most ?2 jobs that wait unbound or for a clean-up, and are in no limited lane.
+SELECT coalesce(j.lane, ''), min(g.arrival), g.seq FROM (SELECT seq, arrival FROM fairlane_live WHERE gate > 0 AND gate IN (1, 2)
+    AND queue = ?1 AND state = 2 AND lane IS NULL AND arrival IS NOT NULL LIMIT ?2) g
+CROSS JOIN fairlane_job j ON j.seq = g.seq GROUP BY 1
+
+-- name: domains_of_queue
+SELECT id FROM fairlane_domain WHERE queue = ?
+
+-- name: waiting_since
+SELECT enqueued_at, delay, run_at, attempts FROM fairlane_job WHERE seq = ?
 
 -- name: tallies_read
 SELECT queue, class, scheduled, pending, running, completed, failed, cancelled FROM fairlane_tally
@@ -100,9 +221,42 @@ SELECT /*session_columns*/ FROM fairlane_session ORDER BY seq DESC
 -- name: sessions_load
 SELECT session, class, count(*) FROM fairlane_live WHERE session IS NOT NULL GROUP BY session, class
 
--- name: lanes_read
-SELECT j.lane, sum(l.state < 3), sum(l.state = 3) FROM fairlane_live l JOIN fairlane_job j ON j.seq = l.seq
-WHERE l.queue = ? AND l.state >= 2 GROUP BY j.lane ORDER BY 2 DESC, 3 DESC, 1 LIMIT ?
+-- name: backlog_sum
+SELECT coalesce(sum(pending), 0) FROM fairlane_tally WHERE queue = ?
+
+-- name: backlog_range
+SELECT (SELECT min(seq) FROM fairlane_live), (SELECT max(seq) FROM fairlane_live)
+
+-- name: backlog_sample
+-- Waiting jobs of a queue (?3) with their lanes ('' is none), out of ?2 numbers from each of some (?1) on: the longest lanes first.
+SELECT coalesce(j.lane, ''), count(*) FROM json_each(?1) s CROSS JOIN fairlane_live l ON l.seq >= s.value AND l.seq < s.value + ?2
+CROSS JOIN fairlane_job j ON j.seq = l.seq WHERE l.queue = ?3 AND l.state = 2 GROUP BY 1 ORDER BY 2 DESC
+
+-- name: backlog_lanes
+-- Lanes of a queue (?1) with claimable jobs or a limit, up to ?2 of each.
+SELECT * FROM (SELECT f.lane FROM fairlane_domain d CROSS JOIN fairlane_flow f ON f.domain = d.id
+    WHERE d.queue = ?1 AND f.tag IS NOT NULL LIMIT ?2)
+UNION SELECT * FROM (SELECT key FROM fairlane_lane WHERE queue = ?1 LIMIT ?2)
+
+-- name: backlog_of_lane
+-- Claimable jobs of a lane (?2, '' is none) of a queue (?1), and those that wait for a place of it, each counted up to ?3.
+SELECT (SELECT count(*) FROM (SELECT 1 FROM fairlane_domain d CROSS JOIN fairlane_flow f ON f.domain = d.id AND f.lane = ?2
+        CROSS JOIN fairlane_live l ON l.flow = f.id AND l.arrival >= f.head
+        WHERE d.queue = ?1 AND f.tag IS NOT NULL AND l.session IS NULL LIMIT ?3))
+    + (SELECT count(*) FROM (SELECT 1 FROM fairlane_lane n CROSS JOIN fairlane_live l ON l.lane = n.id AND l.granted = 0
+        WHERE n.queue = ?1 AND n.key = ?2 AND l.state = 2 LIMIT ?3))
+
+-- name: backlog_gated
+-- What waits behind a gate and is not counted with those that wait for a place, by lane; of at most ?2 jobs.
+SELECT coalesce(j.lane, ''), count(*) FROM (SELECT l.seq FROM fairlane_live l WHERE l.gate > 0 AND l.gate IN (1, 2)
+    AND l.queue = ?1 AND l.state = 2 AND (l.lane IS NULL OR l.granted = 1) LIMIT ?2) g
+CROSS JOIN fairlane_job j ON j.seq = g.seq GROUP BY 1
+
+-- name: backlog_running
+-- What runs, by lane; the parents of broadcasts have none.
+SELECT coalesce(j.lane, ''), count(*) FROM fairlane_live l INDEXED BY fairlane_live_running CROSS JOIN fairlane_job j ON j.seq = l.seq
+WHERE l.session IS NOT NULL AND l.queue = ?1 GROUP BY 1
+UNION ALL SELECT '', count(*) FROM fairlane_live l WHERE l.gate > 0 AND l.gate = 4 AND l.queue = ?1
 
 -- name: binding_columns
 b.pool, b.key, b.idx, b.state, b.opened_at, b.used_at, b.closed_at, j.id, b.cleanup_failed

@@ -1,10 +1,14 @@
 -- name: session_columns
 -- The order of `Presence`.
 seq, id, kind, state, host, pid, pool, idx, named, queues, slots, reserved_high, reserved_normal, started_at, ended_at, lease,
-boot, expires, claim
+boot, expires, claim, task_set
 
 -- name: session_by_id
 SELECT /*session_columns*/ FROM fairlane_session WHERE id = ?
+
+-- name: task_sets
+-- The sets of tasks that sessions know, each once: of all, or of one session.
+SELECT t.id, t.tasks FROM fairlane_task_set t WHERE t.id IN (SELECT s.task_set FROM fairlane_session s WHERE ?1 IS NULL OR s.id = ?1)
 
 -- name: session_by_seq
 SELECT /*session_columns*/ FROM fairlane_session WHERE seq = ?
@@ -14,8 +18,11 @@ SELECT id FROM fairlane_session WHERE seq = ?
 
 -- name: session_insert
 INSERT INTO fairlane_session (id, kind, state, host, pid, pool, idx, named, queues, slots, reserved_high, reserved_normal,
-    started_at, lease, boot, expires)
-VALUES (?, ?, 'live', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    started_at, lease, boot, expires, task_set)
+VALUES (?, ?, 'live', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: task_set_used
+INSERT INTO fairlane_task_set (id, tasks, used_at) VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET used_at = excluded.used_at
 
 -- name: session_renew
 UPDATE fairlane_session SET expires = ?, boot = ? WHERE seq = ?
@@ -157,3 +164,18 @@ ON CONFLICT (name) DO UPDATE SET job = excluded.job, declared_at = excluded.decl
 
 -- name: schedule_fired
 UPDATE fairlane_schedule SET last_slot = max(coalesce(last_slot, 0), ?) WHERE name = ?
+
+-- name: token_columns
+id, name, digest, scopes, queues, lane_prefix, created_at, expires_at, revoked_at, hint
+
+-- name: token_add
+INSERT INTO fairlane_token (/*token_columns*/) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: token_by_id
+SELECT /*token_columns*/ FROM fairlane_token WHERE id = ?
+
+-- name: token_revoke
+UPDATE fairlane_token SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL
+
+-- name: tokens_read
+SELECT /*token_columns*/ FROM fairlane_token ORDER BY created_at, id

@@ -3,8 +3,12 @@
 SELECT finished_at, seq FROM fairlane_outcome WHERE queue = ? AND state = ? ORDER BY finished_at DESC, seq DESC LIMIT 1 OFFSET ?
 
 -- name: jobs_ended_before
-SELECT j.seq, j.id, o.finished_at, /*fingerprint_columns*/ FROM fairlane_outcome o CROSS JOIN fairlane_job j ON j.seq = o.seq
+SELECT j.seq, j.id, o.state, o.finished_at, j.retry_of, /*fingerprint_columns*/ FROM fairlane_outcome o CROSS JOIN fairlane_job j ON j.seq = o.seq
 CROSS JOIN fairlane_queue q ON q.id = j.queue WHERE o.queue = ?1 AND o.state = ?2 AND o.finished_at <= ?3 AND (o.finished_at < ?3 OR o.seq <= ?4) ORDER BY o.finished_at LIMIT ?5
+
+-- name: jobs_ended_by_ids
+SELECT j.seq, j.id, o.state, o.finished_at, j.retry_of, /*fingerprint_columns*/ FROM (SELECT DISTINCT value FROM json_each(?)) w
+CROSS JOIN fairlane_job j ON j.id = w.value CROSS JOIN fairlane_outcome o ON o.seq = j.seq CROSS JOIN fairlane_queue q ON q.id = j.queue
 
 -- name: outcome_delete
 DELETE FROM fairlane_outcome WHERE seq = ?
@@ -29,6 +33,18 @@ DELETE FROM fairlane_remembered WHERE id IN (SELECT id FROM fairlane_remembered 
 -- Values whose time is over and whose job is final or gone.
 DELETE FROM fairlane_held_unique WHERE seq IN (SELECT u.seq FROM fairlane_held_unique u
     WHERE u.until <= ? AND NOT EXISTS (SELECT 1 FROM fairlane_live l WHERE l.seq = u.seq) LIMIT ?)
+
+-- name: prune_declined
+DELETE FROM fairlane_declined WHERE seq IN (SELECT d.seq FROM fairlane_declined d
+    WHERE NOT EXISTS (SELECT 1 FROM fairlane_live l WHERE l.seq = d.seq) LIMIT ?)
+
+-- name: prune_unknown_tasks
+DELETE FROM fairlane_unknown_task WHERE NOT EXISTS (SELECT 1 FROM fairlane_live l
+    WHERE l.inbox = '~' || fairlane_unknown_task.task || '/' AND l.inbox <> '' AND l.queue = fairlane_unknown_task.queue)
+
+-- name: prune_task_sets
+DELETE FROM fairlane_task_set WHERE id IN (SELECT t.id FROM fairlane_task_set t WHERE t.used_at <= ?
+    AND NOT EXISTS (SELECT 1 FROM fairlane_session s WHERE s.task_set = t.id AND s.state IN ('live', 'stopping')) LIMIT ?)
 
 -- name: live_count
 SELECT count(*) FROM fairlane_live

@@ -18,7 +18,7 @@ from ....upkeep import Admitted, Promoted
 from ...codes import CLEANUP, COMPLETED, PARENT, PENDING, RUNNING, SCHEDULED, STATES, UNGATED
 from ...figures import servers
 from ...rows import encode_backoff
-from . import bindings, broadcasts, outcomes, places, service
+from . import bindings, broadcasts, damage, outcomes, places, service
 from .catalog import Queue, json_texts
 from .entry import Entry, entry_of
 from .step import SLOTLESS, TALLY_OF_STATE, Step
@@ -99,6 +99,8 @@ def _unique_holder(step: Step, job: NewJob) -> Enqueued | None:
     id, final, state, until = row
     if final is not None and (until is None or until <= step.now):
         return None
+    if final is None and state is None:
+        return None  # its holder is neither live nor final: the record is lost
     return Enqueued(id, False, STATES[state if final is None else final])
 
 
@@ -275,20 +277,28 @@ def release(step: Step, pool: str, key: str, cleanup: NewJob | None) -> str:
 def promote(step: Step, limit: int) -> Promoted:
     """Cancel what has expired, then let due jobs arrive: by class, then due time, then id."""
     expired = [seq for (seq,) in step.all("seqs_expired", step.now, limit)]
+    # One by one, each place would be looked for behind all others that have expired.
+    step.handed_on_later = set()
     for seq in expired:
         # Read one by one: the end of one job can let another into line (a clean-up, a job behind it).
         e = step.entry(seq)
         if e is not None and e.state != RUNNING:
             outcomes.expire(step, e)
+    lanes, step.handed_on_later = step.handed_on_later, None
+    for lane in sorted(lanes):
+        places.hand_on(step, step.lane(lane))
     promoted = 0
     for class_ in range(3):
         rows = step.all("entries_due", class_, step.now, limit - promoted)
-        entries = sorted(map(entry_of, rows), key=lambda e: (e.due, e.id))
+        entries = sorted(map(entry_of, rows), key=lambda e: (e.due, str(e.id)))
         for e in entries:
             outcomes.promote(step, e)
         promoted += len(entries)
     closed = broadcasts.close_joining(step, limit, outcomes.end)
     moments = [moment for (moment,) in step.all("next_moments") if moment is not None]
+    if moments and min(moments) <= step.now and not (expired or promoted or closed):
+        # Something is due that cannot be found by its identity. With another one the next pass takes it.
+        damage.adopt(step)
     return Promoted(
         promoted=promoted,
         expired=len(expired),
@@ -305,11 +315,14 @@ def admit(step: Step, limit: int) -> Admitted:
     bound = 0
     for (inbox,) in step.all("pools_unbound"):
         bound += bindings.bind_unbound(step, inbox.removesuffix("/"), limit, outcomes.end)
+    offered = outcomes.offer_again(step, limit)
     moved = places.move_idle_grants(step, limit)
     repaired = 0
     for (lane,) in step.all("lanes_with_room", limit):
         repaired += places.hand_on(step, step.lane(lane))
-    return Admitted(admitted=len(arriving), moved=moved, repaired=repaired, more=limit in (len(arriving), bound))
+    return Admitted(
+        admitted=len(arriving), moved=moved, repaired=repaired, more=limit in (len(arriving), bound, offered)
+    )
 
 
 def admit_arriving(step: Step, e: Entry) -> None:

@@ -13,6 +13,7 @@ from ....settings import QueueOverride, QueueSettings
 from ....slots import Slots
 from ....wakeups import queue_topic
 from ...sql import load_queries
+from ...stored_settings import read_settings
 
 SQL = load_queries("fairlane.backends.sqlite")
 MOST_REMEMBERED_TERMS = 50_000
@@ -42,6 +43,8 @@ class Queue(msgspec.Struct):
     topic: str
     weighted: bool
     """Whether any lane has a weight of its own."""
+    problem: str | None
+    """What of its settings cannot be read."""
 
 
 class Catalog:
@@ -80,12 +83,10 @@ class Catalog:
     def remember(self, row: tuple[int, str, int, str, str | None]) -> Queue:
         """Keep a queue that was read."""
         number, name, version, declared_json, override_json = row
-        declared = msgspec.json.decode(declared_json, type=QueueSettings)
-        override = None if override_json is None else msgspec.json.decode(override_json, type=QueueOverride)
-        settings = declared if override is None else override.over(declared)
+        declared, override, settings, problem = read_settings(name, declared_json, override_json)
         weighted = any(rule.weight != 1.0 for rule in settings.lanes)
         topic = queue_topic(name)
-        queue = Queue(number, name, version, declared, override, settings, settings.slots, topic, weighted)
+        queue = Queue(number, name, version, declared, override, settings, settings.slots, topic, weighted, problem)
         self.names[name] = queue
         self.numbers[number] = queue
         return queue

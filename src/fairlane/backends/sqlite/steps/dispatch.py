@@ -12,42 +12,52 @@ from typing import Any
 
 import msgspec
 
-from ....errors import SessionLost, Stale
+from ....errors import InvalidInput, SessionLost, Stale
 from ....fairness import SCALE, charge
-from ....job import Claimed, JobKind, Priority
-from ....retry import DEFAULT_BACKOFF, Backoff
+from ....job import Claimed, JobKind, Priority, waited
+from ....names import HIGHEST_FACTOR, LOWEST_FACTOR, check_factor
+from ....retry import DEFAULT_BACKOFF
 from ....session import Claim, worker_name
 from ....slots import Reserved, Slots
 from ....wakeups import place_topic
+from ...claims import checked, problem_of
 from ...codes import PENDING, RUNNING
-from . import outcomes
+from ...rows import decode_backoff
+from . import damage, outcomes
 from .catalog import Queue
 from .entry import entry_of
 from .presence import Presence
 from .step import TALLY_OF_STATE, Domain, Step
 
 MOST_EXPIRED_PER_CLAIM = 100
-_backoff = msgspec.json.Decoder(Backoff)
+MOST_BROKEN_ROUNDS = 100
+"""How often one claim looks for what stands behind damaged records."""
 _PRIORITIES = tuple(Priority)
 _KINDS = {kind.value: kind for kind in JobKind}
 
 
-def claim(step: Step, session: str, call: Claim) -> list[Claimed]:
-    """Start jobs for a worker, ask by ask."""
+def claim(step: Step, session: str, call: Claim) -> list[Claimed] | None:
+    """Start jobs for a worker, ask by ask. None: so many damaged records came first that another step must go on."""
     who = Presence.find(step, session)
     if who is None or not who.present:
         raise SessionLost("this session is unknown, ended or declared dead; register a new one")
     if call.number < who.claim:
         raise Stale(f"claim {call.number} is older than the last one, {who.claim}")
     if call.number == who.claim:
-        return [claimed_of(row) for row in step.all("claimed_again", who.seq, call.number)]
+        return _claimed_again(step, who, call.number)
     if who.state != "live" or who.slots is None or who.index is None:
         return []
-    claimed = _Claimer(step, who, call).run()
-    if claimed:
-        # Only then: an idle worker asks once a second, and nothing is lost when an empty answer is not repeated.
-        step.run("session_claim", call.number, who.seq)
-    return claimed
+    for _ in range(MOST_BROKEN_ROUNDS):
+        claimer = _Claimer(step, who, call)
+        claimed = claimer.run()
+        claimer.fail_broken()
+        if claimed:
+            # Only then: an idle worker asks once a second, and nothing is lost when an empty answer is not repeated.
+            step.run("session_claim", call.number, who.seq)
+        if claimed or not claimer.broken:
+            return claimed
+        # Nothing but damaged records came first. What stands behind them is looked for at once.
+    return None
 
 
 class _Line(msgspec.Struct, order=True):
@@ -81,7 +91,13 @@ class _Claimer:
         for class_, count in step.all("session_turns", who.seq):
             self.running[class_] -= count
         self.claimed: list[Claimed] = []
+        self.broken: list[tuple[int, str]] = []
+        """Jobs that have started although their records cannot be read, and why not."""
         self.expired = 0
+        self.bytes = 0
+        """What the answer carries so far."""
+        self.full = False
+        """Whether the next job would be too much for the answer."""
         self.queue_running: dict[int, list[int]] = {}
 
     def run(self) -> list[Claimed]:
@@ -95,9 +111,16 @@ class _Claimer:
                 self._from_inbox(ask.priority, most)
             else:
                 self._from_queue(ask.queue, ask.priority, most)
-            if self.left <= 0:
+            if self.left <= 0 or self.full:
                 break
         return self.claimed
+
+    def fail_broken(self) -> None:
+        """End the jobs of damaged records. Only after everything has started: this changes lanes and flows."""
+        for seq, problem in self.broken:
+            damage.fail(self.step, seq, problem)
+        if self.broken:
+            self.step.flush()
 
     def _from_queue(self, name: str, priority: Priority, most: int) -> None:
         queue = self.step.known_queue(name)
@@ -106,17 +129,21 @@ class _Claimer:
             self._from_domain(queue, Domain(*row), priority, most)
 
     def _from_inbox(self, priority: Priority, most: int) -> None:
-        """The inbox holds jobs of any queue: the queues take turns, in equal shares and then for the rest."""
+        """The inbox holds jobs of any queue: the queues take turns, in equal shares and then for the rest.
+
+        So do declined jobs of tasks that the session knows, as if each of those tasks were a queue in its inbox.
+        """
         assert self.who.index is not None
         inbox = worker_name(self.who.pool, self.who.index)
         rows = self.step.all("domains_of_inbox", inbox, int(priority))
+        rows += self.step.all("domains_of_known", self.who.seq, int(priority))
         if len(rows) > 1:
             turn = self.call.number % len(rows)
             rows = rows[turn:] + rows[:turn]
         share = -(-most // max(1, len(rows)))
         for limit in (share, most):
             for number, queue, clock in rows:
-                if most > 0:
+                if most > 0 and not self.full:
                     domain = self.step.one("domain_clock", number) or (clock,)
                     most -= self._from_domain(
                         self.step.queue_number(queue), Domain(number, domain[0]), priority, min(limit, most)
@@ -142,7 +169,7 @@ class _Claimer:
             started += took
             most -= took
             # Expired jobs in the way were cancelled: look again, but not without end.
-            if not gone or self.expired >= MOST_EXPIRED_PER_CLAIM:
+            if not gone or self.full or self.expired >= MOST_EXPIRED_PER_CLAIM:
                 break
         return started
 
@@ -173,12 +200,15 @@ class _Claimer:
             row = line.rows.pop() if line.rows else self._read(line, line.head, fetch)
             if row[3] is not None and row[3] <= now:
                 expired.append(row[0])
+            elif not self._fits(row, first=not (taken or self.claimed or self.broken)):
+                line.rows.append(row)
+                break
             else:
                 cost = row[7]
                 if weighted:
-                    paid = charge(cost, step.weight(queue.id, line.lane))
+                    paid = charge(_cost(cost), step.weight(queue.id, line.lane))
                 else:
-                    paid = SCALE if cost == 1.0 else charge(cost, 1.0)
+                    paid = SCALE if cost == 1.0 else charge(_cost(cost), 1.0)
                 tag = line.tag
                 if tag > clock:
                     clock = tag
@@ -196,6 +226,15 @@ class _Claimer:
         if expired:
             step.flush()
         return len(taken), bool(expired)
+
+    def _fits(self, row: tuple[Any, ...], *, first: bool) -> bool:
+        """Whether a job may be added to the answer, which is full if not."""
+        size = _size(row[11]) + _size(row[17])
+        if self.bytes + size > self.call.most_bytes and not first:
+            self.full = True
+            return False
+        self.bytes += size
+        return True
 
     def _read(self, line: _Line, arrival: int, fetch: int) -> Any:
         """Read jobs of a flow from an arrival on; returns the first, or None."""
@@ -231,16 +270,22 @@ class _Claimer:
     ) -> None:
         step, number, now, seq = self.step, self.call.number, self.step.now, self.who.seq
         starts: dict[int, list[int]] = {}
+        known: list[tuple[str, int]] = []
         line = place_topic(queue.name, "")
         for row, paid in taken:
             starts.setdefault(paid, []).append(row[0])
-            self.claimed.append(_claimed(row, row[4] + 1, queue.name, priority))
+            try:
+                self.claimed.append(_claimed(row, row[4] + 1, queue.name, priority, now))
+            except Exception as exc:
+                self.broken.append((row[0], problem_of(exc)))
+                continue
+            known.append((row[8], row[0]))
             step.topics.add("job:" + row[8])
             if row[18]:
                 step.topics.add(line + row[10])
         for paid, seqs in starts.items():
             step.run("live_start", seq, number, now, paid, msgspec.json.encode(seqs).decode())
-        step.catalog.remember_seqs([(row[8], row[0]) for row, _ in taken])
+        step.catalog.remember_seqs(known)
         step.many(
             "flow_started",
             [
@@ -260,34 +305,56 @@ class _Claimer:
         step.count(queue.id, priority, TALLY_OF_STATE[RUNNING], count)
 
 
-def _claimed(row: tuple[Any, ...], fence: int, queue: str, priority: Priority) -> Claimed:
+def _size(value: object) -> int:
+    return len(value) if isinstance(value, bytes | str) else 0
+
+
+def _cost(cost: object) -> float:
+    """What a start costs; that of a damaged record is 1."""
+    return cost if isinstance(cost, float) and LOWEST_FACTOR <= cost <= HIGHEST_FACTOR else 1.0
+
+
+def _claimed(row: tuple[Any, ...], fence: int, queue: str, priority: Priority, now: float | None = None) -> Claimed:
+    """A job out of a row; `now`: when it starts, if not before. Raises what is wrong with its record."""
     (
-        _, _, _, _, _, attempt, suspect, _, id, task, lane, payload, retries, backoff, timeout, kind, sticky, headers,
-        limited,
+        _, _, _, _, _, attempt, suspect, cost, id, task, lane, payload, retries, backoff, timeout, kind, sticky,
+        headers, limited, started_at, *since,
     ) = row  # fmt: skip
-    return Claimed(
-        id=id,
-        fence=fence,
-        attempt=attempt + 1,
-        task=task,
-        queue=queue,
-        lane=lane,
-        priority=priority,
-        payload=payload,
-        retries=retries,
-        backoff=DEFAULT_BACKOFF if backoff is None else _backoff.decode(backoff),
-        timeout=timeout,
-        kind=_KINDS[kind],
-        sticky=sticky,
-        suspect=bool(suspect),
-        limited=bool(limited),
-        headers=headers,
+    if id is None:
+        raise InvalidInput("id", "the identity of the job is missing")
+    if cost != 1.0:
+        check_factor("cost", cost)
+    return checked(
+        Claimed(
+            id=id,
+            fence=fence,
+            attempt=attempt + 1,
+            task=task,
+            queue=queue,
+            lane=lane,
+            priority=priority,
+            payload=payload,
+            retries=retries,
+            backoff=DEFAULT_BACKOFF if backoff is None else decode_backoff(backoff),
+            timeout=timeout,
+            kind=_KINDS[kind],
+            sticky=sticky,
+            suspect=bool(suspect),
+            limited=bool(limited),
+            headers=headers,
+            waited=waited(fence, now or started_at, *since),
+        )
     )
 
 
-def claimed_of(row: tuple[Any, ...]) -> Claimed:
-    """A job that was claimed before, out of a row of `claimed_again`."""
-    queue, class_, *rest = row
-    # The row stands after the claim; `_claimed` counts from before it.
-    rest[5] -= 1
-    return _claimed(tuple(rest), rest[4], queue, _PRIORITIES[class_])
+def _claimed_again(step: Step, who: Presence, number: int) -> list[Claimed]:
+    """Jobs that were claimed before, for who has lost the answer."""
+    found = []
+    for queue, class_, *row in step.all("claimed_again", who.seq, number):
+        # The row stands after the claim; `_claimed` counts from before it.
+        row[5] -= 1
+        try:
+            found.append(_claimed(tuple(row), row[4], queue, _PRIORITIES[class_]))
+        except Exception as exc:
+            damage.fail(step, row[0], problem_of(exc))
+    return found

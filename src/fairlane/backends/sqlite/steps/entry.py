@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import msgspec
 
+from ....errors import InvalidInput
 from ....job import Attempt, Reason
-from ....retry import Backoff
-from ...rows import decode_attempts, decode_backoff
+from ....retry import DEFAULT_BACKOFF, Backoff
+from ...rows import decode_backoff, readable_attempts
 
 
 class Entry(msgspec.Struct):
@@ -53,6 +55,8 @@ class Entry(msgspec.Struct):
     task: str
     parent: int | None
     attempts_json: bytes | None
+    returns: int = 0
+    """How often it was handed back in a row after it had begun."""
 
     @property
     def flow_key(self) -> str:
@@ -61,13 +65,15 @@ class Entry(msgspec.Struct):
 
     @property
     def backoff(self) -> Backoff:
-        """Its policy; the default is not stored."""
-        return decode_backoff(self.backoff_json)
+        """Its policy; the default is not stored. It stands for one that cannot be read, too: the next claim ends it."""
+        with contextlib.suppress(InvalidInput):
+            return decode_backoff(self.backoff_json)
+        return DEFAULT_BACKOFF
 
     @property
     def attempts(self) -> list[Attempt]:
-        """Its finished claims, oldest first."""
-        return decode_attempts(self.attempts_json)
+        """Its finished claims, oldest first. A history that cannot be read begins anew."""
+        return readable_attempts(self.attempts_json)
 
 
 _encoder = msgspec.json.Encoder()

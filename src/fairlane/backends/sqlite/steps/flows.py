@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ....fairness import refund, tag
+from ....session import UNKNOWN
 from ....wakeups import worker_topic
 from .entry import Entry
 from .step import Flow, Step
@@ -32,7 +33,8 @@ def line_up(step: Step, flow: Flow, queue: int, inbox: str, arrival: int) -> Non
     elif arrival < flow.head:
         flow.head = arrival
         flow.dirty = True
-    step.topics.add(worker_topic(inbox) if inbox else step.queue_number(queue).topic)
+    shared = not inbox or inbox.startswith(UNKNOWN)
+    step.topics.add(step.queue_number(queue).topic if shared else worker_topic(inbox))
 
 
 def withdraw(step: Step, e: Entry) -> None:

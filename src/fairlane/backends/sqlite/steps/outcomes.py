@@ -7,14 +7,20 @@ from typing import Any
 import msgspec
 
 from ....job import KEPT_ATTEMPTS, Attempt, JobKind, JobState, Reason
-from ....states import Move, after_crash
+from ....session import UNKNOWN, unknown_inbox
+from ....states import MOST_HAND_BACKS, Move, Transition, after_crash, decline_delay
 from ....wakeups import job_topic, worker_topic
 from ...codes import FINAL_CODES, MOVE_CODES, PENDING, RUNNING, SCHEDULED
 from . import bindings, broadcasts, flows, places
 from .entry import Entry, encode_attempts, reason_value
 from .step import SLOTLESS, TALLY_OF_STATE, Step
 
+_DECLINED = Move.DECLINE.value
 CRASH_ERROR = "The process that ran it died, or lost contact for longer than its lease."
+HANDED_BACK_ERROR = (
+    "It was handed back too often: more than three times in a row its worker stopped before its body ended, and no "
+    "attempt is left."
+)
 
 
 class Holder:
@@ -50,7 +56,11 @@ def record(
         error=error,
         refused=e.refused,
     )
-    e.attempts_json = encode_attempts([*e.attempts, ended][-KEPT_ATTEMPTS:] if e.attempts_json else [ended])
+    before = e.attempts if e.attempts_json else []
+    if outcome == _DECLINED and [each.outcome for each in before[-2:]] == [_DECLINED] * 2:
+        # Of declines in a row the first and the last are kept: they may be many, and all are alike.
+        before.pop()
+    e.attempts_json = encode_attempts([*before, ended][-KEPT_ATTEMPTS:])
     e.refused = 0
 
 
@@ -131,17 +141,19 @@ def again(step: Step, e: Entry, delay: float, *, crashed: bool = False) -> None:
     """
     e.crashes += crashed
     e.suspect = int(crashed)
+    e.returns = 0
+    e.expires_at = None
     e.paid = 0
     _go_back(step, e, delay, keep_arrival=False)
 
 
-def back(step: Step, e: Entry, delay: float = 0.0) -> None:
-    """A hand-back or a rescue: it starts next in its lane, without paying again."""
+def back(step: Step, e: Entry, delay: float = 0.0, inbox: str | None = None) -> None:
+    """A hand-back or a rescue: it starts next in its lane, without paying again. `inbox`: where it is to wait."""
     flows.give_back(step, e)
-    _go_back(step, e, delay, keep_arrival=True)
+    _go_back(step, e, delay, keep_arrival=True, inbox=inbox)
 
 
-def _go_back(step: Step, e: Entry, delay: float, *, keep_arrival: bool) -> None:
+def _go_back(step: Step, e: Entry, delay: float, *, keep_arrival: bool, inbox: str | None = None) -> None:
     tell_room(step, e.queue)
     lane = None if e.lane is None else step.lane(e.lane)
     keeps_place = lane is not None and (lane.ordered or (keep_arrival and not delay))
@@ -157,6 +169,8 @@ def _go_back(step: Step, e: Entry, delay: float, *, keep_arrival: bool) -> None:
             places.hand_on(step, lane)
     if delay <= 0:
         bindings.place(step, e, end)
+        if inbox is not None:
+            e.inbox = inbox
         if keeps_place:
             places.resume(step, e)
         else:
@@ -192,8 +206,24 @@ def crash(step: Step, e: Entry, holder: Holder) -> JobState:
     if e.kind == JobKind.TURN:
         end(step, e, JobState.CANCELLED, Reason.WAITER_GONE, move=Move.CRASH)
         return JobState.CANCELLED
+    e.returns = 0
+    return _charge(step, e, holder, Move.CRASH, CRASH_ERROR)
+
+
+def hand_back(step: Step, e: Entry, holder: Holder) -> JobState:
+    """A body that had begun was stopped. Not charged at first, and no sign against the job; then as after a crash."""
+    if e.returns >= MOST_HAND_BACKS:
+        return _charge(step, e, holder, Move.HAND_BACK, HANDED_BACK_ERROR)
+    e.returns += 1
+    e.suspect = int(e.suspect or e.returns == MOST_HAND_BACKS)
+    e.expires_at = None
+    return take_back(step, e, holder, Move.HAND_BACK)
+
+
+def _charge(step: Step, e: Entry, holder: Holder, move: Move, error: str) -> JobState:
+    """A job whose run counts although its body did not come to an end: it runs again while its budget lasts."""
     if e.kind == JobKind.CLEANUP and _tie_is_lost(step, e):
-        end(step, e, JobState.CANCELLED, Reason.WORKER_LOST, move=Move.CRASH)
+        end(step, e, JobState.CANCELLED, Reason.WORKER_LOST, move=move)
         return JobState.CANCELLED
     e.crashes += 1
     fate = after_crash(
@@ -205,27 +235,67 @@ def crash(step: Step, e: Entry, holder: Holder) -> JobState:
         draw=step.draw(),
     )
     if fate.state is JobState.FAILED:
-        end(step, e, fate.state, fate.reason, error=CRASH_ERROR, group=Reason.CRASHED.value, move=Move.CRASH)
+        end(step, e, fate.state, fate.reason, error=error, group=move.value, move=move)
     elif fate.state is JobState.CANCELLED:
-        end(step, e, fate.state, fate.reason, move=Move.CRASH)
+        end(step, e, fate.state, fate.reason, move=move)
     else:
-        record(step, e, holder, Move.CRASH.value, fate.state, Reason.CRASHED)
+        record(step, e, holder, move.value, fate.state, Reason.CRASHED)
         e.suspect = 1
+        e.expires_at = None
         back(step, e, fate.delay)
     return fate.state
 
 
-def take_back(step: Step, e: Entry, holder: Holder, outcome: Move = Move.TAKE_BACK) -> None:
-    """A claimed job that never began, or was handed back: it is pending again and its run is not charged."""
+def take_back(step: Step, e: Entry, holder: Holder, outcome: Move = Move.TAKE_BACK, *, delay: float = 0.0) -> JobState:
+    """A claimed job that never began, or was handed back: it waits again and its run is not charged."""
     if e.kind == JobKind.CLEANUP and _tie_is_lost(step, e):
         end(step, e, JobState.CANCELLED, Reason.WORKER_LOST, move=outcome)
-        return
+        return JobState.CANCELLED
     if e.cancel:
         end(step, e, JobState.CANCELLED, Reason.BY_USER, move=outcome)
-        return
-    record(step, e, holder, outcome.value, JobState.PENDING)
+        return JobState.CANCELLED
+    state = JobState.SCHEDULED if delay > 0 else JobState.PENDING
+    record(step, e, holder, outcome.value, state)
+    if outcome is Move.TAKE_BACK:
+        step.run("declined_go_on", e.seq, e.fence)
     e.attempt -= 1
-    back(step, e)
+    back(step, e, delay)
+    return state
+
+
+def decline(step: Step, e: Entry, holder: Holder, t: Transition) -> JobState:
+    """Its session does not know its task: it goes back uncharged, or fails when that went on for too long."""
+    if e.kind == JobKind.CLEANUP and _tie_is_lost(step, e):
+        end(step, e, JobState.CANCELLED, Reason.WORKER_LOST, move=t.move)
+        return JobState.CANCELLED
+    row = step.one("declined_since", e.seq, e.fence - 1)
+    since = step.now if row is None else row[0]
+    if step.now - since >= t.delay:
+        e.attempt -= 1
+        end(step, e, JobState.FAILED, t.reason, error=t.error, group=t.error_group, move=t.move)
+        return JobState.FAILED
+    # Nobody else could take what is bound to this worker. And who takes it from that inbox should have known it.
+    state = JobState.SCHEDULED if e.inbox else JobState.PENDING
+    record(step, e, holder, t.move.value, state, t.reason)
+    step.run("declined_put", e.seq, e.fence, since, None if e.inbox else since + t.delay)
+    e.attempt -= 1
+    if e.inbox:
+        back(step, e, decline_delay(step.now - since))
+    else:
+        step.run("unknown_task_put", e.queue, e.task)
+        back(step, e, inbox=unknown_inbox(e.task))
+    return state
+
+
+def offer_again(step: Step, limit: int) -> int:
+    """Jobs that were declined long enough: everybody is offered them once more, and may fail them."""
+    over = step.all("declined_over", step.now, limit)
+    for (seq,) in over:
+        step.run("declined_offered", seq)
+        e = step.entry(seq)
+        if e is not None and e.state == PENDING and e.inbox.startswith(UNKNOWN):
+            bindings.replace(step, e, end)
+    return len(over)
 
 
 def _tie_is_lost(step: Step, e: Entry) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ....job import JobKind, Priority
+from ....session import UNKNOWN
 from ....wakeups import job_topic, place_topic, session_topic, worker_topic
 from ...codes import PENDING, RUNNING, UNGATED
 from ...figures import room_of
@@ -109,6 +110,9 @@ def _ungrant(step: Step, e: Entry) -> None:
 
 def hand_on(step: Step, lane: Lane) -> int:
     """Give the free places of a lane to the next in it; returns how many were given."""
+    if step.handed_on_later is not None:
+        step.handed_on_later.add(lane.id)
+        return 0
     given = 0
     while lane.granted < lane.places:
         waiting = _next(step, lane)
@@ -155,7 +159,8 @@ def hand_on_all(step: Step, freed: Mapping[int, int]) -> None:
     step.many("live_grant", grants)
     step.many("flow_save", changed)
     for queue, inbox in inboxes:
-        step.topics.add(worker_topic(inbox) if inbox else step.queue_number(queue).topic)
+        shared = not inbox or inbox.startswith(UNKNOWN)
+        step.topics.add(step.queue_number(queue).topic if shared else worker_topic(inbox))
     for number in long_way:
         lane = step.lane(number)
         lane.granted -= freed[number]

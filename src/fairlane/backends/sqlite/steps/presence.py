@@ -13,7 +13,7 @@ from ....placement import lowest_free
 from ....session import NewSession, Renewal, SessionKind, worker_name
 from ....upkeep import Rescued
 from ...codes import RUNNING
-from . import admission, bindings, broadcasts, outcomes
+from . import admission, bindings, broadcasts, damage, outcomes
 from .entry import Entry, entry_of
 from .leases import lease_left
 from .outcomes import Holder
@@ -44,6 +44,7 @@ class Presence(msgspec.Struct):
     boot: str
     expires: float
     claim: int
+    task_set: str | None
 
     @staticmethod
     def find(step: Step, id: str) -> Presence | None:
@@ -67,7 +68,9 @@ class Presence(msgspec.Struct):
         return Holder(self.id, self.worker)
 
     def remaining(self, mono: float, boot: str) -> float:
-        """Seconds of lease left. Readings of another boot mean nothing: such a lease is over."""
+        """Seconds of lease left. Readings of another boot mean nothing: such a lease is over, as is a damaged one."""
+        if type(self.expires) is not float or type(self.lease) is not float:
+            return 0.0
         return lease_left(self.expires, self.boot, self.lease, mono, boot)
 
 
@@ -78,6 +81,7 @@ def register(step: Step, new: NewSession) -> None:
         if not known.present:
             raise SessionLost("this session has ended or was declared dead; register under a new id")
         step.run("session_renew", step.mono + known.lease, step.boot, known.seq)
+        _back_in_time(step, known)
         return
     index = None
     if new.kind is SessionKind.WORKER:
@@ -88,8 +92,10 @@ def register(step: Step, new: NewSession) -> None:
         "session_insert", new.id, new.kind.value, new.host, new.pid, new.pool, index, int(new.index is not None),
         msgspec.json.encode(new.queues).decode(), None if slots is None else slots.total,
         0 if slots is None else slots.reserved.high, 0 if slots is None else slots.reserved.normal,
-        step.now, new.lease, step.boot, step.mono + new.lease,
+        step.now, new.lease, step.boot, step.mono + new.lease, new.task_set,
     )  # fmt: skip
+    if new.tasks is not None:
+        step.run("task_set_used", new.task_set, msgspec.json.encode(new.tasks).decode(), step.now)
     for queue in new.queues:
         step.queue(queue)
     if index is not None:
@@ -132,6 +138,7 @@ def renew(step: Step, id: str, held: Sequence[Held], claim: int, stopping: bool)
     step.run("session_renew", step.mono + who.lease, step.boot, who.seq)
     if stopping and who.state == "live":
         step.run("session_stopping", who.seq)
+    _back_in_time(step, who)
     named = set(held)
     cancel, taken_back, found = [], [], set()
     for row in step.all("session_entries", who.seq):
@@ -152,6 +159,12 @@ def renew(step: Step, id: str, held: Sequence[Held], claim: int, stopping: bool)
     )
 
 
+def _back_in_time(step: Step, before: Presence) -> None:
+    """A worker has renewed. If its lease had run out, jobs that found no live worker meanwhile are bound now."""
+    if before.index is not None and before.remaining(step.mono, step.boot) <= 0:
+        bindings.bind_unbound(step, before.pool, MOST_BOUND_AT_REGISTER, outcomes.end)
+
+
 def leave(step: Step, id: str, begun: Sequence[Held] | None) -> None:
     """End a session and give back what it has."""
     who = Presence.find(step, id)
@@ -164,6 +177,7 @@ def leave(step: Step, id: str, begun: Sequence[Held] | None) -> None:
     if who.index is not None and not who.named:
         bindings.lose(step, who.pool, who.index, outcomes.end)
     started = None if begun is None else set(begun)
+    damage.adopt_held(step, who.seq)
     for row in step.all("session_entries", who.seq):
         e = entry_of(row)
         if started is None or Held(e.id, e.fence) in started or e.claim is None:
@@ -192,6 +206,7 @@ def _declare_dead(step: Step, who: Presence, *, keep_bindings: bool = False) -> 
     if who.index is not None and not keep_bindings:
         lost = bindings.lose(step, who.pool, who.index, outcomes.end)
     fates = {JobState.CANCELLED: cancelled}
+    damage.adopt_held(step, who.seq)
     for row in step.all("session_entries", who.seq):
         fate = outcomes.crash(step, entry_of(row), who.holder)
         fates[fate] = fates.get(fate, 0) + 1

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from ....errors import InvalidInput
-from ....job import JobState
+from ....job import JobState, check_ids
 from ....upkeep import Pruned, Recount, Retention
 from ...codes import FINAL_CODES
-from . import places
+from . import damage, places
 from .admission import fingerprint_of
+from .catalog import json_texts
 from .step import Step
 
 TIDY_FLOWS = 10_000
@@ -31,8 +35,11 @@ def prune(step: Step, keep: Retention, limit: int) -> Pruned:
         ("prune_bindings", step.now - keep.history_seconds),
         ("prune_ids", step.now),
         ("prune_uniques", step.now),
+        ("prune_task_sets", step.now - keep.history_seconds),
     ):
         other += step.run(name, value, limit).rowcount
+    other += step.run("prune_declined", limit).rowcount
+    other += step.run("prune_unknown_tasks").rowcount
     other += _tidy_flows(step, TIDY_FLOWS)
     return Pruned(jobs=jobs, other=other, more=jobs >= limit)
 
@@ -46,13 +53,29 @@ def _prune_state(step: Step, keep: Retention, queue: int, state: JobState, age: 
     if row is not None:
         cut = max(cut, tuple(row))
     rows = step.all("jobs_ended_before", queue, FINAL_CODES[state], *cut, limit)
-    until = step.now - keep.id_seconds
-    for seq, id, finished_at, *content in rows:
-        if finished_at > until:
-            step.run("id_remember", id, fingerprint_of(content), FINAL_CODES[state], finished_at + keep.id_seconds)
-        step.run("outcome_delete", seq)
-        step.run("job_delete", seq)
+    for row in rows:
+        _forget_job(step, keep, *row)
     return len(rows)
+
+
+def _forget_job(
+    step: Step, keep: Retention, seq: int, id: str, code: int, finished_at: float, retry_of: str | None, *content: Any
+) -> None:
+    until = finished_at + (keep.id_seconds if retry_of is None else keep.retry_id_seconds)
+    if until > step.now:
+        step.run("id_remember", id, fingerprint_of(content), code, until)
+    step.run("outcome_delete", seq)
+    step.run("job_delete", seq)
+
+
+def forget(step: Step, ids: Sequence[str], keep: Retention) -> list[bool]:
+    """Delete the jobs among these that are final."""
+    check_ids(ids)
+    rows = step.all("jobs_ended_by_ids", json_texts(ids)) if ids else []
+    for row in rows:
+        _forget_job(step, keep, *row)
+    gone = {row[1] for row in rows}
+    return [id in gone for id in ids]
 
 
 def _tidy_flows(step: Step, limit: int) -> int:
@@ -65,7 +88,7 @@ def _tidy_flows(step: Step, limit: int) -> int:
 
 def recount(step: Step) -> Recount:
     """Compare tallies, lanes and flows with the jobs they are derived from, and correct them."""
-    differences: list[str] = []
+    differences = [f"job {id}: its identity was missing" for id in damage.adopt(step)]
     for queue, class_, column, kept, true in step.all("tally_differences"):
         name = step.queue_number(queue).name
         differences.append(f"queue {name}, class {class_}: {column} was {kept}, is {true}")

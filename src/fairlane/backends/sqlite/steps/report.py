@@ -13,8 +13,8 @@ from ....names import PAYLOAD_BYTES, check_size
 from ....states import Move, Transition
 from ....wakeups import job_topic, session_topic
 from ...codes import ARRIVING, COMPLETED, FINAL_CODES, MOVE_CODES, MOVES, RUNNING, STATES
-from ...rows import decode_attempts
-from . import admission, broadcasts, outcomes, places
+from ...rows import readable_attempts
+from . import admission, broadcasts, damage, outcomes, places
 from .catalog import json_texts
 from .entry import Entry, encode_attempts, entry_of, reason_value
 from .presence import Presence
@@ -38,10 +38,9 @@ def finish(step: Step, session: str, transitions: Sequence[Transition]) -> list[
             verdicts.append(ends.add(row, t, ending))
         else:
             ends.write()
-            e = step.entry(row[0])
-            assert e is not None
+            e = step.entry(row[0]) or damage.adopted(step, row[0])
             assert who is not None
-            verdicts.append(Verdict(e.id, Acceptance.APPLIED, _apply(step, e, t, who)))
+            verdicts.append(Verdict(t.held.id, Acceptance.APPLIED, _apply(step, e, t, who)))
     ends.write()
     return verdicts
 
@@ -141,11 +140,14 @@ def _apply(step: Step, e: Entry, t: Transition, who: Presence) -> JobState:
         move, reason = Move.CANCEL, Reason.BY_USER
     elif e.kind == JobKind.TURN and move is Move.RETRY:
         move = Move.FAIL
-    elif e.kind == JobKind.TURN and move in (Move.SNOOZE, Move.HAND_BACK):
+    elif e.kind == JobKind.TURN and move in (Move.SNOOZE, Move.HAND_BACK, Move.TAKE_BACK, Move.DECLINE):
         move, reason = Move.CANCEL, Reason.BY_USER
     if move is Move.HAND_BACK:
-        outcomes.take_back(step, e, who.holder, Move.HAND_BACK)
-        return JobState.PENDING
+        return outcomes.hand_back(step, e, who.holder)
+    if move is Move.TAKE_BACK:
+        return outcomes.take_back(step, e, who.holder, delay=t.delay)
+    if move is Move.DECLINE:
+        return outcomes.decline(step, e, who.holder, t)
     if move in (Move.RETRY, Move.SNOOZE):
         state = JobState.SCHEDULED if t.delay > 0 else JobState.PENDING
         outcomes.record(step, e, who.holder, move.value, state, reason, t.error)
@@ -170,7 +172,7 @@ def _judge(step: Step, session: str, held: Held, move: Move | None) -> Verdict:
             return Verdict(held.id, Acceptance.REPEATED, state)
         step.run("outcome_refused", seq)
         return Verdict(held.id, Acceptance.STALE, state)
-    attempts = decode_attempts(raw)
+    attempts = readable_attempts(raw)
     for position, attempt in enumerate(attempts):
         if attempt.fence != held.fence:
             continue

@@ -33,6 +33,14 @@ def workers(look: Look, queue: str, inbox: str = "") -> list[Worker]:
     return [] if row is None else [row]
 
 
+def knows(look: Look, task: str, queue: str, inbox: str = "") -> bool:
+    """Whether one of those workers knows a task. One that does not say what it knows may."""
+    if not inbox or inbox.endswith("/"):
+        return bool(look.one("task_known", task, look.boot, look.mono, queue)[0])
+    pool, _, index = inbox.rpartition("/")
+    return bool(look.one("task_known_at", task, look.boot, look.mono, pool, int(index))[0])
+
+
 def seconds(look: Look, queue: int) -> float | None:
     """The median run time of the last jobs of a queue; None while none has finished."""
     times = [max(0.0, time) for (time,) in look.all("service_times", queue)]

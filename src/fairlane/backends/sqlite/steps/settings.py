@@ -11,7 +11,9 @@ from ....names import check_key, check_seconds
 from ....schedule import Schedule
 from ....session import Term
 from ....settings import SettingsChange
+from ....tokens import AccessToken, NewToken, stored
 from ....wakeups import LEADER, queue_topic, worker_topic
+from ...token_rows import same_token, token_of, token_row, unknown_token
 from . import places
 from .catalog import Queue
 from .entry import entry_of
@@ -27,7 +29,7 @@ def configure(step: Step, changes: Sequence[SettingsChange]) -> None:
         if change.declared is not None and change.version >= version:
             declared, version = change.declared, change.version
         override = queue.override if change.override is msgspec.UNSET else change.override
-        if (declared, version, override) == (queue.declared, queue.version, queue.override):
+        if not queue.problem and (declared, version, override) == (queue.declared, queue.version, queue.override):
             continue
         if override is not None:
             try:
@@ -77,6 +79,23 @@ def declare(step: Step, schedules: Sequence[Schedule]) -> None:
     for schedule in schedules:
         timetable = msgspec.json.encode(schedule.timetable).decode()
         step.run("schedule_put", schedule.name, timetable, schedule.job, step.now, step.now)
+
+
+def add_token(step: Step, new: NewToken) -> AccessToken:
+    """Store a token, unless it is stored."""
+    row = step.one("token_by_id", new.id)
+    if row is not None:
+        return same_token(token_of(row), new)
+    token = stored(new, step.now)
+    step.run("token_add", *token_row(token))
+    return token
+
+
+def revoke_token(step: Step, id: str) -> bool:
+    """Revoke a token; whether this call did."""
+    if step.one("token_by_id", id) is None:
+        raise unknown_token(id)
+    return step.run("token_revoke", step.now, id).rowcount > 0
 
 
 def lead(step: Step, session: str, lease: float, term: int | None) -> Term | None:

@@ -78,6 +78,8 @@ class Step:
         self._flows: dict[tuple[int, int, str, str], Flow] = {}
         self._flow_ids: dict[int, Flow] = {}
         self._lanes: dict[int, Lane] = {}
+        self.handed_on_later: set[int] | None = None
+        """Lanes whose free places are handed on once, when many jobs have left; None: at once."""
 
     # -- statements ----------------------------------------------------------------------------------------------
 
@@ -237,8 +239,8 @@ class Step:
         """Write what moves of a live job."""
         self.run(
             "live_save", e.state, e.gate, e.flow, e.inbox, e.lane, e.rank, e.granted, e.granted_at, e.arrival, e.due,
-            e.session, e.claim, e.binding, e.fence, e.attempt, e.crashes, e.suspect, e.cancel, e.refused, e.paid,
-            e.started_at, e.seq,
+            e.expires_at, e.session, e.claim, e.binding, e.fence, e.attempt, e.crashes, e.suspect, e.cancel, e.refused,
+            e.paid, e.started_at, e.returns, e.seq,
         )  # fmt: skip
 
     def count(self, queue: int, class_: int, column: int, by: int = 1) -> None:

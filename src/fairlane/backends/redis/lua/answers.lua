@@ -1,0 +1,55 @@
+-- What a worker is answered: how many of the jobs it could start fit into the answer, and what it is told of each.
+
+local PAGE = 16 -- of jobs whose content is looked at to see how many fit; each page is four times as long as the one before
+
+-- The content of jobs and their headers.
+local function contents_of(members)
+    if S.has_headers == nil then
+        S.has_headers = redis.call('EXISTS', S.p .. 'headers') == 1
+    end
+    return writes.hmget(S.p .. 'job', members), S.has_headers and writes.hmget(S.p .. 'headers', members) or {}
+end
+
+-- How many of these jobs the answer can carry: the first that would exceed its bytes ends the claim, unless it is the only one. Their
+-- content is kept for the answer, in the order in which they start.
+function answers.fitting(c, members)
+    local count, kept, kept_headers, total = #members, c.bodies, c.headers, c.bytes
+    local at, from, length = #kept, 1, PAGE
+    while from <= count do
+        local page = members
+        if from > 1 or count > length then
+            page = { unpack(members, from, math.min(from + length - 1, count)) }
+        end
+        local bodies, headers = contents_of(page)
+        for i = 1, #page do
+            local body, header = bodies[i] or '', headers[i] or ''
+            total = total + #body + #header
+            if total > c.most_bytes and at > 0 then
+                c.full = true
+                return from + i - 2
+            end
+            at = at + 1
+            kept[at], kept_headers[at], c.bytes = body, header, total
+        end
+        from, length = from + #page, 4 * length
+    end
+    return count
+end
+
+-- What a worker is told of jobs that it has claimed: three parts of each, the content, the headers, and the ticket, or a list
+-- where there is none. `members`: their numbers.
+function answers.told_of(members, told, bodies, headers)
+    local answer = {}
+    if not bodies then
+        bodies, headers = contents_of(members)
+    end
+    for i, each in ipairs(told) do
+        answer[3 * i - 2], answer[3 * i - 1], answer[3 * i] = bodies[i] or '', headers[i] or '', each
+    end
+    return answer
+end
+
+function answers.told(e)
+    return pack({ e.id, e.fence, e.attempt, e.class, e.suspect and true or false, e.lane and true or false, e.kind or 'job',
+        e.started_at })
+end

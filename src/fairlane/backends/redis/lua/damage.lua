@@ -1,0 +1,128 @@
+-- Jobs whose records are missing or cannot be read: a disk, an operator or another version's bug can damage any of them. Such a
+-- job ends as failed, with as much of its record as is left, and holds up nobody.
+
+local MOST_SCANNED = 100 -- pages of ids that are looked through for the one of a job
+local TOLD = 'the stored record cannot be read (record: it is missing or damaged)'
+
+-- A value out of bytes; nil when they are none.
+function damage.unpacked(raw)
+    local done, value = pcall(unpacked, raw)
+    if done then
+        return value
+    end
+    return nil
+end
+
+-- A live job out of its record; nil when that cannot be read.
+function damage.entry(raw, seq)
+    local done, e = pcall(entries.read, raw, seq)
+    return done and type(e) == 'table' and e.id and e.queue and e.class and e.state and e or nil
+end
+
+-- The id of a job by its number. If it is not found soon, one that stands for it.
+local function id_of(member)
+    local cursor = '0'
+    for _ = 1, MOST_SCANNED do
+        local found = call('HSCAN', S.p .. 'id', cursor, 'COUNT', 1000)
+        for i = 1, #found[2], 2 do
+            if found[2][i + 1] == member then
+                return found[2][i]
+            end
+        end
+        cursor = found[1]
+        if cursor == '0' then
+            break
+        end
+    end
+    local id = 'lost-' .. member
+    writes.hset(S.p .. 'id', id, member)
+    return id
+end
+
+-- What the content of a job says of it first, see `requests.Content`: task, queue, kind, class, lane. What follows has bytes, which
+-- cannot be read here. Before it stand the time and the head of a list, of 8 and 3 bytes.
+local function content_of(member)
+    local raw = writes.hget(S.p .. 'job', member)
+    local done, _, content = pcall(cmsgpack.unpack_one, '\149' .. sub(raw or '', 12))
+    return done and type(content) == 'table' and content or {}
+end
+
+-- Behind the bytes that begin at an offset, or the nil in their place.
+local function skip_bytes(raw, at)
+    local kind, a, b, c, d = string.byte(raw, at + 1, at + 5)
+    if kind == 0xc0 then
+        return at + 1
+    elseif kind == 0xc4 then
+        return at + 2 + a
+    elseif kind == 0xc5 then
+        return at + 3 + a * 256 + b
+    end
+    return at + 5 + ((a * 256 + b) * 256 + c) * 256 + d
+end
+
+-- The unique value in the content of a job: behind six fields, its payload, retries, back-off and timeout.
+local function read_unique(raw)
+    local content = sub(raw, 12)
+    local at = skip_bytes(content, (cmsgpack.unpack_limit(content, 6)))
+    at = skip_bytes(content, (cmsgpack.unpack_limit(content, 1, at)))
+    local _, _, value = cmsgpack.unpack_limit(content, 2, at)
+    return value
+end
+
+-- The task and the unique value that a job holds, found by its content, or else among all that are held; nil when it holds none,
+-- or it is not found soon.
+local function unique_of(member, task)
+    local done, value = pcall(read_unique, writes.hget(S.p .. 'job', member) or '')
+    if done and task then
+        return task, type(value) == 'string' and value or nil
+    end
+    local cursor = '0'
+    for _ = 1, MOST_SCANNED do
+        local found = call('HSCAN', S.p .. 'unique', cursor, 'COUNT', 1000)
+        for i = 1, #found[2], 2 do
+            local holder = damage.unpacked(found[2][i + 1])
+            if type(holder) == 'table' and holder.seq == tonumber(member) then
+                return string.match(found[2][i], '^(%Z*)%z(.*)$')
+            end
+        end
+        cursor = found[1]
+        if cursor == '0' then
+            break
+        end
+    end
+    return nil
+end
+
+-- End a live job whose record cannot be read. `known`: what its place says of it: queue, class, lane_key, inbox, arrival, state,
+-- flow, granted, lane, rank, session, and sets, where else it is.
+function damage.fail(seq, known)
+    local member = writes.text(tonumber(seq))
+    for _, set in ipairs(known.sets or {}) do
+        writes.zrem(set, member)
+    end
+    local content = content_of(member)
+    local queue = not known.queue and content[2] and catalog.known(content[2])
+    local number = known.queue or queue and queue.number
+    if not number or writes.hget(S.p .. 'outcome', member) then
+        writes.hdel(S.live, member)
+        return
+    end
+    local e = {
+        seq = tonumber(member), id = id_of(member), task = content[1] or 'lost', queue = number, class = known.class or content[4] or 1,
+        lane_key = known.lane_key or content[5] or nil, inbox = known.inbox, state = known.state or PENDING,
+        flow = known.flow, granted = known.granted, lane = known.lane, rank = known.rank, arrival = known.arrival,
+        session = known.session,
+    }
+    local task, value = unique_of(member, content[1])
+    if value then
+        e.task, e.uniq = task, value
+    end
+    local limited = e.state == RUNNING and e.lane_key and step.lane(number, e.lane_key)
+    if limited then
+        -- What runs in a limited lane has one of its places.
+        e.lane, e.granted, e.rank = true, true, entries.rank(limited.ordered, e.class)
+    end
+    entries.adopt(e)
+    outcomes.finish(e, FAILED, { reason = 'bad_payload', error = TOLD, group = 'bad_payload' })
+    S.damaged[#S.damaged + 1] = e.id
+end

@@ -1,0 +1,284 @@
+"""One lock among all processes that write a file: a POSIX record lock, which belongs to a process and to nothing else.
+
+So the kernel frees it when its holder dies, however many children the holder has forked, and by whatever means: unlike
+`flock`, whose lock lives on in every copy of the descriptor. It also needs the right to write the file, and the kernel
+tells who holds it. The price is known from SQLite, which locks in the same way: closing any descriptor of the file
+gives the lock up. So a process has one descriptor for each lock file, shared by all its stores, and threads take their
+turns in the order they came.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from ...errors import StoreReadOnly, StoreUnavailable
+from .alarms import ALARMS
+
+WAIT_SECONDS = 10.0
+"""How long a call waits for the lock: twice as long as the transaction of a body may keep it."""
+LOOKS_APART = 0.002
+PRIVATE = 0o600
+MOST_WORDS = 4
+Late = Callable[[StoreUnavailable], None]
+"""Called in another thread, every second from the deadline on, as long as the lock is waited for."""
+
+
+class _Turns:
+    """A lock among threads that is given to them in the order they came, and may be released by any of them."""
+
+    __slots__ = ("_mutex", "_taken", "_waiting")
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._taken = False
+        self._waiting: deque[threading.Lock] = deque()
+
+    def take(self, timeout: float = -1) -> bool:
+        with self._mutex:
+            if not self._taken:
+                self._taken = True
+                return True
+            mine = threading.Lock()
+            mine.acquire()
+            self._waiting.append(mine)
+        if mine.acquire(timeout=timeout):
+            return True
+        with self._mutex:
+            if mine not in self._waiting:
+                return True  # it was handed over at the last moment
+            self._waiting.remove(mine)
+            return False
+
+    def pass_on(self) -> None:
+        with self._mutex:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._taken = False
+
+
+class _Shared:
+    """What all locks of a process on one file have in common."""
+
+    __slots__ = ("descriptors", "turns", "users")
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+        self.turns = _Turns()
+        self.users = 0
+
+
+class _Files:
+    """The lock files of this process, by device and number: a file may have several names."""
+
+    def __init__(self) -> None:
+        self._door = threading.Lock()
+        self._files: dict[tuple[int, int], _Shared] = {}
+        os.register_at_fork(after_in_child=self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        """The locks belong to the parent. Closing our copies of the descriptors does not touch them."""
+        self._door = threading.Lock()
+        files, self._files = self._files, {}
+        for shared in files.values():
+            for descriptor in shared.descriptors:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+
+    def use(self, path: Path) -> _Shared:
+        with self._door:
+            shared = self._known(path)
+            if shared is None:
+                descriptor = _open(path)
+                found = os.fstat(descriptor)
+                shared = self._files.setdefault((found.st_dev, found.st_ino), _Shared())
+                shared.descriptors.append(descriptor)
+            shared.users += 1
+            return shared
+
+    def _known(self, path: Path) -> _Shared | None:
+        with contextlib.suppress(OSError):
+            found = path.stat()
+            return self._files.get((found.st_dev, found.st_ino))
+        return None
+
+    def leave(self, shared: _Shared) -> None:
+        with self._door:
+            shared.users -= 1
+            if shared.users:
+                return
+            self._files = {key: each for key, each in self._files.items() if each is not shared}
+            for descriptor in shared.descriptors:
+                os.close(descriptor)
+
+
+_FILES = _Files()
+
+
+class FileLock:
+    """The lock of one file. Threads may share it; whatever is held is released before it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._shared = _FILES.use(path)
+        self._pid = os.getpid()
+        self._closed = False
+
+    @classmethod
+    def of(cls, database: Path) -> FileLock:
+        """The lock that the writers of a database take."""
+        return cls(database.with_name(database.name + "-lock"))
+
+    def __enter__(self) -> None:
+        """Take it. Raises `StoreUnavailable`, which names the holder, when it is not free in time."""
+        ends = time.monotonic() + WAIT_SECONDS
+        if not self._shared.turns.take(WAIT_SECONDS):
+            raise self.taken(mine=True)
+        try:
+            while not self._try():
+                if time.monotonic() > ends:
+                    raise self.taken()
+                time.sleep(LOOKS_APART)
+        except BaseException:
+            self._shared.turns.pass_on()
+            raise
+
+    def acquire(self, late: Late) -> None:
+        """Take it, however long that lasts: in the kernel's queue, where no other process can go before for ever.
+
+        A thread in that queue cannot be called back, so `late` is told when the deadline is over.
+        """
+        turns = self._shared.turns
+        if turns.take(0):
+            got = False
+            try:
+                got = self._try()
+            finally:
+                if not got:
+                    turns.pass_on()
+            if got:
+                return
+
+        def complain() -> float:
+            late(self.taken())
+            return 1.0
+
+        alarm = ALARMS.set(WAIT_SECONDS, complain)
+        try:
+            turns.take()
+            try:
+                self._wait()
+            except BaseException:
+                turns.pass_on()
+                raise
+        finally:
+            alarm.cancel()
+
+    def release(self) -> None:
+        """Give it up. In the child of a fork this does nothing: the lock is the parent's."""
+        if self._pid == os.getpid():
+            try:
+                fcntl.lockf(self._shared.descriptors[0], fcntl.LOCK_UN)
+            finally:
+                self._shared.turns.pass_on()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def close(self) -> None:
+        """Let go of the file, which must not be locked by this object any more."""
+        if not self._closed and self._pid == os.getpid():
+            self._closed = True
+            _FILES.leave(self._shared)
+
+    def taken(self, *, mine: bool = False) -> StoreUnavailable:
+        """The error of a wait that was too long."""
+        holder = None if mine else self._holder()
+        who = "another thread of this process" if mine or holder is None else _described(holder)
+        return StoreUnavailable(
+            f"{self._path} was locked for more than {WAIT_SECONDS:g} s by {who}. Nothing was stored. Let the holder go "
+            "on or end it: the lock ends with its process."
+        )
+
+    def _try(self) -> bool:
+        try:
+            fcntl.lockf(self._shared.descriptors[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return False
+        except OSError as exc:
+            raise StoreUnavailable(f"{self._path} cannot be locked: {exc.strerror}") from exc
+        return True
+
+    def _wait(self) -> None:
+        while True:
+            try:
+                fcntl.lockf(self._shared.descriptors[0], fcntl.LOCK_EX)
+            except OSError as exc:
+                if exc.errno != errno.EDEADLK:
+                    raise StoreUnavailable(f"{self._path} cannot be locked: {exc.strerror}") from exc
+                # The kernel knows processes, not threads: two that use two files each may look like a deadlock.
+                time.sleep(LOOKS_APART)
+            else:
+                return
+
+    def _holder(self) -> int | None:
+        """The process that has the lock; 0: one that cannot be seen from here, None: nobody else."""
+        if sys.platform != "linux":
+            return 0
+        form = "hhqqi0q"
+        asked = struct.pack(form, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        try:
+            kind, _, _, _, pid = struct.unpack(form, fcntl.fcntl(self._shared.descriptors[0], fcntl.F_GETLK, asked))
+        except OSError:
+            return 0
+        return None if kind == fcntl.F_UNLCK else int(pid)
+
+
+def _open(path: Path) -> int:
+    database = path.with_name(path.name.removesuffix("-lock"))
+    try:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE)
+        except FileExistsError:
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+        with contextlib.suppress(OSError):
+            # As SQLite does with its log: a user who may write the database may lock it too.
+            os.fchmod(descriptor, database.stat().st_mode & 0o666)
+        return descriptor
+    except OSError as exc:
+        if isinstance(exc, PermissionError) or "read-only" in str(exc).lower():
+            raise StoreReadOnly(
+                f"{path} cannot be written: {exc.strerror}. Check the permissions of its folder."
+            ) from exc
+        if isinstance(exc, FileNotFoundError | NotADirectoryError):
+            # Not for good: a disk may be mounted there in a moment.
+            raise StoreUnavailable(f"the folder {path.parent} is not there; make it, or give another URL") from exc
+        raise StoreUnavailable(f"{path} cannot be opened: {exc.strerror}") from exc
+
+
+def _described(pid: int) -> str:
+    """A process in words. Of its command only what cannot be a secret: nothing from the first option or URL on."""
+    if not pid:
+        return "a process that cannot be seen from here"
+    words: list[str] = []
+    stopped = ""
+    with contextlib.suppress(OSError):
+        place = Path(f"/proc/{pid}")
+        for word in place.joinpath("cmdline").read_text(errors="replace").split("\0")[:MOST_WORDS]:
+            if not word.isprintable() or word.startswith("--") or "://" in word or "=" in word:
+                break
+            words.append(word)
+        if place.joinpath("stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt":
+            stopped = ", which is stopped"
+    command = " ".join(words).strip()[:80]
+    return f"process {pid}{f' ({command})' if command else ''}{stopped}"

@@ -1,0 +1,136 @@
+"""Commands that show what an application does: ``tasks``, and by the store ``schedules``."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from typing import Any
+
+import click
+import msgspec
+from rich.text import Text
+
+from ..schedule import FORGOTTEN_SECONDS, StoredSchedule, Timetable
+from ..session import SessionKind, SessionState
+from ..task import Task
+from . import display, records
+from .command import Command, json_option, run, store_options
+from .display import plain
+from .target import Target
+
+REDECLARED_SECONDS = 2 * 3_600.0
+"""A live worker declares its schedules every hour, so one that was not for twice as long has none."""
+
+
+@click.command("tasks", cls=Command)
+@store_options
+@json_option
+def tasks_command(app_name: str | None, url: str | None, as_json: bool) -> None:
+    """List the tasks of an application: queue, lane, retries, timeout, schedule, arguments."""
+    target = Target(app_name, url)
+    target.demand_code()
+    tasks = sorted(target.app.registry, key=lambda task: task.name)
+    if as_json:
+        display.show_json({"app": app_name, "tasks": [task_record(task) for task in tasks]})
+        return
+    rows = [
+        (
+            plain(task.name, "bold"),
+            plain(task.queue),
+            plain(task.lane),
+            display.number(task.usual.retries),
+            plain(None if task.usual.timeout is None else display.duration(task.usual.timeout)),
+            plain(None if task.timetable is None else timetable_text(task.timetable)),
+            plain(signature(task)),
+        )
+        for task in tasks
+    ]
+    columns = ("task", "queue", "lane", ">retries", ">timeout", "schedule", "arguments")
+    display.show(display.table(columns, rows) if rows else plain(f"no tasks in {app_name}", "dim"))
+
+
+def task_record(task: Task[..., Any]) -> records.Record:
+    """A task as a document."""
+    usual = task.usual
+    return {
+        "name": task.name,
+        "queue": task.queue,
+        "lane": task.lane,
+        "priority": usual.priority.label,
+        "retries": usual.retries,
+        "timeout": usual.timeout,
+        "schedule": None if task.timetable is None else msgspec.to_builtins(task.timetable),
+        "isolate": task.isolate,
+        "signature": signature(task),
+        "module": task.module,
+    }
+
+
+def signature(task: Task[..., Any]) -> str:
+    """What it takes and returns, as its function is written."""
+    return str(inspect.signature(task.function))
+
+
+def timetable_text(timetable: Timetable) -> str:
+    """When it runs."""
+    if timetable.every is not None:
+        return f"every {display.duration(timetable.every)}"
+    zone = "" if timetable.timezone == "UTC" else f" {timetable.timezone}"
+    return f"{timetable.cron}{zone}"
+
+
+@click.command("schedules", cls=Command)
+@store_options
+@json_option
+def schedules_command(app_name: str | None, url: str | None, as_json: bool) -> None:
+    """List the schedules: timetable, next and last run, and whether a live worker declares them."""
+
+    async def work(target: Target) -> None:
+        async with target.client() as client:
+            schedules = await client.schedules()
+            sessions = await client.sessions()
+        served = any(s.kind is SessionKind.WORKER and s.state is SessionState.LIVE for s in sessions)
+        now = time.time()
+        found = [schedule_record(each, served, now) for each in schedules]
+        if as_json:
+            display.show_json({"store": target.shown_url, "schedules": found})
+            return
+        rows = [
+            (
+                plain(record["name"], "bold"),
+                plain(timetable_text(each.schedule.timetable)),
+                Text(display.ago(record["next"], now)),
+                Text(display.ago(record["last"], now)),
+                _status(record, now),
+            )
+            for each, record in zip(schedules, found, strict=True)
+        ]
+        columns = ("schedule", "timetable", "next", "last", "declared")
+        display.show(display.table(columns, rows) if rows else display.nothing("no schedules", target.shown_url))
+
+    run(work(Target(app_name, url)))
+
+
+def schedule_record(each: StoredSchedule, served: bool, now: float) -> records.Record:
+    """A schedule as a document. `live`: a worker that lives declares it."""
+    age = now - each.declared_at
+    return {
+        "name": each.schedule.name,
+        "timetable": msgspec.to_builtins(each.schedule.timetable),
+        "next": each.next_slot(now),
+        "last": each.last_slot,
+        "stored_at": each.stored_at,
+        "declared_at": each.declared_at,
+        "live": served and age <= REDECLARED_SECONDS,
+        "stopped": age > FORGOTTEN_SECONDS,
+    }
+
+
+def _status(record: records.Record, now: float) -> Text:
+    age = display.ago(record["declared_at"], now)
+    if record["stopped"]:
+        return Text(f"{age}; stopped, because no worker declares it", style="bold red")
+    if not record["live"]:
+        left = display.duration(record["declared_at"] + FORGOTTEN_SECONDS - now)
+        return Text(f"{age}, by no live worker; stops in {left}", style="yellow")
+    return Text(age, style="dim")

@@ -1,0 +1,118 @@
+"""The command ``limit``: shows how many jobs of a queue and of its lanes run at once, and overrides it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+from rich.console import RenderableType
+from rich.text import Text
+
+from ..errors import InvalidInput, NotFound
+from ..lanes import terms
+from ..names import shown
+from ..reading import QueueReading
+from . import display, records
+from .command import Command, json_option, run, store_options
+from .display import plain
+from .target import Target, Use
+
+NO_LIMIT = "none"
+
+
+class Limit(click.ParamType[int | str]):
+    """A whole number, or ``none``."""
+
+    name = "limit"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """The number, or the word."""
+        text = str(value).strip().lower()
+        if text == NO_LIMIT:
+            return text
+        if not text.isdecimal():
+            self.fail(f"{value!r} is neither a whole number nor 'none'", param, ctx)
+        return int(text)
+
+
+@click.command("limit", cls=Command)
+@click.argument("queue")
+@click.argument("limit", metavar="[N]", type=Limit(), required=False)
+@click.option("--lane", metavar="PATTERN", help="The lanes that match: a key, or its beginning and *.")
+@click.option("--clear", is_flag=True, help="Let the declared limit count again.")
+@store_options
+@json_option
+def limit_command(
+    queue: str,
+    limit: int | str | None,
+    lane: str | None,
+    clear: bool,
+    app_name: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Show how many jobs of QUEUE run at once, or override it by N; `none` lets as many run as there are slots."""
+    if clear and limit is not None:
+        raise InvalidInput("--clear", "takes an override back; give either it or a number")
+    changes = clear or limit is not None
+
+    async def work(target: Target) -> None:
+        async with target.client() as client:
+            if clear:
+                await client.clear_limit(queue, lane=lane)
+            elif limit is not None:
+                await client.set_limit(queue, limit if isinstance(limit, int) else None, lane=lane)
+            reading = next((each for each in await client.queues() if each.name == queue), None)
+        if reading is None:
+            raise NotFound(f"there is no queue {shown(queue)} in {target.shown_url}")
+        rows = limit_records(reading)
+        if lane is not None:
+            rows = [row for row in rows if row["lane"] == lane]
+        if as_json:
+            display.show_json({"store": target.shown_url, "queue": queue, "limits": rows})
+        elif rows:
+            display.show(limit_table(rows))
+        else:
+            display.show(display.nothing(f"no limit for lane {lane} of queue {queue}", target.shown_url))
+
+    run(work(Target(app_name, url, Use.CHANGE if changes else Use.READ)))
+
+
+def limit_records(queue: QueueReading) -> list[records.Record]:
+    """The limit of a queue, and of each pattern of its lanes: as declared, as overridden, and as it counts."""
+    laid_over = queue.override
+    whole = laid_over is not None and laid_over.limit is not msgspec.UNSET
+    found = [_record(None, queue.declared.limit, whole, queue.settings.limit, queue.settings.paused)]
+    declared = {rule.pattern: rule for rule in queue.declared.lanes}
+    overridden = {rule.pattern: rule for rule in (() if laid_over is None else laid_over.lanes)}
+    for pattern in sorted({*declared, *overridden}):
+        known, over = declared.get(pattern), overridden.get(pattern)
+        counts = over or known
+        assert counts is not None
+        limit = terms(queue.declared, pattern).limit
+        found.append(_record(pattern, limit, over is not None and over.limit != limit, counts.limit, counts.paused))
+    return found
+
+
+def _record(
+    lane: str | None, declared: int | None, overridden: bool, limit: int | None, paused: bool
+) -> records.Record:
+    return {"lane": lane, "declared": declared, "overridden": overridden, "limit": limit, "paused": paused}
+
+
+def limit_table(rows: list[records.Record]) -> RenderableType:
+    """Limits below each other."""
+    return display.table(
+        ("|lanes", ">declared", ">override", ">in force", "note"),
+        [
+            (
+                plain(row["lane"]) if row["lane"] is not None else Text("(whole queue)", style="dim"),
+                plain(row["declared"] or NO_LIMIT),
+                plain((row["limit"] or NO_LIMIT) if row["overridden"] else None, "yellow"),
+                plain(row["limit"] or NO_LIMIT, "bold"),
+                Text("paused", style="bold yellow") if row["paused"] else Text(""),
+            )
+            for row in rows
+        ],
+    )

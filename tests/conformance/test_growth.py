@@ -1,0 +1,131 @@
+"""Verbs that take many jobs at once cost as many times more as there are more jobs, and no more than that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from fairlane.job import JobKind, JobState
+from fairlane.settings import LaneRule
+
+from .kit import Kit
+from .runs import bulk
+
+pytestmark = pytest.mark.alone
+FEW = 600
+TIMES = 4
+SLACK = 0.3
+"""Seconds that a busy machine may add."""
+
+Action = Callable[[], Awaitable[Any]]
+
+
+async def _cancel_in_a_lane(kit: Kit, count: int, **fields: Any) -> Action:
+    answers = await kit.enqueue_all(bulk(kit, "model", count, **fields))
+
+    async def act() -> None:
+        assert set(await kit.store.cancel([answer.id for answer in answers])) == {JobState.CANCELLED}
+
+    return act
+
+
+async def _cancel_in_a_narrow_lane(kit: Kit, count: int) -> Action:
+    await kit.settings("default", LaneRule(pattern="model", limit=1))
+    return await _cancel_in_a_lane(kit, count)
+
+
+async def _cancel_in_a_wide_lane(kit: Kit, count: int) -> Action:
+    await kit.settings("default", LaneRule(pattern="model", limit=200))
+    return await _cancel_in_a_lane(kit, count)
+
+
+async def _cancel_sticky(kit: Kit, count: int) -> Action:
+    await kit.settings("default", LaneRule(pattern="model", limit=1))
+    await kit.worker()
+    return await _cancel_in_a_lane(kit, count, sticky="plan")
+
+
+async def _cancel_unique(kit: Kit, count: int) -> Action:
+    await kit.settings("default", LaneRule(pattern="model", limit=1))
+    jobs = [kit.new(lane="model", unique=f"value-{number}") for number in range(count)]
+    answers = await kit.enqueue_all(jobs)
+    return lambda: kit.store.cancel([answer.id for answer in answers])
+
+
+async def _cancel_backwards(kit: Kit, count: int) -> Action:
+    await kit.settings("default", LaneRule(pattern="model", limit=1))
+    answers = await kit.enqueue_all(bulk(kit, "model", count))
+    return lambda: kit.store.cancel([answer.id for answer in reversed(answers)])
+
+
+async def _expire(kit: Kit, count: int) -> Action:
+    await kit.settings("default", LaneRule(pattern="model", limit=2))
+    await kit.enqueue_all(bulk(kit, "model", count, expires=5.0))
+    kit.clock.advance(6)
+
+    async def act() -> None:
+        expired = 0
+        while expired < count:
+            expired += (await kit.store.promote()).expired
+
+    return act
+
+
+async def _lower_a_limit(kit: Kit, count: int) -> Action:
+    await kit.settings("default", LaneRule(pattern="model", limit=count), version=1)
+    await kit.enqueue_all(bulk(kit, "model", count))
+    return lambda: kit.settings("default", LaneRule(pattern="model", limit=1), version=2)
+
+
+async def _raise_a_limit(kit: Kit, count: int) -> Action:
+    await kit.settings("default", LaneRule(pattern="model", limit=1), version=1)
+    await kit.enqueue_all(bulk(kit, "model", count))
+    return lambda: kit.settings("default", LaneRule(pattern="model", limit=count), version=2)
+
+
+async def _release(kit: Kit, count: int) -> Action:
+    await kit.worker()
+    answers = await kit.enqueue_all(bulk(kit, "model", count, sticky="plan"))
+
+    async def act() -> None:
+        await kit.store.release("default", "plan", kit.new(kind=JobKind.CLEANUP))
+        await kit.store.cancel([answer.id for answer in answers])
+
+    return act
+
+
+@pytest.mark.parametrize(
+    "prepared",
+    [
+        _cancel_in_a_narrow_lane, _cancel_in_a_wide_lane, _cancel_sticky, _cancel_unique, _cancel_backwards, _expire,
+        _lower_a_limit, _raise_a_limit, _release,
+    ],
+    ids=lambda prepared: prepared.__name__.strip("_"),
+)  # fmt: skip
+async def test_four_times_the_jobs_cost_no_more_than_twice_that(
+    kit: Kit, prepared: Callable[[Kit, int], Awaitable[Action]]
+) -> None:
+    few = await _seconds(await prepared(kit, FEW))
+    many = await _seconds(await prepared(kit, TIMES * FEW))
+    assert many <= 2 * TIMES * few + SLACK, f"{FEW} took {few:.2f} s, {TIMES} times as many {many:.2f} s"
+    assert (await kit.store.recount()).differences == ()
+
+
+async def _seconds(action: Action) -> float:
+    began = time.perf_counter()
+    await action()
+    return time.perf_counter() - began
+
+
+async def test_cancelling_a_broadcast_costs_as_much_as_its_copies(kit: Kit) -> None:
+    for index in range(150):
+        await kit.worker(index=index, lease=1_000.0)
+    parent = await kit.enqueue(kind=JobKind.BROADCAST)
+    took = await _seconds(lambda: kit.store.cancel([parent]))
+    [job] = await kit.store.get([parent])
+    assert job is not None
+    assert job.state is JobState.CANCELLED
+    assert took < 1.0, f"{took:.2f} s"

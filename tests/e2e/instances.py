@@ -1,0 +1,72 @@
+"""Instances of the application behind HTTP, as a caller sees them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import httpx
+
+from fairlane.http import AsyncClient
+
+from .fleet import Process
+from .world import World
+
+ADDRESS = re.compile(r"running on (http://127\.0\.0\.1:\d+)")
+THREE = {"MAX_CONCURRENT_TASKS": "3", "HIGH_PRIORITY_RESERVED": "1"}
+
+
+class Site:
+    """One instance: its process, its address, and clients of both APIs."""
+
+    def __init__(self, process: Process, address: str) -> None:
+        self.process = process
+        self.address = address
+        self.http = httpx.AsyncClient(base_url=address, timeout=30.0)
+        self.client = AsyncClient(address, timeout=30.0)
+
+    async def submit(self, priority: str | None = None) -> str:
+        """Submit a job by the old API."""
+        answer = await self.http.get("/task", params={} if priority is None else {"priority": priority})
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["id"])
+
+    async def status(self, id: str) -> dict[str, Any]:
+        """What the old API says of a job."""
+        answer = await self.http.get(f"/task/{id}")
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.http.aclose()
+        await self.client.close()
+
+
+async def started(world: World, *processes: Process) -> list[Site]:
+    """Wait until instances claim and listen."""
+    await world.ready(*processes)
+
+    async def listening() -> list[Site] | None:
+        found = [ADDRESS.search(process.output.read_text()) for process in processes]
+        if not all(found):
+            return None
+        return [Site(process, match[1]) for process, match in zip(processes, found, strict=True) if match]
+
+    sites = await world.until(listening, "the instances listen")
+    assert sites is not None
+    return sites
+
+
+@contextlib.asynccontextmanager
+async def sites(world: World, count: int = 1, env: Mapping[str, str] = THREE) -> AsyncIterator[list[Site]]:
+    """So many instances."""
+    found = await started(world, *(world.fleet.instance(name=f"web{number}", env=env) for number in range(count)))
+    try:
+        yield found
+    finally:
+        for site in found:
+            await site.close()
