@@ -1,0 +1,141 @@
+"""The command ``tokens``: lists, makes and revokes the access tokens of the HTTP service."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, TypedDict, Unpack
+
+import click
+from rich.text import Text
+
+from ..errors import InvalidInput
+from ..tokens import AccessToken, Scope
+from . import display, records
+from .command import Command, json_option, run, store_options
+from .display import plain
+from .selection import Age
+from .target import Target, Use
+
+NEW, REVOKE = "new", "revoke"
+USES = {None: Use.READ, NEW: Use.MAKE, REVOKE: Use.CHANGE}
+
+
+class TokenOptions(TypedDict):
+    """What a new token is given."""
+
+    scopes: tuple[str, ...]
+    queues: tuple[str, ...]
+    lane_prefix: str | None
+    expires: float | None
+
+
+@click.command("tokens", cls=Command)
+@click.argument("action", metavar="[new|revoke]", type=click.Choice([NEW, REVOKE]), required=False)
+@click.argument("subject", metavar="[NAME|ID]", required=False)
+@click.option(
+    "--scope",
+    "scopes",
+    type=click.Choice([scope.value for scope in Scope]),
+    multiple=True,
+    help="What it allows; repeatable.",
+)
+@click.option("--queue", "-q", "queues", multiple=True, help="Only this queue; repeatable.")
+@click.option("--lane-prefix", metavar="PREFIX", help="Only lanes such as user:ann, or all that begin with user:.")
+@click.option("--expires", type=Age(), metavar="AGE", help="For how long it is valid: 90s, 2h, 30d.")
+@store_options
+@json_option
+def tokens_command(
+    action: str | None,
+    subject: str | None,
+    app_name: str | None,
+    url: str | None,
+    as_json: bool,
+    **given: Unpack[TokenOptions],
+) -> None:
+    """List the tokens of the HTTP service, make one (new NAME), or revoke one (revoke ID)."""
+    if action is not None and subject is None:
+        raise InvalidInput(action, "say which: fairlane tokens new NAME, or fairlane tokens revoke ID")
+    if action != NEW and any(given.values()):
+        raise InvalidInput("--scope", "and the other options of a token go with fairlane tokens new NAME")
+    if action == NEW and not given["scopes"]:
+        raise InvalidInput("--scope", f"say what the token is for: one or more of {', '.join(Scope)}")
+    target = Target(app_name, url, USES[action])
+    if subject is None:
+        run(_list(target, as_json))
+    elif action == NEW:
+        run(_make(target, subject, given, as_json))
+    else:
+        run(_revoke(target, subject, as_json))
+
+
+async def _list(target: Target, as_json: bool) -> None:
+    async with target.client() as client:
+        tokens = await client.tokens()
+    now = time.time()
+    if as_json:
+        display.show_json({"store": target.shown_url, "tokens": [token_record(token, now) for token in tokens]})
+        return
+    rows = [
+        (
+            plain(token.id, "bold"),
+            plain(token.name),
+            plain(" ".join(token.scopes)),
+            plain(None if token.queues is None else " ".join(token.queues)),
+            plain(token.lane_prefix),
+            plain(f"…{token.hint}"),
+            Text(display.ago(token.created_at, now)),
+            _status(token, now),
+        )
+        for token in tokens
+    ]
+    columns = ("|id", "name", "scopes", "queues", "lanes", "|secret", "made", "status")
+    hint = "make one: fairlane tokens new NAME --scope read"
+    display.show(display.table(columns, rows) if rows else display.nothing("no tokens", target.shown_url, hint))
+
+
+def _status(token: AccessToken, now: float) -> Text:
+    if token.revoked_at is not None:
+        return Text(f"revoked {display.ago(token.revoked_at, now)}", style="red")
+    if not token.is_valid(now):
+        return Text(f"expired {display.ago(token.expires_at, now)}", style="yellow")
+    return Text("valid" if token.expires_at is None else f"expires {display.ago(token.expires_at, now)}", style="green")
+
+
+async def _make(target: Target, name: str, given: TokenOptions, as_json: bool) -> None:
+    async with target.client() as client:
+        token, secret = await client.make_token(
+            name, given["scopes"], given["queues"] or None, given["lane_prefix"], given["expires"]
+        )
+    if as_json:
+        record = token_record(token, token.created_at)
+        display.show_json({"store": target.shown_url, "token": record, "secret": secret})
+        return
+    # The secret stands alone on standard output, so that a script can take it from there.
+    click.echo(f"token {token.id} for {' '.join(token.scopes)}; its secret is shown now and never again:", err=True)
+    click.echo(secret)
+
+
+async def _revoke(target: Target, id: str, as_json: bool) -> None:
+    async with target.client() as client:
+        revoked = await client.revoke_token(id)
+    if as_json:
+        display.show_json({"store": target.shown_url, "id": id, "revoked": True, "now": revoked})
+        return
+    display.show(plain(f"token {id} is revoked" if revoked else f"token {id} was revoked before"))
+
+
+def token_record(token: AccessToken, now: float) -> records.Record:
+    """A token as a document, without its digest."""
+    found: dict[str, Any] = {
+        "id": token.id,
+        "name": token.name,
+        "scopes": [scope.value for scope in token.scopes],
+        "queues": None if token.queues is None else list(token.queues),
+        "lane_prefix": token.lane_prefix,
+        "hint": token.hint,
+        "created_at": token.created_at,
+        "expires_at": token.expires_at,
+        "revoked_at": token.revoked_at,
+        "valid": token.is_valid(now),
+    }
+    return found

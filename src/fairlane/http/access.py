@@ -1,0 +1,215 @@
+"""Who calls, and what the caller may do. Deny by default: an operation names the scope that it needs, and a token that
+is bound to queues or to a lane prefix is refused by every operation that does not check these bounds itself.
+
+Tokens are read from the store at most every few seconds, never once per request. Only digests are compared, and in
+constant time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from enum import StrEnum
+
+import msgspec
+from starlette.types import Scope as Connection
+
+from .. import tokens
+from ..errors import FairlaneError
+from ..job import Job, NewJob
+from ..tokens import AccessToken
+from .problems import Problem
+from .settings import HttpSettings
+
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
+FORWARDING = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"})
+"""Headers of a proxy: the request came from another machine although its address is this one's."""
+
+
+class Scope(StrEnum):
+    """What a token may do. `admin` includes the others, and `operate` includes `read`."""
+
+    PUBLIC = "public"
+    """Of operations: no token is needed."""
+    READ = "read"
+    ENQUEUE = "enqueue"
+    OPERATE = "operate"
+    ADMIN = "admin"
+
+
+ReadTokens = Callable[[], Awaitable[Sequence[AccessToken]]]
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """The sender of a request: a token, or this machine while no token exists."""
+
+    id: str
+    token: AccessToken | None = None
+    everything: bool = False
+    """Whether it may do everything without a token."""
+
+    @property
+    def bound(self) -> bool:
+        """Whether it may see a part of the store only."""
+        token = self.token
+        return token is not None and (token.queues is not None or token.lane_prefix is not None)
+
+    @property
+    def lane_prefix(self) -> str | None:
+        """What its lanes begin with; None for a caller that is not bound to lanes."""
+        return None if self.token is None else self.token.lane_prefix
+
+    def may(self, scope: Scope) -> bool:
+        """Whether it has a scope."""
+        if scope is Scope.PUBLIC or self.everything:
+            return True
+        return self.token is not None and self.token.allows(tokens.Scope(scope.value))
+
+    def covers_queue(self, queue: str) -> bool:
+        """Whether it may use a queue, or lanes of it."""
+        return self.token is None or self.token.covers_queue(queue)
+
+    def covers(self, queue: str, lane: str | None) -> bool:
+        """Whether it may use a lane of a queue."""
+        return self.token is None or (self.token.covers_queue(queue) and self.token.covers_lane(lane))
+
+    def sees(self, job: Job) -> bool:
+        """Whether it may see a job."""
+        return self.covers(job.queue, job.lane)
+
+    def check_new(self, job: NewJob) -> None:
+        """Refuse a job for a queue or lane that is not its own."""
+        self.check(job.queue, job.lane)
+
+    def check(self, queue: str, lane: str | None) -> None:
+        """Refuse a queue or lane that is not its own."""
+        if not self.covers_queue(queue):
+            raise Problem(403, "this token is bound to other queues", field="queue")
+        if not self.covers(queue, lane):
+            raise Problem(403, f"this token is bound to lanes that begin with {self.lane_prefix!r}", field="lane")
+
+    def check_queue(self, queue: str) -> None:
+        """Refuse a whole queue that is not its own."""
+        if self.lane_prefix is not None:
+            raise Problem(403, "this token is bound to lanes, not to a whole queue; name a lane", field="lane")
+        self.check(queue, None)
+
+
+LOCAL = Caller(id="local", everything=True)
+NOBODY = Caller(id="anonymous")
+
+
+class Access:
+    """Finds the caller of a request."""
+
+    def __init__(self, settings: HttpSettings, read: ReadTokens) -> None:
+        self._settings = settings
+        self._read = read
+        self._callers: list[tuple[bytes, Caller]] = []
+        self._read_at = float("-inf")
+        self._demanded = settings.access == "tokens"
+        self._reading = asyncio.Lock()
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the list of tokens may still be used."""
+        return self._settings.access == "open" or time.monotonic() - self._read_at <= self._settings.token_seconds
+
+    def caller(self, scope: Connection, headers: dict[bytes, bytes], needed: Scope) -> Caller:
+        """The caller of a request that may use `needed`; any other one is refused."""
+        if needed is Scope.PUBLIC:
+            return NOBODY
+        if self._settings.access == "open":
+            return LOCAL
+        sent = headers.get(b"authorization")
+        if sent is None and not self._demanded:
+            return _local(scope, headers)
+        caller = self._known(sent)
+        if caller is None:
+            raise Problem(
+                401, "send Authorization: Bearer <token> with a token that is valid; `fairlane tokens` makes one"
+            )
+        if not caller.may(needed):
+            raise Problem(403, f"this token does not have the scope {needed.value!r}")
+        return caller
+
+    async def has_tokens(self) -> bool:
+        """Whether the store has a token."""
+        await self.refresh()
+        return bool(self._callers)
+
+    async def holds(self, caller: Caller) -> bool:
+        """Whether the token of a caller that was let in is still valid, as far as the store can be asked."""
+        if caller.token is None:
+            return True
+        if not self.fresh:
+            with contextlib.suppress(FairlaneError, TimeoutError):
+                async with asyncio.timeout(self._settings.store_seconds):
+                    await self.refresh()
+        return any(known.id == caller.id for _, known in self._callers)
+
+    def _known(self, sent: bytes | None) -> Caller | None:
+        kind, _, secret = (sent or b"").partition(b" ")
+        if kind.lower() != b"bearer" or not secret:
+            return None
+        digest = tokens.digest_of(secret.strip().decode("latin-1"))
+        match: Caller | None = None
+        # All of them, so that the time does not tell which one is close.
+        for known, caller in self._callers:
+            if hmac.compare_digest(known, digest):
+                match = caller
+        return match
+
+    async def refresh(self) -> None:
+        """Read the tokens anew."""
+        began = time.monotonic()
+        async with self._reading:
+            if self._read_at >= began:
+                return
+            found = await self._read()
+            self._callers = [
+                (each.digest, Caller(id=each.id, token=each)) for each in found if each.is_valid(time.time())
+            ]
+            # Once tokens were required they stay so: revoking the last one must not open the service.
+            self._demanded = self._demanded or bool(found)
+            self._read_at = time.monotonic()
+
+
+def _local(scope: Connection, headers: dict[bytes, bytes]) -> Caller:
+    """This machine, if nothing says that the request came from elsewhere."""
+    peer = scope.get("client")
+    local = peer is None or peer[0] in ("127.0.0.1", "::1", "testclient")
+    if not local or not FORWARDING.isdisjoint(headers) or host_name(headers) not in LOCAL_NAMES:
+        raise Problem(401, "a token is required from anywhere but this machine; `fairlane tokens` makes one")
+    return LOCAL
+
+
+def host_name(headers: dict[bytes, bytes]) -> str:
+    """The Host header without its port."""
+    host = headers.get(b"host", b"").decode("latin-1").lower()
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0]
+
+
+def check_host(settings: HttpSettings, headers: dict[bytes, bytes]) -> None:
+    """Refuse a name that is not served here: a page elsewhere may have made its own name lead to this machine."""
+    if settings.hosts is not None and host_name(headers) not in settings.hosts:
+        raise Problem(421, "this service is not addressed by this name; set hosts= to allow it", field="Host")
+
+
+def check_origin(settings: HttpSettings, headers: dict[bytes, bytes]) -> None:
+    """Refuse requests that a page of another site makes a browser send."""
+    origin = headers.get(b"origin")
+    if origin is None:
+        foreign = headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
+        if foreign and headers.get(b"sec-fetch-mode") != b"navigate":
+            raise Problem(403, "pages of other sites may not call; set origins= to allow them", field="Origin")
+        return
+    text = origin.decode("latin-1").lower()
+    own = text.partition("://")[2].encode() == headers.get(b"host", b"").lower()
+    if not own and text not in settings.origins:
+        raise Problem(403, "pages of this origin may not call; set origins= to allow it", field="Origin")

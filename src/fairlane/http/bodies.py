@@ -1,0 +1,119 @@
+"""Reads what a client sends, within bounds: bytes, nesting, time and content type."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.types import Receive
+
+from .problems import Problem
+from .settings import HttpSettings
+
+T = TypeVar("T")
+_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+NESTED = "arrays and objects are nested more than {} deep"
+
+
+class Disconnected(Exception):
+    """The client has gone; nobody reads an answer."""
+
+
+async def chunks(receive: Receive, seconds: float) -> AsyncIterator[bytes]:
+    """The parts of a body as they come, each within so many seconds."""
+    more = True
+    while more:
+        try:
+            async with asyncio.timeout(seconds):
+                message = await receive()
+        except TimeoutError:
+            raise Problem(408, f"nothing of the body came for {seconds:g} s", headers=CLOSE) from None
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        more = message.get("more_body", False)
+        body = message.get("body", b"")
+        if body:
+            yield body
+
+
+CLOSE = ((b"connection", b"close"),)
+
+
+async def read_body(receive: Receive, headers: dict[bytes, bytes], most: int, seconds: float) -> bytes:
+    """The whole body."""
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and int(length) > most:
+        raise _too_large(most)
+    # What most requests are: one message, there already.
+    message = await _first(receive, seconds)
+    if not message.get("more_body", False):
+        body: bytes = message.get("body", b"")
+        if len(body) > most:
+            raise _too_large(most)
+        return body
+    parts = bytearray(message.get("body", b""))
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in chunks(receive, seconds):
+                parts += part
+                if len(parts) > most:
+                    raise _too_large(most)
+    except TimeoutError:
+        raise Problem(408, f"the body took longer than {seconds:g} s", headers=CLOSE) from None
+    return bytes(parts)
+
+
+async def _first(receive: Receive, seconds: float) -> Any:
+    try:
+        async with asyncio.timeout(seconds):
+            message = await receive()
+    except TimeoutError:
+        raise Problem(408, f"nothing of the body came for {seconds:g} s", headers=CLOSE) from None
+    if message["type"] == "http.disconnect":
+        raise Disconnected
+    return message
+
+
+def _too_large(most: int) -> Problem:
+    return Problem(413, f"the body may have {most} bytes at most", headers=CLOSE)
+
+
+def media_type(headers: dict[bytes, bytes]) -> str:
+    """The content type without its parameters."""
+    return headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
+
+
+def check_json(headers: dict[bytes, bytes]) -> None:
+    """Refuse what is not said to be JSON: a form of another site can send any other type without being asked."""
+    if media_type(headers) != "application/json":
+        raise Problem(415, "send the body with Content-Type: application/json", field="Content-Type")
+
+
+def check_nesting(raw: bytes, most: int) -> None:
+    """Refuse JSON whose arrays and objects are nested deeper than `most`."""
+    if raw.count(b"[") + raw.count(b"{") <= most:
+        return
+    depth = 0
+    for token in _TOKENS.finditer(raw):
+        sign = raw[token.start()]
+        if sign in b"[{":
+            depth += 1
+            if depth > most:
+                raise Problem(400, NESTED.format(most))
+        elif sign in b"]}":
+            depth -= 1
+
+
+async def read_json(
+    decoder: msgspec.json.Decoder[T], receive: Receive, headers: dict[bytes, bytes], settings: HttpSettings
+) -> T:
+    """A body as a value of the decoder's type. An empty one is an empty object."""
+    raw = await read_body(receive, headers, settings.body_bytes, settings.body_seconds)
+    if not raw:
+        return decoder.decode(b"{}")
+    check_json(headers)
+    check_nesting(raw, settings.nesting)
+    return decoder.decode(raw)

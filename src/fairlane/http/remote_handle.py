@@ -1,0 +1,239 @@
+"""Handles of jobs behind an HTTP service: the surface of `Handle`, answered by requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from datetime import timedelta
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from ..errors import NotFound, StoreError, StoreUnavailable
+from ..handle import Cancellation, Handle, Position, ReadResult, Update
+from ..job import Attempt, Job, JobKind, JobState, Priority, Reason
+from ..names import check_seconds
+from ..retry import Backoff
+from .transport import ServerEvent, Transport, event_error, path_of
+
+R = TypeVar("R")
+T = TypeVar("T")
+LONG_POLL = 20.0
+"""Seconds for which one request waits for a result. Proxies cut connections that are silent for 30 s and more."""
+RECONNECT = 0.5
+LONGEST_RECONNECT = 5.0
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as the service shows it. What a service does not show has its default."""
+
+    id: str
+    state: JobState
+    task: str = "unknown"
+    queue: str = "default"
+    kind: JobKind = JobKind.JOB
+    reason: Reason | None = None
+    lane: str | None = None
+    priority: str = "normal"
+    cost: float = 1.0
+    payload: msgspec.Raw = msgspec.Raw(b"[[],{}]")
+    retries: int = 0
+    backoff: Backoff = Backoff()
+    timeout: float | None = None
+    unique: str | None = None
+    pool: str = "default"
+    sticky: str | None = None
+    direct: int | None = None
+    worker: str | None = None
+    session: str | None = None
+    attempt: int = 0
+    fence: int = 0
+    arrival: int | None = None
+    retry_of: str | None = None
+    parent: str | None = None
+    enqueued_at: float = 0.0
+    due_at: float | None = None
+    expires_at: float | None = None
+    started_at: float | None = None
+    finished_at: float | None = None
+    cancel_requested: bool = False
+    suspect: bool = False
+    progress: msgspec.Raw = msgspec.Raw(b"null")
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    error: str | None = None
+    error_group: str | None = None
+    attempts: tuple[Attempt, ...] = ()
+    position: Position | None = None
+    why: str | None = None
+    eta: float | None = None
+
+    def job(self) -> Job:
+        """The record."""
+        same = {name: getattr(self, name) for name in Job.__struct_fields__ if hasattr(self, name)}
+        ended = self.state is JobState.COMPLETED
+        return Job(
+            **same
+            | {
+                "priority": Priority.parse(self.priority),
+                "payload": bytes(self.payload),
+                "headers": None,
+                "progress": None if bytes(self.progress) == b"null" else bytes(self.progress),
+                "result": bytes(self.result) if ended else None,
+            }
+        )
+
+
+class Submitted(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a job that was sent."""
+
+    id: str
+    created: bool = True
+
+
+class _Cancelled(msgspec.Struct, frozen=True):
+    answer: Cancellation
+
+
+class RemoteHandle(Handle[R], Generic[R]):
+    """A job behind an HTTP service. `Handle` says what the verbs do."""
+
+    __slots__ = ("_transport",)
+
+    def __init__(self, transport: Transport, id: str, read_result: ReadResult[R], created: bool = True) -> None:
+        self._transport = transport
+        self._id = id
+        self._read_result = read_result
+        self._created = created
+
+    async def job(self) -> Job:
+        return (await self._view()).job()
+
+    async def state(self) -> JobState:
+        return (await self._view()).state
+
+    async def progress(self) -> Any:
+        return msgspec.json.decode((await self._view()).progress)
+
+    async def position(self) -> Position | None:
+        try:
+            return (await self._view()).position
+        except NotFound:
+            return None
+
+    async def eta(self) -> float | None:
+        try:
+            return (await self._view()).eta
+        except NotFound:
+            return None
+
+    async def why(self) -> str:
+        view = await self._view()
+        return view.why or view.state.value
+
+    async def result(self, timeout: float | timedelta | None = None) -> R:
+        # The first look does not wait and tells of an outage at once; what follows waits through it, as the job does.
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        if seconds is not None:
+            check_seconds("timeout", seconds)
+        view = await self._ended(0.0)
+        if view.state.final:
+            return self._outcome(view.job())
+        if seconds == 0:
+            raise TimeoutError(f"job {self._id} is {view.state.value}")
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                return await self._wait()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise TimeoutError(f"job {self._id} has not ended within {seconds:g} s; it goes on") from None
+
+    async def _wait(self) -> R:
+        pause = RECONNECT
+        while True:
+            try:
+                view = await self._ended(LONG_POLL)
+            except StoreUnavailable:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_RECONNECT)
+                continue
+            pause = RECONNECT
+            if view.state.final:
+                return self._outcome(view.job())
+            # A service that is stopping answers at once.
+            await asyncio.sleep(0.05)
+
+    async def _ended(self, wait: float) -> JobView:
+        """The job when it has ended, or as it is after `wait` seconds."""
+        return read((await self._transport.get(path_of("jobs", self._id, "result"), wait=wait)).content, JobView)
+
+    async def watch(self) -> AsyncGenerator[Update, None]:
+        last: Update | None = None
+        seen: str | None = None
+        pause = RECONNECT
+        while last is None or not last.state.final:
+            try:
+                async with self._transport.events(path_of("jobs", self._id, "events"), seen) as events:
+                    async for event in events:
+                        seen = seen if event.id is None else event.id
+                        pause = RECONNECT if event.retry is None else event.retry
+                        if event.event == "gone":
+                            raise NotFound(f"there is no job {self._id!r} any more; the retention is over")
+                        if event.event == "problem":
+                            raise event_error(event)
+                        update = merged(last, event)
+                        if update is not None and not update.tells_nothing_new(last):
+                            last = update
+                            yield update
+                        if last is not None and last.state.final:
+                            return
+            except StoreUnavailable:
+                if last is None:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_RECONNECT)
+
+    async def cancel(self) -> Cancellation:
+        response = await self._transport.post(path_of("jobs", self._id, "cancel"))
+        return read(response.content, _Cancelled).answer
+
+    async def retry(self) -> RemoteHandle[R]:
+        # Each retry is a new job, so an answer that was lost is not asked for again.
+        response = await self._transport.post(path_of("jobs", self._id, "retry"), repeat=False)
+        answer = read(response.content, Submitted)
+        return RemoteHandle(self._transport, answer.id, self._read_result, answer.created)
+
+    async def _view(self) -> JobView:
+        return read((await self._transport.get(path_of("jobs", self._id))).content, JobView)
+
+
+class _Change(msgspec.Struct, frozen=True, kw_only=True):
+    """What one event tells; the rest is as it was."""
+
+    state: JobState | msgspec.UnsetType = msgspec.UNSET
+    position: Position | msgspec.UnsetType | None = msgspec.UNSET
+    progress: Any = msgspec.UNSET
+
+
+def merged(last: Update | None, event: ServerEvent) -> Update | None:
+    """What is known of a job after an event; None while its state is not."""
+    change = read(event.data.encode(), _Change)
+    state = last.state if change.state is msgspec.UNSET and last is not None else change.state
+    if state is msgspec.UNSET:
+        return None
+    position = change.position
+    if position is msgspec.UNSET:
+        # A job that stopped waiting has no place, also if the event does not say so.
+        position = last.position if last is not None and last.state is state else None
+    progress = change.progress
+    if progress is msgspec.UNSET:
+        progress = None if last is None else last.progress
+    return Update(state, position, progress)
+
+
+def read(raw: bytes, type_: type[T]) -> T:
+    """An answer of the service; one that cannot be read is an error of the service."""
+    try:
+        return msgspec.json.decode(raw, type=type_)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise StoreError(f"the service answered what this client cannot read: {exc}") from None

@@ -1,0 +1,116 @@
+"""The small old API: ``GET /task`` submits, ``GET /task/{task_id}`` reports, in four words.
+
+A GET that creates is kept for programs that exist; proxies, prefetchers and retries may repeat it, and each repetition
+is another job. ``POST /api/v1/jobs`` with an ``Idempotency-Key`` is the documented way.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from ...app import Fairlane
+from ...errors import InvalidInput, NotFound
+from ...job import Job, JobState
+from ...task import Task
+from ..access import Scope
+from ..answers import Answer, json_answer
+from ..operation import Exchange, Operations, check_id
+from ..problems import Problem
+
+Word = Literal["queued", "processing", "completed", "failed"]
+WORDS: dict[JobState, Word] = {
+    JobState.SCHEDULED: "queued",
+    JobState.PENDING: "queued",
+    JobState.RUNNING: "processing",
+    JobState.COMPLETED: "completed",
+    JobState.FAILED: "failed",
+    JobState.CANCELLED: "failed",
+}
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """The query of a submission."""
+
+    priority: Literal["low", "high"] = "low"
+
+
+class LegacyStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A job in the words of the old API. Times are seconds since 1970, durations are seconds."""
+
+    id: str
+    status: Word
+    priority: str
+    submitted_at: float
+    worker: str | None = None
+    """The worker that runs it, or ran it last."""
+    started_at: float | None = None
+    finished_at: float | None = None
+    latency: float | None = None
+    """From the submission to the end; null before that."""
+    error: str | None = None
+
+
+def legacy_operations(app: Fairlane, task: Task[..., Any] | str) -> Operations:
+    """The old API of an application: each submission runs `task` without arguments."""
+    found = app.registry.find(task) if isinstance(task, str) else task
+    if app.registry.get(found.name) is None:
+        raise InvalidInput("legacy_task", f"{found.name!r} is not a task of this application")
+    try:
+        found.call()
+    except TypeError:
+        raise InvalidInput(
+            "legacy_task", f"{found.name} is run without arguments, so every parameter needs a default"
+        ) from None
+    operations = Operations("old API")
+    example = LegacyStatus(
+        id="01990f5e-8a70-7000-8000-000000000000", status="queued", priority="low", submitted_at=1.7e9
+    )
+
+    @operations.add("GET", "/task", Scope.ENQUEUE, bound=True, query=Submission, answer=LegacyStatus, shows=example)
+    async def submit_task(exchange: Exchange) -> Answer:
+        """Submit a job, as the old API did; new programs use POST /api/v1/jobs."""
+        try:
+            priority = exchange.query(Submission).priority
+        except msgspec.ValidationError:
+            raise Problem(422, "is none of 'low', 'high'", field="priority") from None
+        call = found.options(priority=priority).call()
+        exchange.caller.check_new(call.job)
+        handle = await exchange.client.enqueue(call)
+        job = await handle.job()
+        # It may run by now; a submission is answered with what it was accepted as.
+        return json_answer(
+            LegacyStatus(id=job.id, status="queued", priority=job.priority.label, submitted_at=job.enqueued_at)
+        )
+
+    @operations.add("GET", "/task/{task_id}", Scope.READ, bound=True, answer=LegacyStatus, shows=example)
+    async def task_status(exchange: Exchange) -> Answer:
+        """Report a job in the words queued, processing, completed, failed."""
+        job = await exchange.client.job(check_id(exchange.path("task_id")))
+        if not exchange.caller.sees(job):
+            raise NotFound(f"there is no job {job.id!r}")
+        return json_answer(legacy_status(job))
+
+    return operations
+
+
+def legacy_status(job: Job) -> LegacyStatus:
+    """A job in the words of the old API."""
+    started = job.state not in (JobState.SCHEDULED, JobState.PENDING)
+    ended = job.finished_at if job.state.final else None
+    error = None
+    if WORDS[job.state] == "failed":
+        reason = "" if job.reason is None else job.reason.value
+        error = (job.error or "").strip().rpartition("\n")[2] or f"{job.state.value} ({reason})"
+    return LegacyStatus(
+        id=job.id,
+        status=WORDS[job.state],
+        priority=job.priority.label,
+        submitted_at=job.enqueued_at,
+        worker=job.worker if started else None,
+        started_at=job.started_at if started else None,
+        finished_at=ended,
+        latency=None if ended is None else max(0.0, ended - job.enqueued_at),
+        error=error,
+    )

@@ -1,0 +1,245 @@
+"""Queues and lanes: what is in them, and what an operator lays over their declaration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ...cli.records import lane_record, queue_record
+from ...errors import NotFound
+from ...names import check_key, check_name
+from ...reading import QueueReading
+from .. import audit, shapes
+from ..access import Scope
+from ..answers import Answer, json_answer
+from ..operation import Declare, Exchange, Operations
+from .jobs import clamped
+
+operations = Operations("queues")
+COUNTS = {"scheduled": 0, "pending": 2, "running": 1, "completed": 40, "failed": 1, "cancelled": 0}
+QUEUE = {
+    "name": "default",
+    **COUNTS,
+    "workers": 1,
+    "oldest_wait": 3.5,
+    "paused": False,
+    "limit": None,
+    "max_pending": None,
+    "overridden": False,
+    "classes": {"high": COUNTS, "normal": COUNTS, "low": COUNTS},
+}
+DETAIL: dict[str, Any] = QUEUE | {"declared": {}, "override": None, "lanes": []}
+LANE = {
+    "queue": "default",
+    "lane": "user:ann",
+    "pending": 2,
+    "running": 1,
+    "exact": True,
+    "oldest_wait": 12.5,
+    "share": 0.5,
+    "limit": 1,
+    "weight": 1.0,
+    "ordered": True,
+    "max_pending": None,
+    "paused": False,
+}
+LINE = {
+    "queue": "default",
+    "lane": "user:ann",
+    "ordered": True,
+    "cursor": None,
+    "exact": True,
+    "jobs": [
+        {
+            "id": "01hzy3v9k7e8m4q2n6p5r1s0t0",
+            "task": "shop.render",
+            "state": "pending",
+            "priority": "normal",
+            "enqueued_at": 1_790_000_000.0,
+            "attempt": 0,
+            "started_at": None,
+            "place": 1,
+        }
+    ],
+}
+NAMED = {"queue": "default"}
+
+
+@operations.add("GET", "/queues", Scope.READ, bound=True, answer=shapes.Queues, shows={"queues": [QUEUE]})
+async def list_queues(exchange: Exchange) -> Answer:
+    """Every queue with its jobs by state."""
+    if exchange.caller.lane_prefix is not None:
+        return json_answer({"queues": []})
+    queues = [each for each in await exchange.client.queues() if exchange.caller.covers_queue(each.name)]
+    return json_answer({"queues": [queue_record(queue) for queue in queues]})
+
+
+async def found_queue(exchange: Exchange) -> QueueReading:
+    """The queue of the path, with its counts."""
+    name = queue_name(exchange)
+    for reading in await exchange.client.queues():
+        if reading.name == name:
+            return reading
+    raise NotFound(f"queue {name!r} does not exist yet; declare it with app.queue() or enqueue a job")
+
+
+def queue_name(exchange: Exchange) -> str:
+    """The queue of the path."""
+    return check_name("queue", exchange.path("queue"))
+
+
+@operations.add(
+    *("GET", "/queues/{queue}", Scope.READ), bound=True, answer=shapes.QueueDetail, shows=DETAIL, parameters=NAMED
+)
+async def get_queue(exchange: Exchange) -> Answer:
+    """A queue with its counts, its settings, and what an operator laid over them."""
+    exchange.caller.check_queue(queue_name(exchange))
+    return json_answer(_detail(await found_queue(exchange)))
+
+
+def _detail(queue: QueueReading) -> dict[str, Any]:
+    return queue_record(queue) | {
+        "declared": msgspec.to_builtins(queue.declared),
+        "override": None if queue.override is None else msgspec.to_builtins(queue.override),
+        "lanes": msgspec.to_builtins(queue.settings.lanes),
+    }
+
+
+class LaneQuery(msgspec.Struct, frozen=True):
+    """How many lanes, and where to go on."""
+
+    limit: int = 100
+    cursor: str | None = None
+
+
+@operations.add(
+    *("GET", "/queues/{queue}/lanes", Scope.READ),
+    bound=True,
+    query=LaneQuery,
+    answer=shapes.Lanes,
+    shows={"lanes": [LANE], "cursor": None},
+    parameters=NAMED,
+)
+async def list_lanes(exchange: Exchange) -> Answer:
+    """The lanes of a queue that have work, the longest backlog first."""
+    query, name = exchange.query(LaneQuery), queue_name(exchange)
+    exchange.caller.check_queue(name)
+    lanes = await exchange.client.lanes(name, limit=clamped(query.limit), cursor=query.cursor)
+    return json_answer({"lanes": [lane_record(lane) for lane in lanes], "cursor": lanes.cursor})
+
+
+class LineQuery(msgspec.Struct, frozen=True):
+    """Which lane, and where to go on. Without a lane, the jobs of the queue that have none."""
+
+    lane: str | None = None
+    limit: int = 50
+    cursor: str | None = None
+
+
+@operations.add(
+    *("GET", "/queues/{queue}/line", Scope.READ),
+    bound=True,
+    query=LineQuery,
+    answer=shapes.Line,
+    shows=LINE,
+    parameters=NAMED | {"lane": "user:ann"},
+)
+async def lane_line(exchange: Exchange) -> Answer:
+    """The jobs of a lane in the order in which they start: those that run, then those that wait."""
+    query, name = exchange.query(LineQuery), queue_name(exchange)
+    if query.lane is not None:
+        check_key("lane", query.lane)
+    exchange.caller.check(name, query.lane)
+    page = await exchange.client.lane_line(name, query.lane, limit=clamped(query.limit), cursor=query.cursor)
+    jobs = [msgspec.to_builtins(job) | {"priority": job.priority.label} for job in page.jobs]
+    return json_answer(msgspec.to_builtins(page) | {"jobs": jobs})
+
+
+class LaneName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One lane of the queue; without it the whole queue is meant."""
+
+    lane: str | None = None
+
+
+class LimitRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many jobs run at once; null: as many as there are slots."""
+
+    limit: int | None
+    lane: str | None = None
+
+
+def _steer(method: str, verb: str, body: Any = LaneName, example: Any = None) -> Declare:
+    return operations.add(
+        *(method, f"/queues/{{queue}}/{verb}", Scope.OPERATE),
+        bound=True,
+        body=body,
+        body_optional=body is LaneName,
+        answer=shapes.QueueDetail,
+        example={"lane": "user:ann"} if example is None else example,
+        shows=DETAIL,
+        parameters=NAMED,
+    )
+
+
+async def _steered(exchange: Exchange, action: str, **target: Any) -> Answer:
+    audit.record(exchange, action, queue=queue_name(exchange), **target)
+    return json_answer(_detail(await found_queue(exchange)))
+
+
+def _lane(exchange: Exchange, lane: str | None) -> tuple[str, str | None]:
+    """The queue and the lane of a change, within the caller's bounds."""
+    name = queue_name(exchange)
+    if lane is None:
+        exchange.caller.check_queue(name)
+    else:
+        exchange.caller.check(name, check_key("lane", lane))
+    return name, lane
+
+
+@_steer("POST", "pause")
+async def pause_queue(exchange: Exchange) -> Answer:
+    """Start nothing more of a queue, or of one lane of it; what runs goes on."""
+    name, lane = _lane(exchange, exchange.content.lane)
+    await exchange.client.pause(name, lane)
+    return await _steered(exchange, "pause", lane=lane)
+
+
+@_steer("POST", "resume")
+async def resume_queue(exchange: Exchange) -> Answer:
+    """Undo a pause."""
+    name, lane = _lane(exchange, exchange.content.lane)
+    await exchange.client.resume(name, lane)
+    return await _steered(exchange, "resume", lane=lane)
+
+
+@_steer("PUT", "limit", LimitRequest, {"limit": 2, "lane": "user:ann"})
+async def set_limit(exchange: Exchange) -> Answer:
+    """Override how many jobs of a queue, or of one lane of it, run at once."""
+    asked: LimitRequest = exchange.content
+    name, lane = _lane(exchange, asked.lane)
+    await exchange.client.set_limit(name, asked.limit, lane=lane)
+    return await _steered(exchange, "set_limit", lane=lane, limit=asked.limit)
+
+
+@_steer("POST", "clear-limit")
+async def clear_limit(exchange: Exchange) -> Answer:
+    """Undo a limit that was set: the declared one counts again."""
+    name, lane = _lane(exchange, exchange.content.lane)
+    await exchange.client.clear_limit(name, lane=lane)
+    return await _steered(exchange, "clear_limit", lane=lane)
+
+
+@operations.add(
+    *("DELETE", "/queues/{queue}/override", Scope.OPERATE),
+    bound=True,
+    answer=shapes.QueueDetail,
+    shows=DETAIL,
+    parameters=NAMED,
+)
+async def clear_override(exchange: Exchange) -> Answer:
+    """Undo every pause and limit of a queue and of its lanes: the declaration counts alone."""
+    name = queue_name(exchange)
+    exchange.caller.check_queue(name)
+    await exchange.client.clear_override(name)
+    return await _steered(exchange, "clear_override")

@@ -1,0 +1,259 @@
+"""The whole system: tasks, workers, bindings, schedules, broadcasts, the leader, and events of it all."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from ...cli.records import binding_record, leader_record, session_record
+from ...session import SessionKind, SessionState
+from .. import audit, shapes, streams
+from ..access import Scope
+from ..answers import Answer, json_answer
+from ..operation import Exchange, Operations, Response
+from ..requests import JobRequest
+from ..views import task_view
+from .jobs import ID, SENT, clamped
+
+operations = Operations("system")
+TASK = {
+    "name": "shop.render",
+    "queue": "default",
+    "lane": "user:{user}",
+    "priority": "normal",
+    "retries": 3,
+    "timeout": None,
+    "schedule": None,
+    "isolate": False,
+    "signature": "(user: str) -> str",
+    "arguments": {"type": "object", "properties": {"user": {"type": "string"}}, "required": ["user"]},
+    "result": {"type": "string"},
+}
+
+
+@operations.add("GET", "/tasks", Scope.READ, bound=True, answer=shapes.Tasks, shows={"tasks": [TASK]})
+async def list_tasks(exchange: Exchange) -> Answer:
+    """The tasks of the application, with the JSON Schema of their arguments and results."""
+    exchange.service.app.load_tasks()
+    tasks = sorted(exchange.service.app.registry, key=lambda task: task.name)
+    return json_answer({"tasks": [task_view(task) for task in tasks]})
+
+
+WORKER = {
+    "id": ID,
+    "kind": "worker",
+    "state": "live",
+    "host": "a",
+    "pid": 7,
+    "pool": "default",
+    "index": 0,
+    "named": False,
+    "queues": ["default"],
+    "slots": None,
+    "started_at": 1_790_000_000.0,
+    "lease": 15.0,
+    "remaining": 12.0,
+    "running": 1,
+    "worker": "default/0",
+}
+
+
+class WorkerQuery(msgspec.Struct, frozen=True):
+    """Which processes to list."""
+
+    kind: SessionKind | None = None
+    state: SessionState | None = None
+
+
+@operations.add(
+    *("GET", "/workers", Scope.READ),
+    query=WorkerQuery,
+    answer=shapes.Workers,
+    shows={"workers": [WORKER]},
+    parameters={"kind": "worker", "state": "live"},
+)
+async def list_workers(exchange: Exchange) -> Answer:
+    """Workers, managers and waiters that the store knows."""
+    query = exchange.query(WorkerQuery)
+    found = [
+        session_record(session)
+        for session in await exchange.client.sessions()
+        if query.kind in (None, session.kind) and query.state in (None, session.state)
+    ]
+    return json_answer({"workers": found})
+
+
+BINDING = {
+    "pool": "default",
+    "key": "session:7",
+    "index": 0,
+    "state": "open",
+    "opened_at": 1_790_000_000.0,
+    "used_at": 1_790_000_000.0,
+    "closed_at": None,
+    "cleanup": None,
+    "cleanup_failed": False,
+}
+
+
+class BindingQuery(msgspec.Struct, frozen=True):
+    """Which bindings to list."""
+
+    pool: str | None = None
+    key: str | None = None
+    limit: int = 100
+
+
+@operations.add(
+    *("GET", "/bindings", Scope.READ),
+    query=BindingQuery,
+    answer=shapes.Bindings,
+    shows={"bindings": [BINDING]},
+    parameters={"pool": "default"},
+)
+async def list_bindings(exchange: Exchange) -> Answer:
+    """Sticky keys and their workers, open ones first."""
+    query = exchange.query(BindingQuery)
+    found = await exchange.client.bindings(query.pool, query.key, limit=clamped(query.limit))
+    return json_answer({"bindings": [binding_record(binding) for binding in found]})
+
+
+class ReleaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A sticky key to release."""
+
+    key: str
+    pool: str = "default"
+    cleanup: JobRequest | None = None
+    """A task that runs last and alone on the worker of the key."""
+
+
+@operations.add(
+    *("POST", "/bindings:release", Scope.OPERATE),
+    body=ReleaseRequest,
+    answer=shapes.Released,
+    example={"key": "session:7"},
+    shows={"key": "session:7", "pool": "default", "answer": "released"},
+)
+async def release_binding(exchange: Exchange) -> Answer:
+    """Release a sticky key from its worker, once its jobs have ended."""
+    asked: ReleaseRequest = exchange.content
+    cleanup = None if asked.cleanup is None else asked.cleanup.call(exchange.service, exchange.caller)
+    answer = await exchange.client.release(asked.key, cleanup=cleanup, pool=asked.pool)
+    audit.record(exchange, "release", key=asked.key, pool=asked.pool, answer=answer.value)
+    return json_answer({"key": asked.key, "pool": asked.pool, "answer": answer.value})
+
+
+SCHEDULE = {
+    "name": "shop.report",
+    "timetable": {"cron": "0 4 * * *"},
+    "next": 1_790_000_000.0,
+    "last": None,
+    "stored_at": 1_789_000_000.0,
+    "declared_at": 1_789_990_000.0,
+    "live": True,
+    "stopped": False,
+}
+
+
+@operations.add("GET", "/schedules", Scope.READ, answer=shapes.Schedules, shows={"schedules": [SCHEDULE]})
+async def list_schedules(exchange: Exchange) -> Answer:
+    """Every schedule: timetable, next and last run, and whether a live worker declares it."""
+    from ...cli.catalog import schedule_record
+
+    schedules = await exchange.client.schedules()
+    sessions = await exchange.client.sessions()
+    served = any(s.kind is SessionKind.WORKER and s.state is SessionState.LIVE for s in sessions)
+    now = time.time()
+    return json_answer({"schedules": [schedule_record(each, served, now) for each in schedules]})
+
+
+FAILURE = {
+    "task": "shop.render",
+    "error_group": "ValueError",
+    "count": 12,
+    "first_at": 1_790_000_000.0,
+    "last_at": 1_790_000_600.0,
+    "reason": "error",
+    "example_id": ID,
+    "error_line": "ValueError: no",
+    "exact": True,
+}
+
+
+class FailureQuery(msgspec.Struct, frozen=True):
+    """Which failures to group."""
+
+    queue: str | None = None
+    task: str | None = None
+    limit: int = 50
+
+
+@operations.add(
+    *("GET", "/failures", Scope.READ),
+    query=FailureQuery,
+    answer=shapes.Failures,
+    shows={"failures": [FAILURE]},
+    parameters={"queue": "default"},
+)
+async def list_failures(exchange: Exchange) -> Answer:
+    """Failed jobs grouped by task and error, the largest group first."""
+    query = exchange.query(FailureQuery)
+    groups = await exchange.client.failures(queue=query.queue, task=query.task, limit=clamped(query.limit))
+    return json_answer({"failures": groups})
+
+
+class BroadcastRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A task to run once on every worker of a pool."""
+
+    task: str
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    pool: str = "default"
+    ttl: float = 0.0
+    """Workers that join within so many seconds run it too."""
+
+
+@operations.add(
+    *("POST", "/broadcasts", Scope.OPERATE),
+    body=BroadcastRequest,
+    answer=shapes.Sent,
+    status=202,
+    example={"task": "shop.reload", "ttl": 10},
+    shows=SENT | {"state": "running"},
+)
+async def send_broadcast(exchange: Exchange) -> Answer:
+    """Run a task once on every live worker of a pool."""
+    asked: BroadcastRequest = exchange.content
+    request = JobRequest(asked.task, asked.args, asked.kwargs)
+    call = request.call(exchange.service, exchange.caller)
+    handle = await exchange.client.broadcast(call, pool=asked.pool, ttl=asked.ttl)
+    job = await handle.job()
+    audit.record(exchange, "broadcast", id=handle.id, task=asked.task, pool=asked.pool)
+    answer = {"id": handle.id, "created": handle.created, "state": job.state.value}
+    return json_answer(answer, 202, ((b"location", exchange.url(f"/jobs/{handle.id}").encode()),))
+
+
+LEADER = {"leader": {"term": 3, "session": ID, "lease": 15.0, "remaining": 9.5}}
+
+
+@operations.add("GET", "/leader", Scope.READ, answer=shapes.Leader, shows=LEADER)
+async def get_leader(exchange: Exchange) -> Answer:
+    """The process that leads at present."""
+    return json_answer({"leader": leader_record(await exchange.client.leader())})
+
+
+@operations.add(
+    *("GET", "/events", Scope.READ),
+    timed=False,
+    content="text/event-stream",
+    shows='event: queues\ndata: {"store":"up","queues":[]}\n\n',
+)
+async def system_events(exchange: Exchange) -> Response:
+    """Watch all queues, as server-sent events.
+
+    There is one event at once, and one whenever a look once a second finds a change. It has every queue with its counts
+    and with the jobs that arrived and ended per second.
+    """
+    return streams.EventStream(exchange.service, exchange.caller, streams.system_events(exchange.service))

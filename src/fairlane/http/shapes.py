@@ -1,0 +1,414 @@
+"""The shapes of the documents that clients get, for OpenAPI. `views` makes the documents; a test compares the two."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from ..job import JobState, Reason
+from ..session import SessionKind, SessionState
+from ..settings import LaneRule
+
+Priority = Literal["high", "normal", "low"]
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """A job that was stored, or was there already."""
+
+    id: str
+    created: bool
+    """False: a job with this id, or with this unique value, existed before."""
+    state: JobState
+
+
+class SentMany(msgspec.Struct, frozen=True):
+    """The answers to a batch, in its order."""
+
+    jobs: list[Sent]
+
+
+class PositionView(msgspec.Struct, frozen=True):
+    """Where a waiting job is in its lane."""
+
+    place: int
+    """1 for the next of its lane."""
+    of: int
+    """Waiting jobs of its lane."""
+    ahead: int
+    """Jobs of its lane that go before it."""
+    exact: bool
+    """False: `place` and `ahead` are lower bounds."""
+    eta: float | None
+    """Seconds until it starts, null when that cannot be told."""
+    queue_ahead: int
+    """An estimate of the jobs of its whole queue that start before it."""
+    of_exact: bool
+
+
+class AttemptView(msgspec.Struct, frozen=True):
+    """One run of a job."""
+
+    fence: int
+    attempt: int
+    session: str
+    worker: str
+    started_at: float
+    ended_at: float | None
+    outcome: str | None
+    state: JobState | None
+    reason: Reason | None
+    error: str | None
+    refused: int
+
+
+class JobSummary(msgspec.Struct, frozen=True):
+    """A job as one of many."""
+
+    id: str
+    task: str
+    queue: str
+    lane: str | None
+    priority: Priority
+    kind: Literal["job", "turn", "broadcast", "cleanup"]
+    state: JobState
+    reason: Reason | None
+    attempt: int
+    retries: int
+    worker: str | None
+    sticky: str | None
+    enqueued_at: float
+    due_at: float | None
+    expires_at: float | None
+    started_at: float | None
+    finished_at: float | None
+    cancel_requested: bool
+    error: str | None
+    error_group: str | None
+    retry_of: str | None
+    parent: str | None
+
+
+class JobView(JobSummary, frozen=True):
+    """A job with all that is known of it."""
+
+    payload: Any
+    """[args, kwargs]"""
+    progress: Any
+    result: Any
+    fence: int
+    arrival: int | None
+    unique: str | None
+    pool: str
+    direct: int | None
+    cost: float
+    timeout: float | None
+    suspect: bool
+    attempts: list[AttemptView]
+    position: PositionView | None
+    """null unless it waits."""
+    eta: float | None
+    """Seconds until it starts, null when it does not wait or when that cannot be told."""
+    why: str
+    """What it waits for, or what became of it."""
+
+
+class JobPage(msgspec.Struct, frozen=True):
+    """Jobs, newest first; `cursor` leads to the next page, null at the end."""
+
+    jobs: list[JobSummary]
+    cursor: str | None
+
+
+class JobUpdate(msgspec.Struct, frozen=True):
+    """The data of one event of a job."""
+
+    id: str
+    state: JobState
+    position: PositionView | None
+    eta: float | None
+    why: str
+    progress: Any
+    final: bool
+    result: Any
+    error: str | None
+    reason: Reason | None
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a job ended, or where it is."""
+
+    id: str
+    state: JobState
+    final: bool
+    reason: Reason | None
+    result: Any
+    error: str | None
+    progress: Any
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """The answer to a cancel."""
+
+    id: str
+    answer: Literal["cancelled", "requested", "completed", "failed"]
+    """requested: it runs and was asked to stop. completed, failed: too late."""
+
+
+class Retried(msgspec.Struct, frozen=True):
+    """The job that runs another one again."""
+
+    id: str
+    retry_of: str
+
+
+class BulkView(msgspec.Struct, frozen=True):
+    """What a bulk change found and did."""
+
+    dry_run: bool
+    matched: int
+    changed: int
+    requested: int
+    """Running jobs that were asked to stop."""
+    unchanged: dict[str, int]
+    """Jobs that stayed as they are, by reason."""
+    refusal: str | None
+    more: bool
+    """It ended at `most`; repeat it for the rest."""
+    jobs: list[JobSummary]
+    """The first few of the selection."""
+
+
+class CountsView(msgspec.Struct, frozen=True):
+    """Jobs by state; the final ones count all that ever ended."""
+
+    scheduled: int
+    pending: int
+    running: int
+    completed: int
+    failed: int
+    cancelled: int
+
+
+class Classes(msgspec.Struct, frozen=True):
+    """Counts by priority."""
+
+    high: CountsView
+    normal: CountsView
+    low: CountsView
+
+
+class QueueView(CountsView, frozen=True):
+    """A queue with its counts and what it allows."""
+
+    name: str
+    workers: int
+    oldest_wait: float | None
+    paused: bool
+    limit: int | None
+    max_pending: int | None
+    overridden: bool
+    classes: Classes
+
+
+class QueueDetail(QueueView, frozen=True):
+    """A queue with its settings."""
+
+    declared: Any
+    override: Any
+    lanes: list[LaneRule]
+    """The rules that count for its lanes."""
+
+
+class Queues(msgspec.Struct, frozen=True):
+    """Every queue, by name."""
+
+    queues: list[QueueView]
+
+
+class LaneView(msgspec.Struct, frozen=True):
+    """A lane that has work."""
+
+    queue: str
+    lane: str | None
+    pending: int
+    running: int
+    exact: bool
+    oldest_wait: float | None
+    """Seconds for which its oldest waiting job has waited; null when none waits."""
+    share: float | None
+    """The part of the queue's starts that is due to it by weight; null on a page that does not have all lanes."""
+    limit: int | None
+    weight: float
+    ordered: bool
+    max_pending: int | None
+    paused: bool
+
+
+class Lanes(msgspec.Struct, frozen=True):
+    """Lanes of a queue, the longest backlog first."""
+
+    lanes: list[LaneView]
+    cursor: str | None
+
+
+class LineJob(msgspec.Struct, frozen=True):
+    """A job of a lane that runs or waits."""
+
+    id: str
+    task: str
+    state: JobState
+    priority: Priority
+    enqueued_at: float
+    attempt: int
+    started_at: float | None
+    """null for a job that waits."""
+    place: int | None
+    """1 for the next of the waiting jobs; null for a job that runs."""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """The jobs of a lane in the order in which they start."""
+
+    queue: str
+    lane: str | None
+    ordered: bool
+    jobs: list[LineJob]
+    cursor: str | None
+    exact: bool
+
+
+class WorkerView(msgspec.Struct, frozen=True):
+    """A process that the store knows."""
+
+    id: str
+    kind: SessionKind
+    state: SessionState
+    host: str
+    pid: int
+    pool: str
+    index: int | None
+    named: bool
+    queues: list[str]
+    slots: Any
+    started_at: float
+    lease: float
+    remaining: float
+    running: int
+    worker: str | None
+
+
+class Workers(msgspec.Struct, frozen=True):
+    """Workers, managers and waiters, the newest first."""
+
+    workers: list[WorkerView]
+
+
+class BindingView(msgspec.Struct, frozen=True):
+    """A sticky key and its worker."""
+
+    pool: str
+    key: str
+    index: int
+    state: Literal["open", "draining", "released", "lost"]
+    opened_at: float
+    used_at: float
+    closed_at: float | None
+    cleanup: str | None
+    cleanup_failed: bool
+
+
+class Bindings(msgspec.Struct, frozen=True):
+    """Bindings, open ones first."""
+
+    bindings: list[BindingView]
+
+
+class Released(msgspec.Struct, frozen=True):
+    """The answer to a release."""
+
+    key: str
+    pool: str
+    answer: Literal["nothing", "draining", "released"]
+
+
+class FailureView(msgspec.Struct, frozen=True):
+    """Failed jobs of a task that failed alike and are still kept."""
+
+    task: str
+    error_group: str
+    count: int
+    first_at: float
+    last_at: float
+    reason: Reason
+    """Of the newest."""
+    example_id: str
+    """The newest of them."""
+    error_line: str | None
+    """The last line of its error."""
+    exact: bool
+    """False: `count` is a lower bound."""
+
+
+class Failures(msgspec.Struct, frozen=True):
+    """Groups of failed jobs, the largest first."""
+
+    failures: list[FailureView]
+
+
+class ScheduleView(msgspec.Struct, frozen=True):
+    """A schedule."""
+
+    name: str
+    timetable: Any
+    next: float | None
+    last: float | None
+    stored_at: float
+    declared_at: float
+    live: bool
+    stopped: bool
+
+
+class Schedules(msgspec.Struct, frozen=True):
+    """Every schedule, by name."""
+
+    schedules: list[ScheduleView]
+
+
+class LeaderView(msgspec.Struct, frozen=True):
+    """The present term."""
+
+    term: int
+    session: str
+    lease: float
+    remaining: float
+
+
+class Leader(msgspec.Struct, frozen=True):
+    """Who leads; null when nobody does."""
+
+    leader: LeaderView | None
+
+
+class TaskView(msgspec.Struct, frozen=True):
+    """A task with the JSON Schema of what it takes and returns."""
+
+    name: str
+    queue: str
+    lane: str | None
+    priority: Priority
+    retries: int
+    timeout: float | None
+    schedule: Any
+    isolate: bool
+    signature: str
+    arguments: Any
+    """JSON Schema of an object with every argument by its name."""
+    result: Any
+    """JSON Schema of the result."""
+
+
+class Tasks(msgspec.Struct, frozen=True):
+    """The tasks of the application, by name."""
+
+    tasks: list[TaskView]

@@ -1,0 +1,159 @@
+"""Server-sent events: of one job, and of the whole system.
+
+A stream holds no history. Each begins with the true state, read from the store, so a client that comes back after a
+restart misses nothing that matters. Between two sends only the latest news is kept; a client that does not read what
+was sent is disconnected. Streams end when the service stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from ..errors import FairlaneError
+from ..handle import Update, position_of
+from ..job import Job
+from ..reading import Standing
+from ..watching import Watch
+from .access import Caller
+from .answers import COMMON
+from .problems import problem_of
+from .service import Service
+from .views import update_view
+
+EVENT_STREAM = b"text/event-stream"
+HEARTBEAT = b": alive\n\n"
+RETRY = b"retry: 1000\n\n"
+"""Milliseconds after which a browser comes back when the connection broke."""
+FINAL = "final-"
+"""How the id of a job's last event begins: a client that comes back with it has seen the end."""
+logger = logging.getLogger("fairlane.http")
+_encoder = msgspec.json.Encoder()
+
+Events = AsyncGenerator[bytes, None]
+
+
+def event(kind: str, data: bytes, id: str | None = None) -> bytes:
+    """One event. `data` is JSON, which has no line breaks."""
+    head = f"event: {kind}\n" if id is None else f"event: {kind}\nid: {id}\n"
+    return head.encode() + b"data: " + data + b"\n\n"
+
+
+class EventStream:
+    """A stream as an answer: sends what `events` yields until it ends, the client goes, its token is revoked, or the
+    service stops."""
+
+    def __init__(self, service: Service, caller: Caller, events: Events) -> None:
+        self._service = service
+        self._caller = caller
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._service.stream(self._caller):
+            headers = [*COMMON, (b"content-type", EVENT_STREAM), (b"x-accel-buffering", b"no")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            try:
+                await self._send_all(receive, send)
+            except TimeoutError:
+                # Without a last message the server ends the connection.
+                logger.info(
+                    "a client did not read its stream for %g s: disconnected", self._service.settings.slow_reader
+                )
+
+    async def _send_all(self, receive: Receive, send: Send) -> None:
+        settings = self._service.settings
+        ends = [asyncio.ensure_future(_disconnected(receive)), asyncio.ensure_future(self._service.stopped())]
+        following: asyncio.Future[bytes] | None = None
+        try:
+            await self._write(send, RETRY)
+            following = asyncio.ensure_future(anext(self._events))
+            while True:
+                await asyncio.wait([following, *ends], timeout=settings.heartbeat, return_when=asyncio.FIRST_COMPLETED)
+                if ends[0].done():
+                    return
+                if not await self._service.access.holds(self._caller):
+                    break
+                if following.done():
+                    try:
+                        part = following.result()
+                    except StopAsyncIteration:
+                        break
+                    await self._write(send, part)
+                    following = asyncio.ensure_future(anext(self._events))
+                elif ends[1].done():
+                    break
+                else:
+                    await self._write(send, HEARTBEAT)
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            tasks: list[asyncio.Future[Any]] = [*ends, *([following] if following is not None else [])]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._events.aclose()
+
+    async def _write(self, send: Send, part: bytes) -> None:
+        """Send a part. It waits here while the client's buffers are full, and not longer than it may."""
+        async with asyncio.timeout(self._service.settings.slow_reader):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def job_events(service: Service, job: Job) -> Events:
+    """The events of a job, the first at once with the true state; the last tells its final state."""
+    last: Update | None = None
+    async with Watch(service.app.connection, job.id, places=True) as watch:
+        while last is None or not last.state.final:
+            try:
+                look = await watch.look()
+            except FairlaneError as exc:
+                yield _failed(exc)
+                return
+            if look.job is None:
+                yield event("gone", b'{"id":' + _encoder.encode(job.id) + b"}", FINAL + "gone")
+                return
+            update = Update(look.job.state, position_of(look.standing), look.job.progress)
+            if not update.tells_nothing_new(last):
+                kind = _kind(update, last)
+                last = update
+                yield _job_event(kind, look.job, look.standing)
+
+
+def _kind(update: Update, last: Update | None) -> str:
+    """What an event is about: a new state, else the progress, else the place in line."""
+    if last is None or update.state is not last.state:
+        return "state"
+    return "progress" if update.progress != last.progress else "position"
+
+
+def _job_event(kind: str, job: Job, standing: Standing | None) -> bytes:
+    data = _encoder.encode(update_view(job, standing))
+    name = hashlib.blake2b(data, digest_size=8).hexdigest()
+    return event(kind, data, f"{FINAL}{name}" if job.state.final else name)
+
+
+def _failed(exc: FairlaneError) -> bytes:
+    """The store cannot be read: say so and end, so that the client comes back and gets the true state."""
+    problem = problem_of(exc)
+    assert problem is not None
+    return event("problem", _encoder.encode(problem.document()))
+
+
+async def system_events(service: Service) -> Events:
+    """The queues of the whole system whenever they differ from the last look."""
+    number = 0
+    async with service.sampler.listening() as sampler:
+        while True:
+            sample = await sampler.after(number)
+            number = sample.number
+            yield event("queues", sample.data)

@@ -1,0 +1,87 @@
+"""The documents that clients get. Words and units are those of the command line's ``--json`` (`cli.records`): times are
+seconds since 1970 by the store's clock, durations are seconds. `shapes` describes them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..bulk import Bulk
+from ..cli.records import Record, listed_job, whole_job
+from ..handle import _told, position_of
+from ..job import Job
+from ..reading import Standing
+from ..task import Task
+
+
+def job_view(job: Job, standing: Standing | None) -> Record:
+    """A job with its place in line."""
+    return whole_job(job) | place_view(job, standing)
+
+
+def place_view(job: Job, standing: Standing | None) -> Record:
+    """Where a job stands, and why."""
+    position = position_of(standing)
+    return {
+        "position": None if position is None else msgspec.to_builtins(position),
+        "eta": None if standing is None else standing.eta(),
+        "why": _told(job) if standing is None else standing.why(),
+    }
+
+
+def update_view(job: Job, standing: Standing | None) -> Record:
+    """What an event of a job tells; result and error with the final state alone."""
+    return {
+        "id": job.id,
+        "state": job.state.value,
+        **place_view(job, standing),
+        "progress": _raw(job.progress),
+        "final": job.state.final,
+        "result": _raw(job.result),
+        "error": job.error if job.state.final else None,
+        "reason": None if job.reason is None else job.reason.value,
+    }
+
+
+def outcome_view(job: Job) -> Record:
+    """How a job ended, or where it is."""
+    return {
+        "id": job.id,
+        "state": job.state.value,
+        "final": job.state.final,
+        "reason": None if job.reason is None else job.reason.value,
+        "result": _raw(job.result),
+        "error": job.error if job.state.final else None,
+        "progress": _raw(job.progress),
+    }
+
+
+def bulk_view(told: Bulk) -> Record:
+    """What a bulk change found and did, so far or in all."""
+    return {
+        "dry_run": told.dry_run,
+        "matched": told.matched,
+        "changed": told.changed,
+        "requested": told.requested,
+        "unchanged": {why.value: count for why, count in told.unchanged.items()},
+        "refusal": told.refusal,
+        "more": told.more,
+        "jobs": [listed_job(job) for job in told.sample],
+    }
+
+
+def task_view(task: Task[..., Any]) -> Record:
+    """A task with its schemas."""
+    from ..cli.catalog import task_record
+    from .schemas import argument_schema, result_schema
+
+    record = task_record(task)
+    # Where the code lies is nobody's business who only calls it.
+    del record["module"]
+    return record | {"arguments": argument_schema(task), "result": result_schema(task)}
+
+
+def _raw(value: bytes | None) -> Any:
+    return None if value is None else msgspec.Raw(value)

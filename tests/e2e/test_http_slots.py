@@ -1,0 +1,214 @@
+"""The slots, priorities and settings of complete instances, through HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairlane import InvalidInput, NotFound
+from fairlane.http import Client
+from fairlane.job import Priority
+
+from . import tasks
+from .fleet import Process
+from .instances import Site, sites
+from .ledger import BEGIN, most_at_once, now
+from .world import Stage, World, play_on_all
+
+MANY = 100_000 if os.environ.get("FAIRLANE_TEST_FULL") else 300
+"""Submissions that must have as many ids."""
+
+
+async def submit(site: Site, count: int, priority: str) -> list[str]:
+    """Submit jobs one after the other."""
+    return [await site.submit(priority) for _ in range(count)]
+
+
+async def test_a_submission_is_told_in_the_old_words(stage: Stage) -> None:
+    async with stage.world() as world, sites(world) as [site]:
+        answer = await site.http.get("/task")
+        assert answer.status_code == 200
+        sent = answer.json()
+        assert (sent["status"], sent["priority"]) == ("queued", "low")
+        assert abs(sent["submitted_at"] - (await world.client.job(sent["id"])).enqueued_at) < 0.001
+        told: list[dict[str, object]] = []
+
+        async def ended() -> bool:
+            status = await site.status(sent["id"])
+            if not told or told[-1]["status"] != status["status"]:
+                told.append(status)
+            return bool(status["status"] == "completed")
+
+        await world.until(ended, "the job is completed")
+        # "queued" may be over before the first look.
+        assert [status["status"] for status in told][-2:] == ["processing", "completed"]
+        assert told[-1]["worker"] == told[-2]["worker"] == "default/0"
+        assert 0.3 <= float(str(told[-1]["latency"])) < 5.0
+        assert told[-2]["latency"] is None
+
+
+async def test_refusals_have_a_body_and_store_nothing(stage: Stage) -> None:
+    async with stage.world() as world, sites(world) as [site]:
+        before = await world.jobs()
+        for path, status in [
+            ("/task/unknown", 404),
+            ("/task?priority=urgent", 422),
+            ("/task?priority=normal", 422),
+            ("/task?priority=", 422),
+            ("/task?priority=high&priority=low", 422),
+            ("/task?prio=high", 422),
+        ]:
+            answer = await site.http.get(path)
+            assert answer.status_code == status, path
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert answer.json()["detail"]
+        with pytest.raises(InvalidInput, match="priority"):
+            await site.client.send("tests.e2e.tasks.noop", priority="urgent")  # type: ignore[arg-type]  # the mistake
+        assert (await site.http.post("/task")).status_code == 405
+        assert await world.jobs() == before
+        # Nobody's mistake: the native API has three priorities, and the middle one is the default.
+        plain = await site.client.enqueue(tasks.noop)
+        assert (await plain.job()).priority is Priority.NORMAL
+
+
+async def test_every_submission_has_an_id_of_its_own(stage: Stage) -> None:
+    async with stage.world() as world, sites(world, env={"E2E_WORK_SECONDS": "0"}) as [site]:
+        ids = set[str]()
+        for _ in range(MANY // 20):
+            ids.update(await asyncio.gather(*(site.submit() for _ in range(20))))
+        assert len(ids) == MANY
+
+
+@pytest.mark.alone
+async def test_one_instance_keeps_to_its_slots_and_reservation(stages: dict[str, Stage]) -> None:
+    async def scenario(world: World) -> None:
+        async with sites(world, env={"FAIRLANE_MAX_CONCURRENT_TASKS": "3", "HIGH_PRIORITY_RESERVED": "1"}) as [site]:
+            low = await submit(site, 5, "low")
+            await world.began(*low[:2])
+            urgent = await site.submit("high")
+            await world.began(urgent)
+            await world.final(*low, urgent)
+            start = world.ledger.of(urgent)[0].at
+            assert start < min(e.at for e in world.ledger.entries() if e.event != BEGIN), "it waited for a slot"
+            assert world.ledger.most_at_once(lambda e: e.priority == "low") == 2
+            assert world.ledger.most_at_once() == 3
+            # Long enough without work that every poll, renewal and sweep has come by several times.
+            await asyncio.sleep(3.0)
+            high = await asyncio.gather(*(site.submit("high") for _ in range(3)))
+            await world.final(*high)
+            starts = [entry.at for entry in world.ledger.begins(high)]
+            assert (max(starts) - min(starts)) / 1e9 < 0.3
+            assert world.ledger.most_at_once(lambda e: e.job in high) == 3
+
+    await play_on_all(stages, scenario, times=1)
+
+
+async def test_three_instances_keep_to_their_slots_together(stage: Stage) -> None:
+    async with stage.world() as world, sites(world, 3) as those:
+        low = [id for site in those for id in await submit(site, 10, "low")]
+        await world.began(*low[:6])
+        high = [id for site in those for id in await submit(site, 5, "high")]
+        await world.final(*low, *high)
+        assert world.ledger.most_at_once(lambda e: e.priority == "low") == 6
+        assert world.ledger.most_at_once() == 9
+        for site in those:
+            own = [entry for entry in world.ledger.entries() if entry.worker == site.process.name]
+            assert most_at_once(own) == 3
+            assert most_at_once(e for e in own if e.priority == "low") == 2
+        assert set(world.ledger.starts().values()) == {1}
+
+
+async def test_an_urgent_job_starts_next_whatever_waits(stage: Stage) -> None:
+    async with stage.world() as world:
+        calls = [tasks.sleep.options(priority="low").call(0.2) for _ in range(5_000)]
+        await world.client.enqueue_many(calls)
+        async with sites(world) as [site]:
+            await world.began(calls[0].job.id)
+            sent = now()
+            urgent = await site.submit("high")
+            await world.began(urgent)
+            # Its slot is free, so it waits for nobody.
+            assert (world.ledger.of(urgent)[0].at - sent) / 1e9 < 0.5
+
+
+async def test_low_work_keeps_its_share(stage: Stage) -> None:
+    async with stage.world() as world:
+        low = await world.client.enqueue_many([tasks.sleep.options(priority="low").call(0.01) for _ in range(30)])
+        await world.client.enqueue_many([tasks.sleep.options(priority="high").call(0.01) for _ in range(200)])
+        async with sites(world, env={"MAX_CONCURRENT_TASKS": "2", "HIGH_PRIORITY_RESERVED": "0"}):
+
+            async def enough() -> bool:
+                return len(world.ledger.begins()) >= 150
+
+            await world.until(enough, "150 jobs have started")
+        ids = {handle.id for handle in low}
+        share = sum(entry.job in ids for entry in world.ledger.begins()[:150])
+        assert 14 <= share <= 30
+
+
+async def test_code_without_an_event_loop_has_the_same_handles(stage: Stage) -> None:
+    async with stage.world() as world, sites(world) as [site]:
+
+        def use() -> list[Any]:
+            with Client(site.address) as client:
+                handle = client.enqueue(tasks.sleep, 0.1)
+                updates = [update.state.value for update in handle.watch()]
+                again = handle.retry()
+                many = client.enqueue_many([tasks.sleep.call(0.0) for _ in range(3)])
+                results = [handle.result(timeout=30), again.result(timeout=30), *(h.result(timeout=30) for h in many)]
+                with pytest.raises(NotFound):
+                    client.handle("unknown").why()
+                return [updates[-1], handle.position(), handle.why(), *results]
+
+        assert await asyncio.to_thread(use) == ["completed", None, "completed", 0.1, 0.1, 0.0, 0.0, 0.0]
+
+
+async def test_a_stop_lets_running_jobs_finish(stage: Stage) -> None:
+    async with stage.world() as world, sites(world, env={"E2E_WORK_SECONDS": "1"}) as [site]:
+        running = await site.submit()
+        await world.began(running)
+        site.process.stop()
+        await world.gone(site.process)
+        job = await world.client.job(running)
+        assert (job.state.value, job.attempt) == ("completed", 1)
+        assert not [s for s in await world.client.sessions() if s.state.value == "live"], "it did not sign off"
+
+
+async def test_a_second_signal_hands_back_what_runs(stage: Stage) -> None:
+    async with stage.world() as world, sites(world, env={"E2E_WORK_SECONDS": "60"}) as [site]:
+        running = await site.submit()
+        await world.began(running)
+        site.process.stop()
+        await asyncio.sleep(0.5)
+        assert site.process.ended is None
+        site.process.stop()
+        await world.gone(site.process)
+        job = await world.client.job(running)
+        assert (job.state.value, job.attempts[-1].outcome) == ("pending", "handed_back")
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"MAX_CONCURRENT_TASKS": "0"}, "MAX_CONCURRENT_TASKS"),
+        ({"MAX_CONCURRENT_TASKS": "three"}, "MAX_CONCURRENT_TASKS"),
+        ({"MAX_CONCURRENT_TASKS": "3", "HIGH_PRIORITY_RESERVED": "-1"}, "HIGH_PRIORITY_RESERVED"),
+        ({"MAX_CONCURRENT_TASKS": "3", "HIGH_PRIORITY_RESERVED": "3"}, "HIGH_PRIORITY_RESERVED"),
+        ({"FAIRLANE_MAX_CONCURRENT_TASKS": "0", "MAX_CONCURRENT_TASKS": "3"}, "FAIRLANE_MAX_CONCURRENT_TASKS"),
+        ({"FAIRLANE_HIGH_PRIORITY_RESERVED": "20"}, "FAIRLANE_HIGH_PRIORITY_RESERVED"),
+    ],
+)
+def test_bad_settings_keep_an_instance_from_starting(settings: dict[str, str], named: str, tmp_path: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("FAIRLANE")}
+    environment |= {"FAIRLANE_URL": f"sqlite:///{tmp_path}/fairlane.db", "E2E_PROCESS": "web"} | settings
+    process = Process("web", ["uvicorn", "tests.e2e.web:web", "--port", "0"], environment, tmp_path / "log")
+    process.wait()
+    assert process.ended == 1
+    last = (tmp_path / "log").read_text().strip().splitlines()[-1]
+    assert "InvalidInput" in last
+    assert f"{named}: " in last
+    assert not (tmp_path / "fairlane.db").exists()

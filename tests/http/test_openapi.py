@@ -1,0 +1,98 @@
+"""The OpenAPI document: every operation with an example that fits, and a service that keeps to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import schemathesis
+import uvicorn
+from fastapi import FastAPI
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis.core.result import Ok
+
+from fairlane.http import HttpSettings, create_app
+
+from .conftest import API, client_of, make_app
+from .test_access import operations
+
+pytestmark = pytest.mark.parametrize("store_kind", ["sqlite"], indirect=True)
+EXAMPLES = 100 if os.environ.get("FAIRLANE_TEST_FULL") else 4
+
+
+async def test_every_operation_is_documented_with_an_example_that_fits(web: FastAPI) -> None:
+    document = web.openapi()
+    assert document["openapi"] == "3.1.0"
+    names = set()
+    for operation in operations(web):
+        path = operation.path.replace("{id:path}", "{id}")
+        told = document["paths"][path][operation.method.lower()]
+        names.add(told["operationId"])
+        assert told["summary"], path
+        assert operation.shows is not None, f"{path} shows no example of its answer"
+        if operation.answer is not None:
+            msgspec.convert(operation.shows, operation.answer)
+        if operation.body is not None:
+            assert operation.example is not None, f"{path} has no example of its body"
+            msgspec.convert(operation.example, operation.body)
+    assert len(names) == len(operations(web))
+
+
+@pytest.fixture
+def served(store_url: str) -> Iterator[str]:
+    """A service in a thread; the paths that stream are left out, because a stream does not end."""
+    app = make_app(store_url)
+    web = create_app(app, settings=HttpSettings(signals=False, longest_wait=0.1))
+    server = uvicorn.Server(uvicorn.Config(web, port=0, log_config=None))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        threading.Event().wait(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join()
+
+
+def test_the_service_keeps_its_contract(served: str, tmp_path: Path) -> None:
+    schema = schemathesis.openapi.from_url(f"{served}{API}/openapi.json").exclude(path_regex="/events$")
+    checked = 0
+    for found in schema.get_all_operations():
+        assert isinstance(found, Ok), found
+        operation = found.ok()
+        checked += 1
+
+        @settings(
+            max_examples=EXAMPLES,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.explicit, Phase.generate],
+        )
+        @given(case=operation.as_strategy())
+        def holds(case: Any) -> None:
+            case.call_and_validate(base_url=served, timeout=10)
+
+        holds()
+    assert checked > 25
+
+
+@settings(max_examples=3 * EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(body=st.binary(max_size=200))
+def test_any_bytes_are_answered(store_url: str, body: bytes) -> None:
+    web = create_app(make_app(store_url), settings=HttpSettings(access="open"))
+
+    async def send() -> int:
+        async with client_of(web) as http:
+            answer = await http.post(f"{API}/jobs", content=body, headers={"Content-Type": "application/json"})
+            return answer.status_code
+
+    assert asyncio.run(send()) in (400, 422)

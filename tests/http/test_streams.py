@@ -1,0 +1,198 @@
+"""Event streams: the true state first, every change that matters, the end; heartbeats, limits, slow readers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, MutableMapping
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from fairlane import Fairlane
+from fairlane.http import HttpSettings, create_app, service_of
+
+from .conftest import API
+from .test_jobs import is_problem, send
+
+Message = MutableMapping[str, Any]
+
+
+class Stream:
+    """A stream read by hand: httpx gives an answer in process only when it is complete."""
+
+    def __init__(self, web: FastAPI, path: str, **headers: str) -> None:
+        self._web = web
+        self._parts: asyncio.Queue[Message] = asyncio.Queue()
+        self._leave = asyncio.Event()
+        self.blocked: asyncio.Event | None = None
+        raw = [(b"host", b"localhost"), *((k.replace("_", "-").encode(), v.encode()) for k, v in headers.items())]
+        path, _, query = path.partition("?")
+        self._scope = {
+            "type": "http",
+            "method": "GET",
+            "path": path,
+            "raw_path": path.encode(),
+            "headers": raw,
+            "query_string": query.encode(),
+            "root_path": "",
+            "client": ("127.0.0.1", 1),
+            "http_version": "1.1",
+            "scheme": "http",
+            "server": ("localhost", 80),
+        }
+        self.status = 0
+
+    async def __aenter__(self) -> Stream:
+        self.task = asyncio.create_task(self._web(self._scope, self._receive, self._send))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._leave.set()
+        await asyncio.wait_for(self.task, 10)
+
+    async def _receive(self) -> Message:
+        await self._leave.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        if self.blocked is not None:
+            await self.blocked.wait()
+        self._parts.put_nowait(message)
+
+    async def parts(self) -> AsyncIterator[str]:
+        while True:
+            message = await asyncio.wait_for(self._parts.get(), 20)
+            if message["type"] == "http.response.body":
+                if message["body"]:
+                    yield message["body"].decode()
+                if not message.get("more_body"):
+                    return
+
+    async def events(self) -> AsyncIterator[tuple[str, dict[str, Any], str | None]]:
+        async for part in self.parts():
+            fields = dict(line.partition(": ")[::2] for line in part.strip().split("\n"))
+            if "event" in fields:
+                yield fields["event"], json.loads(fields["data"]), fields.get("id")
+
+
+async def test_a_stream_tells_the_state_first_then_changes_and_ends_with_the_result(
+    http: httpx.AsyncClient, web: FastAPI, app: Fairlane
+) -> None:
+    before = await send(http, "add", 1, lane="model:a", queue="pictures")
+    id = await send(http, "steps", 3, lane="model:a", queue="pictures")
+    seen: list[tuple[str, dict[str, Any], str | None]] = []
+    async with Stream(web, f"{API}/jobs/{id}/events") as stream:
+        events = stream.events()
+        seen.append(await anext(events))
+        kind, first, _ = seen[0]
+        assert (kind, first["state"], first["position"]["place"], first["position"]["of"]) == ("state", "pending", 2, 2)
+        await http.post(f"{API}/jobs/{before}/cancel")
+        seen.append(await anext(events))
+        assert (seen[1][0], seen[1][1]["position"]["place"]) == ("position", 1)
+        worker = asyncio.create_task(app.worker(burst=True, slots=2).run())
+        seen += [each async for each in events]
+        await worker
+    kinds = [kind for kind, _, _ in seen]
+    assert "progress" in kinds
+    _, last, name = seen[-1]
+    assert (last["state"], last["final"], last["result"]) == ("completed", True, 3)
+    assert name is not None
+    assert name.startswith("final-")
+    async with Stream(web, f"{API}/jobs/{id}/events", last_event_id="0815") as again:
+        [(kind, told, _)] = [each async for each in again.events()]
+        assert (kind, told["result"]) == ("state", 3)
+    done = await http.get(f"{API}/jobs/{id}/events", headers={"Last-Event-ID": name})
+    assert done.status_code == 204
+
+
+@pytest.mark.parametrize("store_kind", ["sqlite"], indirect=True)
+async def test_a_silent_stream_gets_heartbeats_and_ends_when_the_service_stops(
+    http: httpx.AsyncClient, web: FastAPI
+) -> None:
+    id = await send(http, "add", 1)
+    async with Stream(web, f"{API}/jobs/{id}/events") as stream:
+        parts = stream.parts()
+        assert "retry: " in await anext(parts)
+        assert "event: state" in await anext(parts)
+        assert await anext(parts) == ": alive\n\n"
+        assert service_of(web).open_streams == 1
+        poll = asyncio.create_task(http.get(f"{API}/jobs/{id}/result", params={"wait": 30}))
+        await asyncio.sleep(0.05)
+        service_of(web).stop()
+        assert [part async for part in parts if not part.startswith(":")] == []
+        assert (await asyncio.wait_for(poll, 5)).status_code == 202
+    assert service_of(web).open_streams == 0
+
+
+@pytest.mark.parametrize("store_kind", ["sqlite"], indirect=True)
+async def test_a_slow_reader_is_cut_off_and_nothing_is_queued_for_it(app: Fairlane) -> None:
+    web = create_app(app, settings=HttpSettings(slow_reader=0.1, token_seconds=0.001))
+    handle = await app.registry.find("steps").enqueue(1)
+    stream = Stream(web, f"{API}/jobs/{handle.id}/events")
+    async with stream:
+        parts = stream.parts()
+        await anext(parts)
+        await anext(parts)
+        stream.blocked = asyncio.Event()
+        await handle.cancel()
+        await asyncio.wait_for(stream.task, 5)
+    assert service_of(web).open_streams == 0
+
+
+@pytest.mark.parametrize("store_kind", ["sqlite"], indirect=True)
+async def test_one_caller_has_so_many_streams(app: Fairlane) -> None:
+    web = create_app(app, settings=HttpSettings(streams_per_caller=1))
+    handle = await app.registry.find("steps").enqueue(1)
+    async with Stream(web, f"{API}/jobs/{handle.id}/events") as first:
+        await anext(first.parts())
+        async with Stream(web, f"{API}/jobs/{handle.id}/events") as second:
+            assert "too many streams" in await anext(second.parts())
+            assert second.status == 429
+
+
+async def test_the_system_is_watched_by_one_look_for_everybody(
+    http: httpx.AsyncClient, app: Fairlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web = create_app(app, settings=HttpSettings(sample=0.05))
+    looks = 0
+    real = app.client.queues
+
+    async def counted() -> Any:
+        nonlocal looks
+        looks += 1
+        return await real()
+
+    monkeypatch.setattr(app.client, "queues", counted)
+    async with Stream(web, f"{API}/events") as one, Stream(web, f"{API}/events") as two:
+        events, others = one.events(), two.events()
+        kind, first, _ = await anext(events)
+        assert kind == "queues"
+        assert first["store"] == "up"
+        await anext(others)
+        looked = looks
+        await send(http, "add", 1)
+        for each in (events, others):
+            async for _, told, _ in each:
+                [queue] = [queue for queue in told["queues"] if queue["name"] == "default"] or [{"pending": 0}]
+                if queue["pending"]:
+                    break
+        assert looks - looked < 40
+    await asyncio.sleep(0.1)
+    after = looks
+    await asyncio.sleep(0.2)
+    assert looks == after
+
+
+async def test_a_long_poll_answers_when_the_job_ends(http: httpx.AsyncClient, app: Fairlane) -> None:
+    id = await send(http, "add", 1)
+    poll = asyncio.create_task(http.get(f"{API}/jobs/{id}/result", params={"wait": 20}))
+    await asyncio.sleep(0.05)
+    await app.worker(burst=True).run()
+    answer = await asyncio.wait_for(poll, 5)
+    assert (answer.status_code, answer.json()["result"]) == (200, 2)
+    assert is_problem(await http.get(f"{API}/jobs/{id}/result", params={"wait": -1}), 422, "wait")
