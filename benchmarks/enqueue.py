@@ -7,8 +7,8 @@ import time
 from collections.abc import Awaitable, Callable
 from statistics import median
 
-from fairlane.job import NewJob
-from fairlane.store import Store
+from fairlane.model.job import NewJob
+from fairlane.store.port import Store
 
 from . import bare
 from .figures import Figure, ratio

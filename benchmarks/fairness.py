@@ -9,7 +9,7 @@ from collections import Counter
 from random import Random
 from statistics import median, quantiles
 
-from fairlane.settings import LaneRule
+from fairlane.model.settings import LaneRule
 
 from .figures import Bound, Figure
 from .workload import Run, Worker, configure, job, load, opened

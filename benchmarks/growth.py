@@ -17,9 +17,9 @@ from itertools import count, cycle
 from statistics import median
 from typing import TypeVar
 
-from fairlane.job import NewJob
-from fairlane.settings import LaneRule
-from fairlane.store import Store
+from fairlane.model.job import NewJob
+from fairlane.model.settings import LaneRule
+from fairlane.store.port import Store
 
 from .figures import Bound, Figure, ratio
 from .workload import Run, Worker, configure, job, load, opened

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 from fairlane import Fairlane
-from fairlane.job import NewJob
+from fairlane.model.job import NewJob
 
 STREAMS = 500
 LANES = 50

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from statistics import median
 
-from fairlane.settings import LaneRule
+from fairlane.model.settings import LaneRule
 
 from . import bare
 from .figures import Bound, Figure, ratio

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
-from fairlane.backends import open_store
+from fairlane.store import open_store
 
 from .contest import Options
 from .figures import Figure

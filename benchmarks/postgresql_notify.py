@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from statistics import median
 
-from fairlane.backends import open_store
-from fairlane.store import Store
-from fairlane.wakeups import queue_topic
+from fairlane.store import open_store
+from fairlane.store.port import Store
+from fairlane.store.wakeups import queue_topic
 
 from .contest import Options
 from .figures import Figure, ratio

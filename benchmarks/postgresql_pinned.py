@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-from fairlane.backends import open_store
-from fairlane.store import Store
+from fairlane.store import open_store
+from fairlane.store.port import Store
 
 from .contest import Options
 from .figures import Bound, Figure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fairlane.backends import open_store
+from fairlane.store import open_store
 
 from .contest import Options
 from .figures import Bound, Figure

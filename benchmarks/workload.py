@@ -11,14 +11,14 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from fairlane.backends import open_store
-from fairlane.ids import new_id
-from fairlane.job import Claimed, NewJob, Priority
-from fairlane.session import Claim, NewSession, SessionKind
-from fairlane.settings import LaneRule, QueueSettings, SettingsChange
-from fairlane.slots import Slots, asks
-from fairlane.states import complete
-from fairlane.store import Store
+from fairlane.model.ids import new_id
+from fairlane.model.job import Claimed, NewJob, Priority
+from fairlane.model.session import Claim, NewSession, SessionKind
+from fairlane.model.settings import LaneRule, QueueSettings, SettingsChange
+from fairlane.model.slots import Slots, asks
+from fairlane.model.states import complete
+from fairlane.store import open_store
+from fairlane.store.port import Store
 
 QUEUE = "bench"
 PAYLOAD = b'[["' + b"x" * 180 + b'"],{}]'

@@ -21,7 +21,7 @@ settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
-LONGEST = ("conformance/test_model.py", "edges/test_demo.py", "test_docs.py", "client/test_transaction_crashes.py")
+LONGEST = ("conformance/test_model.py", "cli/test_demo.py", "test_docs.py", "client/test_transaction_crashes.py")
 """Files with single tests that take ten seconds and more."""
 LONG = ("e2e/",)
 

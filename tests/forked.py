@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from fairlane.ids import new_id
+from fairlane.model.ids import new_id
 
 
 def main(order: str = "tell", *rest: str) -> None:

@@ -28,7 +28,7 @@ MODULES = (
     *("asyncio", "ctypes", "random", "sqlite3", "asyncpg", "rich.console"),
     *("fairlane", "fairlane.cli.main", "fairlane.cli.worker", "fairlane.cli.manager", "fairlane.manager.manager"),
     *("fairlane.worker.worker", "fairlane.supervisor.supervisor"),
-    *("fairlane.backends.sqlite.store", "fairlane.backends.postgresql.store"),
+    *("fairlane.store.sqlite.store", "fairlane.store.postgresql.store"),
     *("uvicorn", "uvicorn.main", "fairlane.http.application", "fairlane.http.instance"),
 )
 """Nothing that reads the environment: each fork has its own."""

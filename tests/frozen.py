@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlane.store import Store
+from fairlane.store.port import Store
 
 LOOKS = 50
 MOMENT = 0.05

@@ -16,20 +16,20 @@ from fairlane.cli.main import COMMANDS
 from fairlane.cli.main import fairlane as command_line
 from fairlane.config import PREFIX, RETENTION, Settings
 from fairlane.events import Event
-from fairlane.intervals import Intervals
-from fairlane.job import Acceptance
-from fairlane.prometheus import Metrics
-from fairlane.reading import Gate
-from fairlane.running import RunningJob
-from fairlane.store import Store
+from fairlane.integrations.prometheus import Metrics
+from fairlane.model.intervals import Intervals
+from fairlane.model.job import Acceptance
+from fairlane.model.maintenance import Retention
+from fairlane.model.reading import Gate
+from fairlane.runtime.running_job import RunningJob
+from fairlane.store.port import Store
 from fairlane.task import OneCall, TaskSettings
 from fairlane.testing import BlockingLab
-from fairlane.upkeep import Retention
 
 from .pages import DOCS, ROOT, tables_under, text_of
 
 SOURCE = ROOT / "src" / "fairlane"
-MIGRATIONS = SOURCE / "backends" / "sqlite" / "migrations"
+MIGRATIONS = SOURCE / "store" / "sqlite" / "migrations"
 EVERYWHERE = ("--app", "--url", "--json", "--debug")
 """Options that stand in one table for all commands."""
 ERRORS = {

@@ -6,13 +6,9 @@ engine: the `Store` port and `open_store`. Modules hold the rest of the vocabula
 """
 
 from .app import Fairlane
-from .backends import open_store
-from .binding import Binding, Release
 from .blocking import BlockingClient, BlockingHandle
 from .client import Client
-from .clock import Clock, ManualClock, SystemClock
 from .config import Settings
-from .declaration import QueueDeclaration
 from .errors import (
     Busy,
     Cancel,
@@ -42,18 +38,22 @@ from .errors import (
 from .events import Events
 from .handle import BroadcastHandle, Cancellation, Handle, Position, Update
 from .hooks import RunningWorker, current_worker
-from .ids import new_id
-from .intervals import Intervals
-from .job import Job, JobState, NewJob, Priority, Reason
-from .retry import Backoff
-from .running import RunningJob, current_job
-from .session import Claim, NewSession, SessionKind
-from .settings import LaneRule, QueueOverride, QueueSettings, SettingsChange
-from .slots import Ask, Reserved, Slots
-from .store import Store
+from .model.binding import Binding, Release
+from .model.declaration import QueueDeclaration
+from .model.ids import new_id
+from .model.intervals import Intervals
+from .model.job import Job, JobState, NewJob, Priority, Reason
+from .model.retry import Backoff
+from .model.session import Claim, NewSession, SessionKind
+from .model.settings import LaneRule, QueueOverride, QueueSettings, SettingsChange
+from .model.slots import Ask, Reserved, Slots
+from .runtime.running_job import RunningJob, current_job
+from .store import open_store
+from .store.clock import Clock, ManualClock, SystemClock
+from .store.port import Store
+from .store.wakeups import Wakeups
 from .task import Call, Task
 from .turn import Turn
-from .wakeups import Wakeups
 
 __version__ = "0.1.0.dev0"
 

@@ -16,30 +16,30 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, ove
 
 import msgspec
 
-from . import hints
-from .backends import open_store
-from .binding import Release
 from .blocking import BlockingClient
 from .client import Client, OnSent
-from .clock import Clock
 from .config import Settings, without_password
-from .connection import Connection
-from .declaration import QueueDeclaration, closed_set, reserved_of
-from .discovery import check_module, import_named, task_modules
 from .errors import FairlaneError, InvalidInput
 from .events import Events, Tracer
 from .handle import BroadcastHandle, Handle
 from .hooks import AroundHook, Hooks, WorkerHook
-from .job import Priority
-from .names import check_name
-from .observed import ObservedStore, on_data_loss
-from .schedule import Schedule, template_of
-from .settings import SettingsChange
-from .slots import Reserved, Slots
-from .store import Store
+from .model import foreign_words
+from .model.binding import Release
+from .model.declaration import QueueDeclaration, closed_set, reserved_of
+from .model.job import Priority
+from .model.names import check_name
+from .model.schedule import Schedule, template_of
+from .model.settings import SettingsChange
+from .model.slots import Reserved, Slots
+from .runtime.connection import Connection
+from .runtime.discovery import check_module, import_named, task_modules
+from .runtime.turn_session import Waiter
+from .store import open_store
+from .store.clock import Clock
+from .store.instrumented import ObservedStore, on_data_loss
+from .store.port import Store
 from .task import AsyncTask, Call, PlainTask, PriorityWord, Registry, Seconds, Task, TaskSettings, seconds
 from .turn import OnPosition, Turn
-from .waiter import Waiter
 
 if TYPE_CHECKING:
     # Only a process that works needs it.
@@ -409,7 +409,7 @@ class Fairlane:
     if not TYPE_CHECKING:
         # Type checkers know no such attribute, so that they refuse it too.
         def __getattr__(self, name: str) -> Any:
-            raise hints.no_attribute(self, "the application", name, hints.APP)
+            raise foreign_words.no_attribute(self, "the application", name, foreign_words.APP)
 
     def __repr__(self) -> str:
         return f"<Fairlane at {without_password(self.settings.url)}, {len(self.registry)} tasks>"

@@ -13,22 +13,22 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
-from . import hints
-from .binding import Binding, Release
 from .bulk import Bulk, BulkOptions, PurgeOptions
 from .client import Client, OnSent
 from .handle import BroadcastHandle, Cancellation, Handle, Position, Update
-from .job import Enqueued, Job, JobState, NewJob, Priority
-from .listings import FailureGroup, LaneListing, LanePage
-from .loop_thread import LoopThread
-from .reading import Page, QueueReading
-from .running import HeldPlace
-from .schedule import StoredSchedule
-from .session import Session, Term
+from .model import foreign_words
+from .model.binding import Binding, Release
+from .model.job import Enqueued, Job, JobState, NewJob, Priority
+from .model.listings import FailureGroup, LaneListing, LanePage
+from .model.maintenance import Recount
+from .model.reading import Page, QueueReading
+from .model.schedule import StoredSchedule
+from .model.session import Session, Term
+from .model.tokens import AccessToken, Scope
+from .runtime.loop_thread import LoopThread
+from .runtime.running_job import HeldPlace
 from .task import Call, PriorityWord, Seconds, Task
-from .tokens import AccessToken, Scope
 from .turn import Turn
-from .upkeep import Recount
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -107,7 +107,7 @@ class BlockingHandle(Generic[R]):
     if not TYPE_CHECKING:
         # Type checkers know no such attribute, so that they refuse it too.
         def __getattr__(self, name: str) -> Any:
-            raise hints.no_attribute(self, "a handle", name, hints.HANDLE, blocking=True)
+            raise foreign_words.no_attribute(self, "a handle", name, foreign_words.HANDLE, blocking=True)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of job {self.id}>"

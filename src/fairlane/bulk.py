@@ -18,12 +18,12 @@ from typing import TypedDict
 import msgspec
 
 from .errors import Conflict, InvalidInput, NotFound
-from .job import WAITING_STATES, Enqueued, Job, JobKind, JobState, NewJob
-from .names import check_count, check_seconds
-from .reading import MOST_PER_PAGE, Filter
-from .store import Store
+from .model.job import WAITING_STATES, Enqueued, Job, JobKind, JobState, NewJob
+from .model.maintenance import Retention
+from .model.names import check_count, check_seconds
+from .model.reading import MOST_PER_PAGE, Filter
+from .store.port import Store
 from .task import Seconds, seconds
-from .upkeep import Retention
 
 FIRST_PAGE = 50
 LARGE_PAGE = 4 * 1024 * 1024

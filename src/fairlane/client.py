@@ -12,27 +12,27 @@ from typing import Any, TypeVar, Unpack, overload
 
 import msgspec
 
-from . import codec, lanes, tokens
-from .binding import Binding, Release
 from .bulk import Bulk, BulkOptions, Bulks, PurgeOptions
-from .clock import Clock
-from .connection import Connection
 from .errors import InvalidInput, NotFound
 from .events import Tracer
-from .finding import Counted
 from .handle import BroadcastHandle, Cancellation, Handle, cancellation, children, find_job
-from .job import MOST_BYTES_PER_ENQUEUE, Enqueued, Job, JobKind, JobState, NewJob, parts_of
-from .listings import FailureGroup, LaneListing, LanePage
-from .names import ERROR_BYTES, shown
-from .observed import ObservedStore
-from .reading import Filter, Page, QueueReading
-from .schedule import StoredSchedule
-from .session import Session, Term
-from .settings import LaneRule, QueueOverride, QueueSettings, SettingsChange
+from .model import codec, lanes, tokens
+from .model.binding import Binding, Release
+from .model.job import MOST_BYTES_PER_ENQUEUE, Enqueued, Job, JobKind, JobState, NewJob, parts_of
+from .model.listings import FailureGroup, LaneListing, LanePage
+from .model.maintenance import Recount, Retention
+from .model.names import ERROR_BYTES, shown
+from .model.reading import Filter, Page, QueueReading
+from .model.schedule import StoredSchedule
+from .model.session import Session, Term
+from .model.settings import LaneRule, QueueOverride, QueueSettings, SettingsChange
+from .model.tokens import AccessToken, Scope
+from .runtime.connection import Connection
+from .store.clock import Clock
+from .store.diagnosis import Counted
+from .store.instrumented import ObservedStore
+from .store.transactions import Joining, transactions_of
 from .task import Call, Seconds, Task, seconds
-from .tokens import AccessToken, Scope
-from .transactions import Joining, transactions_of
-from .upkeep import Recount, Retention
 
 R = TypeVar("R")
 RETENTION = Retention()

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from .errors import InvalidInput
-from .intervals import Intervals
-from .names import check_count, check_name, check_seconds, shown
-from .slots import MOST_SLOTS, Reserved, Slots, default_reserved
-from .upkeep import Retention
+from .model.intervals import Intervals
+from .model.maintenance import Retention
+from .model.names import check_count, check_name, check_seconds, shown
+from .model.slots import MOST_SLOTS, Reserved, Slots, default_reserved
 
 T = TypeVar("T")
 PREFIX = "FAIRLANE_"

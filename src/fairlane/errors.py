@@ -26,7 +26,7 @@
         ├── Fail                    fail now, whatever is left of the budget
         └── Cancel                  end as cancelled
 
-A stale *job* write is not an exception: batches answer each write with a verdict (`fairlane.job.Verdict`).
+A stale *job* write is not an exception: batches answer each write with a verdict (`fairlane.model.job.Verdict`).
 Messages say what to do next. No message contains a payload, a password or a token.
 """
 

@@ -1,9 +1,10 @@
-"""What happens in this process, as it happens: typed records, and whoever wants to hear of them.
+"""What happens in this process, as it happens: typed records, and the listeners that receive them.
 
-`fairlane.observed` emits them, once for every call at the port and for what its answer tells; metrics, traces and
-streams hang here. Events are news, not the truth: they tell what *this* process did, none is stored, and a call whose
-answer was lost tells nothing but its `Called`. They carry names and numbers, never a payload, a result or the text of
-an error. Everything here may be used from any thread, except that a stream is read in the event loop it was made in.
+`fairlane.store.instrumented` emits them, once for every call at the port and for what its answer contains; metrics,
+traces and streams subscribe here. Events are news, not the truth: they report what *this* process did, none is stored,
+and a call whose answer was lost emits nothing but its `Called`. They carry names and numbers, never a payload, a result
+or the text of an error. Everything here may be used from any thread, except that a stream is read in the event loop it
+was made in.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing import Protocol
 
 import msgspec
 
-from .binding import Release
-from .job import Claimed, JobState, Priority, Reason
-from .session import SessionKind
-from .states import Move, Transition
-from .upkeep import Admitted, Promoted, Pruned, Rescued
+from .model.binding import Release
+from .model.job import Claimed, JobState, Priority, Reason
+from .model.maintenance import Admitted, Promoted, Pruned, Rescued
+from .model.session import SessionKind
+from .model.states import Move, Transition
 
 log = logging.getLogger(__name__)
 
@@ -276,7 +277,10 @@ class EventStream:
 
 
 class Tracer(Protocol):
-    """Follows jobs from the process that asked for them to the one that runs them. `fairlane.opentelemetry` is one."""
+    """Follows jobs from the process that enqueues them to the one that runs them.
+
+    `fairlane.integrations.opentelemetry` provides one.
+    """
 
     def headers(self, task: str, queue: str) -> AbstractContextManager[dict[str, str] | None]:
         """Stands around an enqueue. What it yields belongs into the job's `headers`, as JSON; None adds nothing."""

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from . import codec, hints
-from .connection import Connection
 from .errors import InvalidInput, JobCancelled, JobFailed, NotFound, StoreUnavailable, WouldDeadlock
-from .ids import new_id
-from .job import WAITING_STATES, Job, JobKind, JobState
-from .names import check_seconds
-from .reading import Standing
-from .running import places_held
-from .store import Store
-from .watching import Watch
+from .model import codec, foreign_words
+from .model.ids import new_id
+from .model.job import WAITING_STATES, Job, JobKind, JobState
+from .model.names import check_seconds
+from .model.reading import Standing
+from .runtime.connection import Connection
+from .runtime.job_watcher import Watch
+from .runtime.running_job import places_held
+from .store.port import Store
 
 R = TypeVar("R")
 ReadResult = Callable[[bytes | None], R]
@@ -210,7 +210,7 @@ class Handle(Generic[R]):
     if not TYPE_CHECKING:
         # Type checkers know no such attribute, so that they refuse it too.
         def __getattr__(self, name: str) -> Any:
-            raise hints.no_attribute(self, "a handle", name, hints.HANDLE)
+            raise foreign_words.no_attribute(self, "a handle", name, foreign_words.HANDLE)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of job {self._id}>"

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from .errors import FairlaneError, InvalidInput
-from .running import RunningJob
+from .runtime.running_job import RunningJob
 
 T = TypeVar("T")
 

@@ -18,19 +18,19 @@ from weakref import WeakSet
 
 from msgspec.structs import force_setattr
 
-from . import hints
-from .arguments import Arguments
 from .errors import Control, InvalidInput
 from .handle import Handle
 from .hooks import Hooks
-from .ids import new_id
-from .job import NewJob, Priority
-from .names import check_name, shown
-from .origin import default_name, module_name
-from .retry import Backoff
-from .retry_rule import retry_rule
-from .schedule import Timetable
-from .template import Template
+from .model import foreign_words
+from .model.arguments import Arguments
+from .model.ids import new_id
+from .model.job import NewJob, Priority
+from .model.names import check_name, shown
+from .model.origin import default_name, module_name
+from .model.retry import Backoff
+from .model.retry_rule import retry_rule
+from .model.schedule import Timetable
+from .model.template import Template
 
 if TYPE_CHECKING:
     from .blocking import BlockingHandle
@@ -288,13 +288,13 @@ class Task(Generic[P, R]):
         return self.retry_rule is None or isinstance(exc, Control) or self.retry_rule.allows(exc)
 
     def _misfit(self, exc: TypeError, kwargs: dict[str, Any]) -> TypeError:
-        return hints.bad_argument(exc, self.__name__, kwargs, self.arguments.names, OneCall.__annotations__)
+        return foreign_words.bad_argument(exc, self.__name__, kwargs, self.arguments.names, OneCall.__annotations__)
 
     if not TYPE_CHECKING:
         # Type checkers know no such attribute, so that they refuse it too.
         def __getattr__(self, name: str) -> Any:
             called = self.__dict__.get("__name__", "task")
-            raise hints.no_attribute(self, f"task {called!r}", name, hints.TASK, called)
+            raise foreign_words.no_attribute(self, f"task {called!r}", name, foreign_words.TASK, called)
 
     def _check_apart(self, fields: dict[str, Any]) -> None:
         """What runs in a child process must be found there: a thread cannot be stopped when its time is over."""
@@ -425,10 +425,10 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
     unknown = fields.keys() - set(NewJob.__struct_fields__)
     if unknown:
         known = ", ".join(sorted({*TaskSettings.__annotations__, *OneCall.__annotations__}))
-        named = sorted(unknown, key=lambda name: (name not in hints.OPTION, name))[0]
+        named = sorted(unknown, key=lambda name: (name not in foreign_words.OPTION, name))[0]
         if named in TaskSettings.__annotations__:
             raise InvalidInput(named, "belongs to @app.task(…), for all calls of the task")
-        raise InvalidInput(named, f"is not an option; {hints.OPTION.get(named) or f'there are {known}'}")
+        raise InvalidInput(named, f"is not an option; {foreign_words.OPTION.get(named) or f'there are {known}'}")
     return fields
 
 

@@ -16,19 +16,19 @@ from typing import Any
 
 import msgspec
 
-from . import states
-from .connection import Connection
 from .errors import FairlaneError, JobCancelled, NotFound, SessionLost, StoreError
 from .handle import Position, position_of, refuse_deadlock
-from .ids import new_id
-from .job import Held, JobKind, JobState, NewJob, Priority, Reason
-from .names import check_seconds
-from .running import HeldPlace
-from .session import Finished
-from .states import Transition
+from .model import states
+from .model.ids import new_id
+from .model.job import Held, JobKind, JobState, NewJob, Priority, Reason
+from .model.names import check_seconds
+from .model.session import Finished
+from .model.states import Transition
+from .runtime.connection import Connection
+from .runtime.job_watcher import Watch
+from .runtime.running_job import HeldPlace
+from .runtime.turn_session import Vigil, Waiter
 from .task import PriorityWord, Seconds, seconds
-from .waiter import Vigil, Waiter
-from .watching import Watch
 
 TASK = "turn"
 """What stands in the record of a turn where other jobs have the name of their task."""

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from fairlane import Fairlane, Intervals, ManualClock, Settings
-from fairlane.backends.postgresql.store import PostgresqlStore
-from fairlane.backends.redis.store import RedisStore
-from fairlane.backends.sqlite.store import SqliteStore
+from fairlane.store.postgresql.store import PostgresqlStore
+from fairlane.store.redis.store import RedisStore
+from fairlane.store.sqlite.store import SqliteStore
 from tests.conformance.kit import Kit
 
 QUICK = Intervals().scaled(0.1)

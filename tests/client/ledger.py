@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from fairlane import Fairlane, current_job
-from fairlane.backends.postgresql.address import driver
+from fairlane.store.postgresql.address import driver
 from fairlane.task import Task
 
 asyncpg = driver()

@@ -14,8 +14,8 @@ import pytest
 
 from fairlane import Fairlane, FairlaneError, InvalidInput, Reserved, Settings
 from fairlane.events import Called, Event, Events
-from fairlane.schedule import job_from
-from fairlane.settings import LaneRule, QueueSettings
+from fairlane.model.schedule import job_from
+from fairlane.model.settings import LaneRule, QueueSettings
 
 from .conftest import QUICK
 

@@ -14,10 +14,10 @@ from fairlane import Fairlane, FairlaneError, JobState, Settings, WouldDeadlock
 from fairlane.blocking import BlockingBroadcastHandle, BlockingClient, BlockingHandle
 from fairlane.client import Client
 from fairlane.handle import BroadcastHandle, Handle, Position
-from fairlane.job import Priority
-from fairlane.session import Claim, NewSession, SessionKind
-from fairlane.slots import Ask, Slots
-from fairlane.states import complete
+from fairlane.model.job import Priority
+from fairlane.model.session import Claim, NewSession, SessionKind
+from fairlane.model.slots import Ask, Slots
+from fairlane.model.states import complete
 
 from .conftest import QUICK
 

@@ -11,10 +11,10 @@ import pytest
 from fairlane import Fairlane, InvalidInput, JobState, ManualClock, NewJob, QueueFull, StoreUnavailable
 from fairlane.bulk import Bulk, Unchanged, retry_id
 from fairlane.client import Client
-from fairlane.job import Enqueued, Reason
-from fairlane.reading import Filter, Page
-from fairlane.states import fail
-from fairlane.upkeep import Retention
+from fairlane.model.job import Enqueued, Reason
+from fairlane.model.maintenance import Retention
+from fairlane.model.reading import Filter, Page
+from fairlane.model.states import fail
 from tests.conformance.kit import Kit
 
 from .conftest import kit_of

@@ -22,10 +22,10 @@ from fairlane import (
     Settings,
     StoreUnavailable,
 )
-from fairlane.job import Claimed, JobKind
-from fairlane.lanes import LaneTerms, terms
-from fairlane.reading import QueueReading
-from fairlane.states import Transition
+from fairlane.model.job import Claimed, JobKind
+from fairlane.model.lanes import LaneTerms, terms
+from fairlane.model.reading import QueueReading
+from fairlane.model.states import Transition
 from fairlane.task import Task
 
 from .conftest import QUICK, kit_of

@@ -12,9 +12,9 @@ import pytest
 from fairlane import Fairlane, JobState
 from fairlane.errors import StoreError
 from fairlane.handle import Handle
-from fairlane.observed import ObservedStore
-from fairlane.session import SessionKind, SessionState
-from fairlane.store import Store
+from fairlane.model.session import SessionKind, SessionState
+from fairlane.store.instrumented import ObservedStore
+from fairlane.store.port import Store
 from fairlane.testing import embedded, embedded_blocking
 from fairlane.worker.worker import Worker
 

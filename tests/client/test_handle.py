@@ -21,9 +21,9 @@ from fairlane import (
     Update,
     WouldDeadlock,
 )
-from fairlane.backends.sqlite.store import SqliteStore
 from fairlane.handle import Handle
-from fairlane.running import HeldPlace
+from fairlane.runtime.running_job import HeldPlace
+from fairlane.store.sqlite.store import SqliteStore
 from fairlane.task import OneCall
 
 from .conftest import kit_of, store_class
@@ -50,7 +50,7 @@ async def test_a_result_is_given_as_the_type_the_function_is_annotated_with(app:
 async def test_a_result_that_comes_while_somebody_waits_is_pushed(
     app: Fairlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairlane.watching.POLL", 60.0)
+    monkeypatch.setattr("fairlane.runtime.job_watcher.POLL", 60.0)
     handle = await _sent(app)
     waiting = asyncio.create_task(handle.result(timeout=30))
     kit = await kit_of(app)

@@ -6,14 +6,15 @@ import asyncio
 
 import pytest
 
-from fairlane import Fairlane, watching
+from fairlane import Fairlane
+from fairlane.runtime import job_watcher
 
 PATIENCE = 10.0
 
 
 @pytest.fixture(autouse=True)
 def _no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "POLL", 600.0)
+    monkeypatch.setattr(job_watcher, "POLL", 600.0)
 
 
 async def test_whoever_waits_for_a_turn_is_told_each_place_at_once(url: str) -> None:

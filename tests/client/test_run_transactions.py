@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from fairlane import Fairlane, Handle, JobFailed, JobState, Retry, Settings, current_job, testing
-from fairlane.backends.sqlite import transactions as sqlite_transactions
 from fairlane.events import Event, Finished, Refused
-from fairlane.states import complete
+from fairlane.model.states import complete
+from fairlane.store.sqlite import transactions as sqlite_transactions
 from tests.servers.stores import TRANSACTIONAL, empty_stores
 from tests.worker.yard import QUICK
 

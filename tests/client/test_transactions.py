@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fairlane import Conflict, Fairlane, InvalidInput, JobState, NotSupported, Settings
-from fairlane.job import Job
+from fairlane.model.job import Job
 from tests.servers.stores import TRANSACTIONAL, empty_stores
 from tests.worker.yard import QUICK
 

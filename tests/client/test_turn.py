@@ -21,9 +21,9 @@ from fairlane import (
     WouldDeadlock,
 )
 from fairlane.errors import FairlaneError
-from fairlane.job import JobKind
-from fairlane.session import SessionKind, SessionState
-from fairlane.store import Store
+from fairlane.model.job import JobKind
+from fairlane.model.session import SessionKind, SessionState
+from fairlane.store.port import Store
 
 from .conftest import eventually, kit_of, store_class
 

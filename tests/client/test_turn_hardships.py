@@ -13,9 +13,9 @@ from contextvars import Context
 import pytest
 
 from fairlane import Fairlane, FairlaneError, Settings
-from fairlane.backends import open_store
-from fairlane.connection import Connection
-from fairlane.store import Store
+from fairlane.runtime.connection import Connection
+from fairlane.store import open_store
+from fairlane.store.port import Store
 
 from .conftest import QUICK
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fairlane import Fairlane, JobState, Reason, SessionLost, Settings
-from fairlane.session import SessionState
+from fairlane.model.session import SessionState
 
 from ..frozen import freeze
 from .conftest import QUICK, eventually

@@ -16,9 +16,9 @@ from types import ModuleType
 
 import pytest
 
-from fairlane.backends import open_store
-from fairlane.clock import ManualClock
-from fairlane.store import Store
+from fairlane.store import open_store
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
 from tests.servers.stores import (
     EVERY_VERSION,
     KINDS,

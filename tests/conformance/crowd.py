@@ -12,7 +12,7 @@ import sys
 from multiprocessing.synchronize import Barrier
 from threading import BrokenBarrierError
 
-from fairlane.job import NewJob
+from fairlane.model.job import NewJob
 
 from .reopening import open_again
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fairlane.upkeep import Rescued
+from fairlane.model.maintenance import Rescued
 
 from .kit import Kit, Worker
 

@@ -14,15 +14,15 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from fairlane.clock import ManualClock
 from fairlane.errors import FairlaneError
-from fairlane.job import Held, Job, JobState, NewJob, Priority
-from fairlane.reading import Filter
-from fairlane.session import Claim, NewSession, SessionKind, Term
-from fairlane.settings import SettingsChange
-from fairlane.slots import Ask, Reserved, Slots
-from fairlane.states import Transition, complete
-from fairlane.store import Store
+from fairlane.model.job import Held, Job, JobState, NewJob, Priority
+from fairlane.model.reading import Filter
+from fairlane.model.session import Claim, NewSession, SessionKind, Term
+from fairlane.model.settings import SettingsChange
+from fairlane.model.slots import Ask, Reserved, Slots
+from fairlane.model.states import Transition, complete
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
 
 from .model import Mismatch, Model, Sight, differences
 

@@ -13,13 +13,13 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from fairlane.binding import BindingState
-from fairlane.clock import ManualClock
-from fairlane.job import Held, JobKind, NewJob
-from fairlane.session import NewSession, SessionKind, SessionState
-from fairlane.settings import SettingsChange
-from fairlane.slots import Reserved, Slots
-from fairlane.store import Store
+from fairlane.model.binding import BindingState
+from fairlane.model.job import Held, JobKind, NewJob
+from fairlane.model.session import NewSession, SessionKind, SessionState
+from fairlane.model.settings import SettingsChange
+from fairlane.model.slots import Reserved, Slots
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
 
 from .driver import BROADCASTS, CLEANUPS, LEASE, SERVED, Driver
 from .model.bindings import active

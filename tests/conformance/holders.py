@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fairlane.job import Acceptance, Claimed, Held, Job, JobState, NewJob, Verdict
-from fairlane.states import MOST_HAND_BACKS, Move, Transition, after_crash
+from fairlane.model.job import Acceptance, Claimed, Held, Job, JobState, NewJob, Verdict
+from fairlane.model.states import MOST_HAND_BACKS, Move, Transition, after_crash
 
 S = JobState
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from fairlane.clock import ManualClock
-from fairlane.ids import new_id
-from fairlane.job import Claimed, Enqueued, Held, Job, JobState, NewJob, Priority, Reason
-from fairlane.reading import Standing
-from fairlane.session import Claim, Finished, NewSession, Renewal, Session, SessionKind
-from fairlane.settings import LaneRule, QueueSettings, SettingsChange
-from fairlane.slots import Ask, Reserved, Slots
-from fairlane.states import UNKNOWN_TASK_SECONDS, Transition, complete, decline, fail, hand_back, retry
-from fairlane.store import Store
+from fairlane.model.ids import new_id
+from fairlane.model.job import Claimed, Enqueued, Held, Job, JobState, NewJob, Priority, Reason
+from fairlane.model.reading import Standing
+from fairlane.model.session import Claim, Finished, NewSession, Renewal, Session, SessionKind
+from fairlane.model.settings import LaneRule, QueueSettings, SettingsChange
+from fairlane.model.slots import Ask, Reserved, Slots
+from fairlane.model.states import UNKNOWN_TASK_SECONDS, Transition, complete, decline, fail, hand_back, retry
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
 
 UNRESERVED = Reserved()
 

@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from fairlane.clock import ManualClock
-from fairlane.job import Held, JobKind, JobState, Priority, Reason
-from fairlane.session import Claim, SessionState
-from fairlane.settings import QueueOverride, QueueSettings, SettingsChange
-from fairlane.slots import Ask
-from fairlane.states import Transition, cancel, complete, decline, fail, hand_back, retry, snooze, take_back
-from fairlane.store import Store
-from fairlane.upkeep import Retention
+from fairlane.model.job import Held, JobKind, JobState, Priority, Reason
+from fairlane.model.maintenance import Retention
+from fairlane.model.session import Claim, SessionState
+from fairlane.model.settings import QueueOverride, QueueSettings, SettingsChange
+from fairlane.model.slots import Ask
+from fairlane.model.states import Transition, cancel, complete, decline, fail, hand_back, retry, snooze, take_back
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
 
 from .driver import SERVED, TERM_LEASE
 from .fleet import Fleet, pick

@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Any
 
-from fairlane.ids import new_id
-from fairlane.job import JobState, NewJob, Priority
-from fairlane.reading import Filter
-from fairlane.session import Claim, NewSession, SessionKind
-from fairlane.slots import Ask, Slots
-from fairlane.states import complete
-from fairlane.store import Store
+from fairlane.model.ids import new_id
+from fairlane.model.job import JobState, NewJob, Priority
+from fairlane.model.reading import Filter
+from fairlane.model.session import Claim, NewSession, SessionKind
+from fairlane.model.slots import Ask, Slots
+from fairlane.model.states import complete
+from fairlane.store.port import Store
 
 from .reopening import open_again
 

@@ -5,8 +5,8 @@ The suite knows no backend, so the one place that does, its conftest, is asked.
 
 from __future__ import annotations
 
-from fairlane.clock import Clock
-from fairlane.store import Store
+from fairlane.store.clock import Clock
+from fairlane.store.port import Store
 
 from . import conftest
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from fairlane.job import Claimed, Job, JobState, NewJob
-from fairlane.reading import Filter
+from fairlane.model.job import Claimed, Job, JobState, NewJob
+from fairlane.model.reading import Filter
 
 from .kit import Kit, Worker
 

@@ -8,12 +8,12 @@ from random import Random
 
 import pytest
 
-from fairlane.binding import Binding, BindingState, Release
 from fairlane.errors import IndexTaken
-from fairlane.job import JobKind, JobState, Priority, Reason
-from fairlane.reading import Gate
-from fairlane.session import NewSession
-from fairlane.slots import Reserved
+from fairlane.model.binding import Binding, BindingState, Release
+from fairlane.model.job import JobKind, JobState, Priority, Reason
+from fairlane.model.reading import Gate
+from fairlane.model.session import NewSession
+from fairlane.model.slots import Reserved
 
 from .kit import Kit, Worker
 

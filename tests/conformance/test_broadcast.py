@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fairlane.job import Claimed, Job, JobKind, JobState, Reason
-from fairlane.states import cancel
+from fairlane.model.job import Claimed, Job, JobKind, JobState, Reason
+from fairlane.model.states import cancel
 
 from .kit import Kit, Worker
 from .runs import everything

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from fairlane.job import Priority
-from fairlane.session import Claim
-from fairlane.settings import LaneRule
-from fairlane.states import complete
+from fairlane.model.job import Priority
+from fairlane.model.session import Claim
+from fairlane.model.settings import LaneRule
+from fairlane.model.states import complete
 
 from .kit import Kit, Worker
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from fairlane import states
-from fairlane.clock import ManualClock
 from fairlane.errors import NotFound
-from fairlane.job import Acceptance, JobKind, JobState, Reason, Verdict
-from fairlane.reading import Filter
-from fairlane.settings import LaneRule
-from fairlane.states import complete, fail, hand_back, retry, snooze
-from fairlane.store import Store
+from fairlane.model import states
+from fairlane.model.job import Acceptance, JobKind, JobState, Reason, Verdict
+from fairlane.model.reading import Filter
+from fairlane.model.settings import LaneRule
+from fairlane.model.states import complete, fail, hand_back, retry, snooze
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
 
 from .death import die, survivor
 from .kit import Kit

@@ -7,14 +7,14 @@ from itertools import pairwise
 
 import pytest
 
-from fairlane.clock import ManualClock
 from fairlane.errors import SessionLost, Stale
-from fairlane.job import Claimed, JobKind, JobState, Priority, Reason
-from fairlane.retry import Backoff
-from fairlane.session import Claim
-from fairlane.settings import LaneRule
-from fairlane.slots import Ask
-from fairlane.store import Store
+from fairlane.model.job import Claimed, JobKind, JobState, Priority, Reason
+from fairlane.model.retry import Backoff
+from fairlane.model.session import Claim
+from fairlane.model.settings import LaneRule
+from fairlane.model.slots import Ask
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
 
 from .death import die, survivor
 from .kit import Kit

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from fairlane.errors import Conflict, QueueFull
-from fairlane.job import JobKind, JobState, NewJob, Priority
-from fairlane.settings import LaneRule
-from fairlane.slots import Ask
-from fairlane.states import complete
-from fairlane.upkeep import Retention
+from fairlane.model.job import JobKind, JobState, NewJob, Priority
+from fairlane.model.maintenance import Retention
+from fairlane.model.settings import LaneRule
+from fairlane.model.slots import Ask
+from fairlane.model.states import complete
 
 from .kit import Kit
 

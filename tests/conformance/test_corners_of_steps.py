@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fairlane.clock import ManualClock
-from fairlane.job import JobKind, JobState, Priority, Reason
-from fairlane.reading import Filter
-from fairlane.settings import LaneRule, QueueOverride, QueueSettings, SettingsChange
-from fairlane.states import complete, retry
-from fairlane.store import Store
-from fairlane.upkeep import Retention
+from fairlane.model.job import JobKind, JobState, Priority, Reason
+from fairlane.model.maintenance import Retention
+from fairlane.model.reading import Filter
+from fairlane.model.settings import LaneRule, QueueOverride, QueueSettings, SettingsChange
+from fairlane.model.states import complete, retry
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
 
 from .kit import Kit
 

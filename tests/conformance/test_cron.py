@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fairlane.clock import ManualClock
 from fairlane.errors import Conflict
-from fairlane.job import CronSlot
-from fairlane.schedule import FORGOTTEN_SECONDS, Schedule, StoredSchedule, Timetable
-from fairlane.store import Store
+from fairlane.model.job import CronSlot
+from fairlane.model.schedule import FORGOTTEN_SECONDS, Schedule, StoredSchedule, Timetable
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
 
 from .kit import Kit
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from fairlane.binding import Binding, BindingState
-from fairlane.ids import new_id
-from fairlane.session import NewSession, SessionKind
-from fairlane.slots import Slots
-from fairlane.store import Store
+from fairlane.model.binding import Binding, BindingState
+from fairlane.model.ids import new_id
+from fairlane.model.session import NewSession, SessionKind
+from fairlane.model.slots import Slots
+from fairlane.store.port import Store
 from tests.sizes import sized
 
 from .crowd import QUEUES, job_of, key_of

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from fairlane.binding import BindingState
-from fairlane.job import Acceptance, Claimed, JobKind, JobState, Priority, Reason, Verdict
-from fairlane.reading import Gate, Standing
-from fairlane.settings import LaneRule
-from fairlane.states import (
+from fairlane.model.binding import BindingState
+from fairlane.model.job import Acceptance, Claimed, JobKind, JobState, Priority, Reason, Verdict
+from fairlane.model.maintenance import Retention
+from fairlane.model.reading import Gate, Standing
+from fairlane.model.settings import LaneRule
+from fairlane.model.states import (
     LONGEST_DECLINE,
     SHORTEST_DECLINE,
     UNKNOWN_TASK_SECONDS,
@@ -18,7 +19,6 @@ from fairlane.states import (
     decline_delay,
     snooze,
 )
-from fairlane.upkeep import Retention
 
 from .kit import Kit, Worker
 

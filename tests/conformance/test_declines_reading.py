@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 
 from fairlane.errors import InvalidInput
-from fairlane.job import Held
-from fairlane.reading import DeclinedTask, Gate, Standing
-from fairlane.session import NewSession, SessionKind
-from fairlane.slots import Slots
-from fairlane.states import (
-    decline,
-)
-from fairlane.upkeep import Retention
+from fairlane.model.job import Held
+from fairlane.model.maintenance import Retention
+from fairlane.model.reading import DeclinedTask, Gate, Standing
+from fairlane.model.session import NewSession, SessionKind
+from fairlane.model.slots import Slots
+from fairlane.model.states import decline
 
 from .kit import Kit, Worker
 

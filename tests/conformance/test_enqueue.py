@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from fairlane.clock import ManualClock
 from fairlane.errors import Conflict, InvalidInput, QueueFull
-from fairlane.job import Enqueued, Job, JobKind, JobState, NewJob, Priority
-from fairlane.retry import Backoff
-from fairlane.settings import LaneRule
-from fairlane.store import Store
+from fairlane.model.job import Enqueued, Job, JobKind, JobState, NewJob, Priority
+from fairlane.model.retry import Backoff
+from fairlane.model.settings import LaneRule
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
 
 from .kit import Kit
 

@@ -10,10 +10,10 @@ from statistics import median, quantiles
 
 import pytest
 
-from fairlane.job import Claimed, Held, JobKind, NewJob, Priority
-from fairlane.session import Claim
-from fairlane.settings import LaneRule
-from fairlane.slots import Floor, Reserved, Slots, asks
+from fairlane.model.job import Claimed, Held, JobKind, NewJob, Priority
+from fairlane.model.session import Claim
+from fairlane.model.settings import LaneRule
+from fairlane.model.slots import Floor, Reserved, Slots, asks
 
 from .death import LONG
 from .kit import UNRESERVED, Kit

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterable
 from pathlib import Path
 
-from fairlane.store import Store
+from fairlane.store.port import Store
 
 SUITE = Path(__file__).parent
 PROPERTIES = {name for name, member in vars(Store).items() if isinstance(member, property)}

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from fairlane import listings
 from fairlane.errors import InvalidInput
-from fairlane.job import Reason
-from fairlane.states import fail
-from fairlane.upkeep import Retention
+from fairlane.model import listings
+from fairlane.model.job import Reason
+from fairlane.model.maintenance import Retention
+from fairlane.model.states import fail
 
 from .kit import Kit, Worker
 

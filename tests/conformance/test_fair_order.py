@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from fairlane.job import Priority
-from fairlane.settings import LaneRule
-from fairlane.slots import Ask
-from fairlane.upkeep import Retention
+from fairlane.model.job import Priority
+from fairlane.model.maintenance import Retention
+from fairlane.model.settings import LaneRule
+from fairlane.model.slots import Ask
 from tests.sizes import sized
 
 from .kit import Kit

@@ -11,11 +11,11 @@ from random import Random
 
 import pytest
 
-from fairlane import states
 from fairlane.errors import SessionLost
-from fairlane.job import Acceptance, Held, Reason
-from fairlane.retry import Backoff
-from fairlane.states import Transition, complete, fail, hand_back, retry, snooze
+from fairlane.model import states
+from fairlane.model.job import Acceptance, Held, Reason
+from fairlane.model.retry import Backoff
+from fairlane.model.states import Transition, complete, fail, hand_back, retry, snooze
 from tests.sizes import FULL, sized
 
 from .holders import Holders, Holding

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from fairlane.clock import ManualClock
 from fairlane.errors import InvalidInput, NotFound
-from fairlane.job import Job, JobState, Reason
-from fairlane.reading import Filter
-from fairlane.states import fail, retry
-from fairlane.store import Store
-from fairlane.upkeep import Retention
+from fairlane.model.job import Job, JobState, Reason
+from fairlane.model.maintenance import Retention
+from fairlane.model.reading import Filter
+from fairlane.model.states import fail, retry
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
 
 from .kit import Kit
 

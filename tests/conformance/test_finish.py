@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from fairlane import states
-from fairlane.clock import ManualClock
 from fairlane.errors import SessionLost, Stale
-from fairlane.job import KEPT_ATTEMPTS, Acceptance, Held, JobState, Reason, Verdict
-from fairlane.session import Claim
-from fairlane.settings import LaneRule
-from fairlane.states import Transition, complete, decline, fail, hand_back, retry, snooze, take_back
-from fairlane.store import Store
+from fairlane.model import states
+from fairlane.model.job import KEPT_ATTEMPTS, Acceptance, Held, JobState, Reason, Verdict
+from fairlane.model.session import Claim
+from fairlane.model.settings import LaneRule
+from fairlane.model.states import Transition, complete, decline, fail, hand_back, retry, snooze, take_back
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
 
 from .death import survivor
 from .kit import Kit

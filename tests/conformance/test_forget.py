@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fairlane.errors import Conflict, InvalidInput
-from fairlane.job import MOST_JOBS_PER_CALL, JobState
-from fairlane.reading import Filter
-from fairlane.states import complete
-from fairlane.upkeep import DAY, Retention
+from fairlane.model.job import MOST_JOBS_PER_CALL, JobState
+from fairlane.model.maintenance import DAY, Retention
+from fairlane.model.reading import Filter
+from fairlane.model.states import complete
 
 from .kit import Kit
 

@@ -7,9 +7,9 @@ import copy
 import pytest
 
 from fairlane.errors import QueueFull
-from fairlane.job import Priority
-from fairlane.settings import LaneRule
-from fairlane.slots import Reserved
+from fairlane.model.job import Priority
+from fairlane.model.settings import LaneRule
+from fairlane.model.slots import Reserved
 
 from .death import LONG
 from .kit import UNRESERVED, Kit, Worker

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from fairlane.job import Claimed, JobState, Priority, Reason
-from fairlane.reading import Gate
-from fairlane.session import Claim
-from fairlane.settings import LaneRule
-from fairlane.slots import Ask
-from fairlane.states import cancel, complete, snooze
+from fairlane.model.job import Claimed, JobState, Priority, Reason
+from fairlane.model.reading import Gate
+from fairlane.model.session import Claim
+from fairlane.model.settings import LaneRule
+from fairlane.model.slots import Ask
+from fairlane.model.states import cancel, complete, snooze
 
 from .kit import Kit, Worker
 

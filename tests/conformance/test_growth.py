@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fairlane.job import JobKind, JobState
-from fairlane.settings import LaneRule
+from fairlane.model.job import JobKind, JobState
+from fairlane.model.settings import LaneRule
 
 from .kit import Kit
 from .runs import bulk

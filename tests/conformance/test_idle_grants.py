@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from fairlane.job import Claimed
-from fairlane.settings import LaneRule
-from fairlane.slots import Reserved
+from fairlane.model.job import Claimed
+from fairlane.model.settings import LaneRule
+from fairlane.model.slots import Reserved
 
 from .kit import Kit, Worker
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fairlane.errors import InvalidInput, NotFound
-from fairlane.job import JobKind, JobState, Priority
-from fairlane.listings import LaneJob
-from fairlane.settings import LaneRule
+from fairlane.model.job import JobKind, JobState, Priority
+from fairlane.model.listings import LaneJob
+from fairlane.model.settings import LaneRule
 
 from .kit import Kit
 from .runs import bulk

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from fairlane.errors import InvalidInput
-from fairlane.job import Priority
-from fairlane.reading import COUNTED_WHOLE, LaneReading
-from fairlane.settings import LaneRule
+from fairlane.model.job import Priority
+from fairlane.model.reading import COUNTED_WHOLE, LaneReading
+from fairlane.model.settings import LaneRule
 
 from .kit import Kit
 from .runs import bulk

@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from fairlane.job import Claimed, JobState, Priority, Reason
-from fairlane.reading import COUNTED_WHOLE, Gate
-from fairlane.settings import LaneRule
-from fairlane.states import Transition, complete, fail, hand_back, retry, snooze, take_back
+from fairlane.model.job import Claimed, JobState, Priority, Reason
+from fairlane.model.reading import COUNTED_WHOLE, Gate
+from fairlane.model.settings import LaneRule
+from fairlane.model.states import Transition, complete, fail, hand_back, retry, snooze, take_back
 
 from .kit import Kit, Worker
 from .runs import bulk, drain, everything, running

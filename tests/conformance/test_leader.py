@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from fairlane.errors import TermLost
-from fairlane.job import JobState
-from fairlane.store import Store
-from fairlane.upkeep import Retention
+from fairlane.model.job import JobState
+from fairlane.model.maintenance import Retention
+from fairlane.store.port import Store
 
 from .kit import Kit
 

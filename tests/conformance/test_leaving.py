@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fairlane.binding import BindingState
-from fairlane.clock import ManualClock
 from fairlane.errors import IndexTaken, NotFound, SessionLost
-from fairlane.job import Acceptance, JobKind, JobState, Reason
-from fairlane.session import SessionState
-from fairlane.settings import LaneRule
-from fairlane.store import Store
+from fairlane.model.binding import BindingState
+from fairlane.model.job import Acceptance, JobKind, JobState, Reason
+from fairlane.model.session import SessionState
+from fairlane.model.settings import LaneRule
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
 
 from .death import die, survivor
 from .kit import Kit

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fairlane.clock import ManualClock
 from fairlane.errors import StoreMissing
-from fairlane.store import Store
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
 
 from .kit import Kit
 from .reopening import open_again

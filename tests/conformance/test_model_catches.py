@@ -14,15 +14,15 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from fairlane.clock import ManualClock
 from fairlane.errors import SessionLost
-from fairlane.job import Claimed, Enqueued, Held, JobState, NewJob, Verdict
-from fairlane.reading import QueueReading
-from fairlane.session import Claim, Finished, Renewal, Term
-from fairlane.settings import LaneRule, QueueSettings, SettingsChange
-from fairlane.states import Move, Transition
-from fairlane.store import Store
-from fairlane.upkeep import Rescued
+from fairlane.model.job import Claimed, Enqueued, Held, JobState, NewJob, Verdict
+from fairlane.model.maintenance import Rescued
+from fairlane.model.reading import QueueReading
+from fairlane.model.session import Claim, Finished, Renewal, Term
+from fairlane.model.settings import LaneRule, QueueSettings, SettingsChange
+from fairlane.model.states import Move, Transition
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
 
 from .conftest import Opener
 from .machine import machine_of

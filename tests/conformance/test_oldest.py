@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fairlane.job import Priority
-from fairlane.settings import LaneRule
+from fairlane.model.job import Priority
+from fairlane.model.settings import LaneRule
 
 from .kit import Kit
 

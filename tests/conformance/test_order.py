@@ -10,11 +10,11 @@ from random import Random
 
 import pytest
 
-from fairlane.job import Claimed, NewJob, Priority
-from fairlane.session import Claim
-from fairlane.settings import LaneRule
-from fairlane.slots import Ask
-from fairlane.states import Transition, complete, hand_back
+from fairlane.model.job import Claimed, NewJob, Priority
+from fairlane.model.session import Claim
+from fairlane.model.settings import LaneRule
+from fairlane.model.slots import Ask
+from fairlane.model.states import Transition, complete, hand_back
 from tests.sizes import sized
 
 from .kit import Kit, Worker

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from fairlane.binding import BindingState
-from fairlane.ids import new_id
-from fairlane.job import JobState, NewJob
-from fairlane.reading import Filter
-from fairlane.session import NewSession, SessionKind
-from fairlane.settings import LaneRule, QueueSettings, SettingsChange
-from fairlane.slots import Slots
-from fairlane.store import Store
+from fairlane.model.binding import BindingState
+from fairlane.model.ids import new_id
+from fairlane.model.job import JobState, NewJob
+from fairlane.model.reading import Filter
+from fairlane.model.session import NewSession, SessionKind
+from fairlane.model.settings import LaneRule, QueueSettings, SettingsChange
+from fairlane.model.slots import Slots
+from fairlane.store.port import Store
 from tests.forks import Fork
 
 from .race_worker import LANE, QUEUE, REPEATS

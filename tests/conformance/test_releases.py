@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fairlane.binding import Binding, BindingState, Release
-from fairlane.job import Claimed, JobKind, JobState, NewJob, Reason
-from fairlane.reading import Gate
+from fairlane.model.binding import Binding, BindingState, Release
+from fairlane.model.job import Claimed, JobKind, JobState, NewJob, Reason
+from fairlane.model.reading import Gate
 
 from .kit import Kit, Worker
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from fairlane.clock import ManualClock
 from fairlane.errors import TermLost
-from fairlane.job import Claimed, JobKind, JobState, Reason
-from fairlane.retry import Backoff
-from fairlane.session import SessionState
-from fairlane.settings import LaneRule
-from fairlane.states import retry, snooze
-from fairlane.store import Store
-from fairlane.upkeep import Retention
+from fairlane.model.job import Claimed, JobKind, JobState, Reason
+from fairlane.model.maintenance import Retention
+from fairlane.model.retry import Backoff
+from fairlane.model.session import SessionState
+from fairlane.model.settings import LaneRule
+from fairlane.model.states import retry, snooze
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
 
 from .death import LONG, die, survivor
 from .kit import Kit

@@ -6,13 +6,13 @@ from contextlib import suppress
 
 import pytest
 
-from fairlane.clock import ManualClock
 from fairlane.errors import FairlaneError, NotFound, SessionLost
-from fairlane.job import Acceptance, Held, JobKind, JobState, Priority, Reason, Verdict
-from fairlane.session import NewSession, Renewal, Session, SessionKind, SessionState
-from fairlane.settings import LaneRule
-from fairlane.slots import Reserved, Slots
-from fairlane.store import Store
+from fairlane.model.job import Acceptance, Held, JobKind, JobState, Priority, Reason, Verdict
+from fairlane.model.session import NewSession, Renewal, Session, SessionKind, SessionState
+from fairlane.model.settings import LaneRule
+from fairlane.model.slots import Reserved, Slots
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
 
 from .death import die, survivor
 from .kit import Kit

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fairlane.errors import InvalidInput, QueueFull
-from fairlane.job import JobKind, JobState, Priority
-from fairlane.reading import Gate, QueueReading
-from fairlane.settings import LaneRule, QueueOverride, QueueSettings, SettingsChange
-from fairlane.slots import Ask, Reserved
+from fairlane.model.job import JobKind, JobState, Priority
+from fairlane.model.reading import Gate, QueueReading
+from fairlane.model.settings import LaneRule, QueueOverride, QueueSettings, SettingsChange
+from fairlane.model.slots import Ask, Reserved
 
 from .kit import Kit
 from .runs import bulk

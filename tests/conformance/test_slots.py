@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from fairlane.job import Claimed, JobState, Priority
-from fairlane.settings import LaneRule, QueueOverride, SettingsChange
-from fairlane.slots import Ask, Reserved
-from fairlane.store import Store
+from fairlane.model.job import Claimed, JobState, Priority
+from fairlane.model.settings import LaneRule, QueueOverride, SettingsChange
+from fairlane.model.slots import Ask, Reserved
+from fairlane.store.port import Store
 
 from .kit import Kit
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from fairlane import states
-from fairlane.clock import ManualClock
 from fairlane.errors import SessionLost
-from fairlane.job import Acceptance, Held, JobState, Reason, Verdict
-from fairlane.states import Transition, complete, fail, hand_back, retry, snooze, take_back
-from fairlane.store import Store
+from fairlane.model import states
+from fairlane.model.job import Acceptance, Held, JobState, Reason, Verdict
+from fairlane.model.states import Transition, complete, fail, hand_back, retry, snooze, take_back
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
 
 from .death import die, survivor
 from .kit import Kit

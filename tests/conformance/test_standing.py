@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fairlane.job import JobKind, JobState, Priority
-from fairlane.reading import EXACT_PLACES, Gate, Standing
-from fairlane.settings import LaneRule
-from fairlane.slots import Reserved
+from fairlane.model.job import JobKind, JobState, Priority
+from fairlane.model.reading import EXACT_PLACES, Gate, Standing
+from fairlane.model.settings import LaneRule
+from fairlane.model.slots import Reserved
 
 from .kit import Kit
 from .runs import bulk

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fairlane.clock import ManualClock
 from fairlane.errors import TermLost
-from fairlane.job import JobState, Priority, Reason
-from fairlane.settings import LaneRule
-from fairlane.store import Store
+from fairlane.model.job import JobState, Priority, Reason
+from fairlane.model.settings import LaneRule
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
 
 from .death import LONG, survivor
 from .kit import Kit

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairlane.job import Claimed, JobState, NewJob, Priority
-from fairlane.reading import Filter
-from fairlane.settings import LaneRule
-from fairlane.wakeups import queue_topic
+from fairlane.model.job import Claimed, JobState, NewJob, Priority
+from fairlane.model.reading import Filter
+from fairlane.model.settings import LaneRule
+from fairlane.store.wakeups import queue_topic
 from tests.sizes import sized
 
 from .kit import Kit, Worker

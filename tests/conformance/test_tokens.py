@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from fairlane import tokens
 from fairlane.errors import Conflict, NotFound
-from fairlane.tokens import Scope
+from fairlane.model import tokens
+from fairlane.model.tokens import Scope
 
 from .kit import Kit
 

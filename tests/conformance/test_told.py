@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairlane.job import JobState, Priority
-from fairlane.settings import LaneRule
-from fairlane.store import Store
+from fairlane.model.job import JobState, Priority
+from fairlane.model.settings import LaneRule
+from fairlane.store.port import Store
 
 from .kit import Kit
 

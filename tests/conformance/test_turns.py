@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fairlane.errors import InvalidInput
-from fairlane.job import Acceptance, Held, JobKind, JobState, NewJob, Reason
-from fairlane.reading import Gate
-from fairlane.settings import LaneRule
+from fairlane.model.job import Acceptance, Held, JobKind, JobState, NewJob, Reason
+from fairlane.model.reading import Gate
+from fairlane.model.settings import LaneRule
 
 from .kit import Kit, Worker
 

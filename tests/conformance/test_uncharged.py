@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from fairlane.binding import BindingState
-from fairlane.job import Acceptance, Held, JobKind, JobState, NewJob, Reason, Verdict
-from fairlane.retry import Backoff
-from fairlane.settings import LaneRule
-from fairlane.states import MOST_HAND_BACKS, Move, retry, snooze, take_back
+from fairlane.model.binding import BindingState
+from fairlane.model.job import Acceptance, Held, JobKind, JobState, NewJob, Reason, Verdict
+from fairlane.model.retry import Backoff
+from fairlane.model.settings import LaneRule
+from fairlane.model.states import MOST_HAND_BACKS, Move, retry, snooze, take_back
 
 from .kit import Kit, Worker
 

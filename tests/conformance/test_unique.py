@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fairlane.clock import ManualClock
 from fairlane.errors import Conflict
-from fairlane.job import Acceptance, Enqueued, JobState, Verdict
-from fairlane.upkeep import DAY, Retention
+from fairlane.model.job import Acceptance, Enqueued, JobState, Verdict
+from fairlane.model.maintenance import DAY, Retention
+from fairlane.store.clock import ManualClock
 
 from .death import survivor
 from .kit import Kit

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from fairlane.binding import BindingState
 from fairlane.errors import Conflict
-from fairlane.job import Claimed, JobKind, JobState, Priority, Reason
-from fairlane.reading import Counts, QueueReading
-from fairlane.session import SessionState
-from fairlane.settings import LaneRule
-from fairlane.states import complete, fail, hand_back, retry, snooze
-from fairlane.upkeep import DAY, Retention
+from fairlane.model.binding import BindingState
+from fairlane.model.job import Claimed, JobKind, JobState, Priority, Reason
+from fairlane.model.maintenance import DAY, Retention
+from fairlane.model.reading import Counts, QueueReading
+from fairlane.model.session import SessionState
+from fairlane.model.settings import LaneRule
+from fairlane.model.states import complete, fail, hand_back, retry, snooze
 
 from .kit import Kit, Worker
 from .runs import bulk, drain, everything

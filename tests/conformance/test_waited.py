@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fairlane.clock import ManualClock
-from fairlane.settings import LaneRule
+from fairlane.model.settings import LaneRule
+from fairlane.store.clock import ManualClock
 
 from .kit import Kit
 

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from fairlane.clock import ManualClock
-from fairlane.job import Held, JobKind
-from fairlane.settings import LaneRule
-from fairlane.store import Store
-from fairlane.wakeups import (
+from fairlane.model.job import Held, JobKind
+from fairlane.model.settings import LaneRule
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
+from fairlane.store.wakeups import (
     LEADER,
     Subscription,
     job_topic,

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from fairlane.job import NewJob, Priority
-from fairlane.retry import Backoff
-from fairlane.settings import LaneRule, QueueSettings
-from fairlane.slots import Reserved
+from fairlane.model.job import NewJob, Priority
+from fairlane.model.retry import Backoff
+from fairlane.model.settings import LaneRule, QueueSettings
+from fairlane.model.slots import Reserved
 
 STEADY = Backoff(base=2.2, factor=1.0, jitter=False)
 """Without jitter, so that the model knows when a crashed job is due."""

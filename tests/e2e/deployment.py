@@ -17,9 +17,9 @@ import psycopg
 import redis
 from psycopg.rows import dict_row
 
-from tests.backends.lock_holder import lock_held_elsewhere
 from tests.servers import postgresql, valkey
 from tests.servers.stores import EVERY_VERSION
+from tests.store.lock_holder import lock_held_elsewhere
 
 MOVING = ("expires", "claim")
 """Columns that a heartbeat, a renewed term or a claim that finds nothing writes."""

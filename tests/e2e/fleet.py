@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fairlane.intervals import Intervals
+from fairlane.model.intervals import Intervals
 from tests.forks import Fork
 
 ROOT = Path(__file__).parent.parent.parent

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from fairlane.backends import open_store
+from fairlane.store import open_store
 
 from . import tasks
 

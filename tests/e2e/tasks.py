@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fairlane import Fairlane, current_job
-from fairlane.retry import Backoff
+from fairlane.model.retry import Backoff
 
 from . import ledger
 

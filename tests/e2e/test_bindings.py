@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from fairlane.binding import Binding, BindingState, Release
 from fairlane.events import Released
-from fairlane.job import JobKind, JobState
-from fairlane.session import SessionState
+from fairlane.model.binding import Binding, BindingState, Release
+from fairlane.model.job import JobKind, JobState
+from fairlane.model.session import SessionState
 from fairlane.task import PriorityWord
 
 from . import tasks

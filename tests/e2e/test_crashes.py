@@ -10,9 +10,9 @@ from random import Random
 
 import pytest
 
-from fairlane.intervals import Intervals
-from fairlane.job import JobState, Reason
-from fairlane.session import SessionState
+from fairlane.model.intervals import Intervals
+from fairlane.model.job import JobState, Reason
+from fairlane.model.session import SessionState
 
 from ..frozen import freeze
 from . import figures, tasks

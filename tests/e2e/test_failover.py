@@ -9,9 +9,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from fairlane.errors import StoreUnavailable
-from fairlane.intervals import Intervals
-from fairlane.job import JobState
-from fairlane.session import SessionState
+from fairlane.model.intervals import Intervals
+from fairlane.model.job import JobState
+from fairlane.model.session import SessionState
 from tests.servers.postgresql import own_server
 from tests.servers.standby import Standby
 

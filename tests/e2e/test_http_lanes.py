@@ -9,7 +9,7 @@ import pytest
 
 from fairlane import InvalidInput, JobFailed, NotFound, Update
 from fairlane.handle import Cancellation, Handle
-from fairlane.job import JobState
+from fairlane.model.job import JobState
 
 from . import tasks
 from .instances import Site, sites

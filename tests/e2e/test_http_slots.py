@@ -11,7 +11,7 @@ import pytest
 
 from fairlane import InvalidInput, NotFound
 from fairlane.http import Client
-from fairlane.job import Priority
+from fairlane.model.job import Priority
 
 from . import tasks
 from .fleet import Process

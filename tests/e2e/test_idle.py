@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from fairlane.intervals import Intervals
+from fairlane.model.intervals import Intervals
 
 from . import figures, tasks
 from .ledger import BEGIN, now

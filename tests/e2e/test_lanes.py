@@ -6,7 +6,7 @@ import pytest
 
 from fairlane import InvalidInput, NotFound
 from fairlane.handle import Cancellation
-from fairlane.job import JobState, Reason
+from fairlane.model.job import JobState, Reason
 
 from . import figures, tasks
 from .ledger import END, most_at_once, now

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fairlane.intervals import Intervals
+from fairlane.model.intervals import Intervals
 
 from . import figures, tasks
 from .world import Stage

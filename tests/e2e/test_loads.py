@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from fairlane.handle import Cancellation
-from fairlane.job import JobState, Reason
+from fairlane.model.job import JobState, Reason
 
 from . import tasks
 from .world import Stage, World, play_on_all

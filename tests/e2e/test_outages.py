@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fairlane.job import JobState
-from fairlane.session import SessionState
+from fairlane.model.job import JobState
+from fairlane.model.session import SessionState
 from fairlane.task import Call
 
 from . import tasks

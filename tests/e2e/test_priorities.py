@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fairlane import InvalidInput
-from fairlane.job import Priority
+from fairlane.model.job import Priority
 from fairlane.task import PriorityWord
 
 from . import figures, tasks

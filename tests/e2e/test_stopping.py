@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fairlane.job import JobState
-from fairlane.session import SessionState
+from fairlane.model.job import JobState
+from fairlane.model.session import SessionState
 from fairlane.task import Call
 
 from . import tasks

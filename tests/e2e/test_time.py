@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import msgspec
 
-from fairlane.intervals import Intervals
-from fairlane.job import JobState
-from fairlane.session import SessionKind, Term
+from fairlane.model.intervals import Intervals
+from fairlane.model.job import JobState
+from fairlane.model.session import SessionKind, Term
 
 from . import figures, tasks
 from .fleet import QUICK, Process

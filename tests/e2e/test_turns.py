@@ -10,7 +10,7 @@ import pytest
 from fairlane import InvalidInput
 from fairlane.errors import JobCancelled
 from fairlane.handle import Cancellation
-from fairlane.job import JobState, Reason
+from fairlane.model.job import JobState, Reason
 from fairlane.turn import Turn
 
 from . import figures

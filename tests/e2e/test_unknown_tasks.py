@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any
 
-from fairlane.job import JobState
+from fairlane.model.job import JobState
 from fairlane.task import Call
 
 from . import other_tasks, tasks

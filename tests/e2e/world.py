@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from fairlane import Fairlane
 from fairlane.client import Client
 from fairlane.handle import Handle
-from fairlane.intervals import Intervals
-from fairlane.job import Job, JobState
-from fairlane.reading import Counts
-from fairlane.session import Session, SessionState
+from fairlane.model.intervals import Intervals
+from fairlane.model.job import Job, JobState
+from fairlane.model.reading import Counts
+from fairlane.model.session import Session, SessionState
 from fairlane.task import Call
 
 from . import figures, tasks

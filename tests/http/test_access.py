@@ -15,7 +15,7 @@ from fairlane import Fairlane
 from fairlane.http import HttpSettings, create_app, service_of
 from fairlane.http.access import Scope
 from fairlane.http.operation import Endpoint, Operation
-from fairlane.tokens import AccessToken, digest_of, make, stored
+from fairlane.model.tokens import AccessToken, digest_of, make, stored
 
 from .conftest import API, client_of
 from .test_jobs import is_problem, send

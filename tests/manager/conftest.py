@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from fairlane.backends import open_store
-from fairlane.clock import ManualClock
-from fairlane.intervals import Intervals
-from fairlane.manager.reign import COUNTED, Contact, Reign, StoreClock
-from fairlane.store import Store
+from fairlane.manager.leader_context import COUNTED, Contact, Reign, StoreClock
+from fairlane.model.intervals import Intervals
+from fairlane.store import open_store
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
 from tests.conformance.kit import Kit
 
 MakeReign = Callable[..., Awaitable[Reign]]

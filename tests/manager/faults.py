@@ -9,7 +9,7 @@ from inspect import iscoroutinefunction
 from typing import Any, cast
 
 from fairlane.errors import StoreUnavailable
-from fairlane.store import Store
+from fairlane.store.port import Store
 
 EVERY = "*"
 

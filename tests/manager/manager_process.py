@@ -9,9 +9,9 @@ import asyncio
 import logging
 import sys
 
-from fairlane.backends import open_store
-from fairlane.intervals import Intervals
 from fairlane.manager.manager import Manager
+from fairlane.model.intervals import Intervals
+from fairlane.store import open_store
 
 
 def tell(term: int | None) -> None:

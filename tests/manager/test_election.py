@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from fairlane.clock import ManualClock
 from fairlane.errors import TermLost
-from fairlane.intervals import Intervals
 from fairlane.manager.election import Election
-from fairlane.manager.reign import Contact
-from fairlane.store import Store
+from fairlane.manager.leader_context import Contact
+from fairlane.model.intervals import Intervals
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
 
 from .faults import faulty
 from .waiting import running, until

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fairlane.intervals import Intervals
-from fairlane.job import JobState, NewJob
 from fairlane.manager.manager import Manager
-from fairlane.session import SessionState
-from fairlane.store import Store
+from fairlane.model.intervals import Intervals
+from fairlane.model.job import JobState, NewJob
+from fairlane.model.session import SessionState
+from fairlane.store.port import Store
 
 from .faults import faulty
 from .test_manager import dying_worker, state_of

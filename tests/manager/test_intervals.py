@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from fairlane.errors import InvalidInput
-from fairlane.intervals import Intervals
+from fairlane.model.intervals import Intervals
 
 
 def test_the_defaults_are_the_promised_ones() -> None:

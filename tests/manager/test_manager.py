@@ -7,15 +7,15 @@ import time
 
 import pytest
 
-from fairlane.backends import open_store
-from fairlane.ids import new_id
-from fairlane.intervals import Intervals
-from fairlane.job import JobState, NewJob
 from fairlane.manager.manager import Manager, OnChange
-from fairlane.schedule import Schedule, Timetable, template_of
-from fairlane.session import Claim, NewSession, SessionKind
-from fairlane.slots import Ask, Slots
-from fairlane.store import Store
+from fairlane.model.ids import new_id
+from fairlane.model.intervals import Intervals
+from fairlane.model.job import JobState, NewJob
+from fairlane.model.schedule import Schedule, Timetable, template_of
+from fairlane.model.session import Claim, NewSession, SessionKind
+from fairlane.model.slots import Ask, Slots
+from fairlane.store import open_store
+from fairlane.store.port import Store
 
 from .faults import faulty
 from .waiting import running, until, until_awaited

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from fairlane.job import NewJob
-from fairlane.reading import Filter
-from fairlane.schedule import Schedule, Timetable, template_of
-from fairlane.store import Store
+from fairlane.model.job import NewJob
+from fairlane.model.reading import Filter
+from fairlane.model.schedule import Schedule, Timetable, template_of
+from fairlane.store.port import Store
 
 from ..frozen import freeze
 from .waiting import until_awaited

@@ -7,20 +7,20 @@ import asyncio
 import pytest
 
 from fairlane import Fairlane
-from fairlane.clock import ManualClock
 from fairlane.errors import StoreUnavailable, TermLost
-from fairlane.job import JobState, Priority
-from fairlane.manager.granter import Granter
+from fairlane.manager.admitter import Granter
+from fairlane.manager.leader_context import Reign, log
 from fairlane.manager.promoter import Promoter
 from fairlane.manager.pruner import Pruner
-from fairlane.manager.reign import Reign, log
 from fairlane.manager.rescuer import Rescuer
 from fairlane.manager.scheduler import Scheduler
-from fairlane.schedule import Schedule, Timetable, template_of
-from fairlane.service import Loop, Service
-from fairlane.settings import LaneRule
-from fairlane.store import Store
-from fairlane.upkeep import Retention
+from fairlane.manager.service import Loop, Service
+from fairlane.model.job import JobState, Priority
+from fairlane.model.maintenance import Retention
+from fairlane.model.schedule import Schedule, Timetable, template_of
+from fairlane.model.settings import LaneRule
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
 from tests.client.ledger import ledger_in, task_of
 from tests.conformance.kit import Kit
 from tests.servers.stores import TRANSACTIONAL

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from fairlane.clock import ManualClock
 from fairlane.errors import StoreUnavailable
-from fairlane.job import Held, JobState
-from fairlane.manager.reign import Contact, Reign, StoreClock
+from fairlane.manager.leader_context import Contact, Reign, StoreClock
 from fairlane.manager.rescuer import Rescuer
-from fairlane.session import SessionState
-from fairlane.store import Store
+from fairlane.model.job import Held, JobState
+from fairlane.model.session import SessionState
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
 from tests.conformance.kit import Kit, Worker
 
 from .conftest import MakeReign

@@ -6,16 +6,16 @@ import asyncio
 
 import pytest
 
-from fairlane.backends import open_store
-from fairlane.clock import ManualClock
 from fairlane.errors import InvalidInput, QueueFull, StoreUnavailable
-from fairlane.job import JobKind, JobState, NewJob, Priority
-from fairlane.manager.reign import Reign, StoreClock
+from fairlane.manager.leader_context import Reign, StoreClock
 from fairlane.manager.scheduler import Scheduler
-from fairlane.reading import Filter
-from fairlane.retry import Backoff
-from fairlane.schedule import FORGOTTEN_SECONDS, Schedule, Timetable, job_from, template_of
-from fairlane.store import Store
+from fairlane.model.job import JobKind, JobState, NewJob, Priority
+from fairlane.model.reading import Filter
+from fairlane.model.retry import Backoff
+from fairlane.model.schedule import FORGOTTEN_SECONDS, Schedule, Timetable, job_from, template_of
+from fairlane.store import open_store
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
 from tests.conformance.kit import Kit
 
 from .conftest import MakeReign

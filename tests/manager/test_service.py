@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from fairlane.errors import SessionLost, StoreFull, StoreUnavailable, TermLost
-from fairlane.service import PATIENCE, Loop, Trouble
+from fairlane.manager.service import PATIENCE, Loop, Trouble
 
 from .waiting import running, until
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 import redis
 
-from fairlane.backends.redis.address import parse
+from fairlane.store.redis.address import parse
 
 TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'fairlane' ORDER BY tablename"
 

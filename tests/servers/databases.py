@@ -19,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
-from fairlane.backends import open_store
-from fairlane.backends.postgresql.address import SCHEMA
-from fairlane.backends.postgresql.statements import queries
+from fairlane.store import open_store
+from fairlane.store.postgresql.address import SCHEMA
+from fairlane.store.postgresql.statements import queries
 
 if TYPE_CHECKING:
     from psycopg import Connection

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Protocol
 
-from fairlane.store import Store
+from fairlane.store.port import Store
 
 from . import installation, postgresql, valkey
 

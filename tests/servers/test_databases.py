@@ -9,9 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from fairlane.backends import open_store
-from fairlane.clock import ManualClock
-from fairlane.settings import LaneRule
+from fairlane.model.settings import LaneRule
+from fairlane.store import open_store
+from fairlane.store.clock import ManualClock
 from tests.conformance.kit import Kit
 
 from . import databases, postgresql

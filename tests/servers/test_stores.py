@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlane.store import Store
+from fairlane.store.port import Store
 from tests.conformance import conftest
 from tests.conformance.conftest import kinds_for
 from tests.conformance.test_every_verb import SUITE, sources_of, verbs_of, verbs_used

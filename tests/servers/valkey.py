@@ -30,7 +30,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from fairlane.backends.redis.address import parse
+from fairlane.store.redis.address import parse
 
 from . import guard
 from .guarded import Guarded, sweep

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fairlane import open_store
-from fairlane.connection import OpenStore
-from fairlane.ids import new_id
-from fairlane.intervals import Intervals
-from fairlane.job import Job, JobState, NewJob
-from fairlane.store import Store
+from fairlane.model.ids import new_id
+from fairlane.model.intervals import Intervals
+from fairlane.model.job import Job, JobState, NewJob
+from fairlane.runtime.connection import OpenStore
+from fairlane.store.port import Store
 from fairlane.supervisor.supervisor import Child, Supervisor
 
 QUICK = Intervals(heartbeat=0.3, lease=3.0, trust_margin=0.5)

@@ -16,12 +16,12 @@ from itertools import count
 from pathlib import Path
 
 from fairlane import open_store
-from fairlane.ids import new_id
-from fairlane.job import Claimed, Held, Priority
-from fairlane.session import Claim, NewSession, SessionKind
-from fairlane.slots import Ask, Reserved, Slots
-from fairlane.store import Store
-from fairlane.supervisor.tether import supervised
+from fairlane.model.ids import new_id
+from fairlane.model.job import Claimed, Held, Priority
+from fairlane.model.session import Claim, NewSession, SessionKind
+from fairlane.model.slots import Ask, Reserved, Slots
+from fairlane.store.port import Store
+from fairlane.supervisor.parent_pipe import supervised
 
 BUSY_SECONDS = 6
 

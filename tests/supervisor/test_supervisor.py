@@ -15,9 +15,9 @@ import pytest
 
 from fairlane import open_store
 from fairlane.errors import StoreUnavailable
-from fairlane.job import JobState
-from fairlane.session import SessionState
-from fairlane.store import Store
+from fairlane.model.job import JobState
+from fairlane.model.session import SessionState
+from fairlane.store.port import Store
 from fairlane.supervisor.supervisor import is_halted, restart_delay
 
 from .fleet import QUICK, Fleet, until

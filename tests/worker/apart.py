@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from fairlane.job import Claimed, Held, JobKind, Priority
-from fairlane.retry import Backoff
+from fairlane.model.job import Claimed, Held, JobKind, Priority
+from fairlane.model.retry import Backoff
 from fairlane.task import Task
 from fairlane.worker import body
 from fairlane.worker.isolation import Crashed, Isolation

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fairlane.errors import StoreUnavailable
-from fairlane.store import Store
+from fairlane.store.port import Store
 
 from .yard import PATIENCE
 

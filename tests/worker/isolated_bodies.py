@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fairlane import errors
-from fairlane.running import current_job
+from fairlane.runtime.running_job import current_job
 from fairlane.task import AsyncTask, PlainTask, Task
 
 

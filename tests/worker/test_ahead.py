@@ -7,7 +7,7 @@ import time
 
 import msgspec
 
-from fairlane.job import JobState
+from fairlane.model.job import JobState
 
 from .faulty import wait_for
 from .yard import QUICK, Yard

@@ -11,9 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from fairlane.errors import Cancel, Fail, InvalidInput, Retry, Snooze
-from fairlane.job import JobState, Reason
-from fairlane.retry import Backoff
-from fairlane.running import current_job
+from fairlane.model.job import JobState, Reason
+from fairlane.model.retry import Backoff
+from fairlane.runtime.running_job import current_job
 
 from .yard import Yard
 

@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from fairlane import Fairlane, Settings
-from fairlane.session import SessionKind
-from fairlane.store import Store
+from fairlane.model.session import SessionKind
+from fairlane.store.port import Store
 from fairlane.worker.worker import Worker
 from tests.servers.stores import empty_stores
 

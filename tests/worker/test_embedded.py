@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fairlane import Fairlane
-from fairlane.job import Job
+from fairlane.model.job import Job
 
 PATIENCE = 30.0
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from fairlane import keeper
-from fairlane.job import Claimed, Held, JobState, Priority, Reason
-from fairlane.retry import Backoff
-from fairlane.session import Claim, NewSession, SessionKind
-from fairlane.slots import Ask, Slots
-from fairlane.states import Transition
+from fairlane.model.job import Claimed, Held, JobState, Priority, Reason
+from fairlane.model.retry import Backoff
+from fairlane.model.session import Claim, NewSession, SessionKind
+from fairlane.model.slots import Ask, Slots
+from fairlane.model.states import Transition
+from fairlane.runtime import lease_keeper
 from fairlane.worker import worker as worker_module
 
 from .faulty import Faulty, wait_for
@@ -269,7 +269,7 @@ async def test_a_store_that_hangs_does_not_keep_a_worker_from_ending(
 ) -> None:
     monkeypatch.setattr(worker_module, "UNWIND_SECONDS", 0.3)
     monkeypatch.setattr(worker_module, "LAST_TRIES", 0.3)
-    monkeypatch.setattr(keeper, "SECONDS_TO_STOP", 0.5)
+    monkeypatch.setattr(lease_keeper, "SECONDS_TO_STOP", 0.5)
 
     async def body() -> None:
         return None

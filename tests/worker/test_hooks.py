@@ -10,17 +10,7 @@ from typing import Any
 
 import pytest
 
-from fairlane import (
-    Cancel,
-    Fail,
-    Fairlane,
-    InvalidInput,
-    JobState,
-    Retry,
-    RunningJob,
-    Snooze,
-    current_job,
-)
+from fairlane import Cancel, Fail, Fairlane, InvalidInput, JobState, Retry, RunningJob, Snooze, current_job
 
 from .hook_kit import AT_ONCE, both, coroutine, explode, plain, ran
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from fairlane import logs
 from fairlane.errors import FairlaneError
-from fairlane.job import Held, Reason
+from fairlane.model.job import Held, Reason
+from fairlane.runtime import logs
 from fairlane.task import Task
 from fairlane.worker import body, wire
 from fairlane.worker.isolation import Crashed, Isolation, importable

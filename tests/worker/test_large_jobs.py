@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairlane.job import MOST_BYTES_PER_CALL, JobState
-from fairlane.running import current_job
+from fairlane.model.job import MOST_BYTES_PER_CALL, JobState
+from fairlane.runtime.running_job import current_job
 
 from .faulty import Faulty
 from .yard import QUICK, Yard

@@ -15,11 +15,11 @@ from random import Random
 
 import pytest
 
-from fairlane.job import JobState, Priority, Reason
-from fairlane.retry import Backoff
-from fairlane.session import NewSession, SessionKind, SessionState
-from fairlane.settings import LaneRule
-from fairlane.slots import Reserved, Slots
+from fairlane.model.job import JobState, Priority, Reason
+from fairlane.model.retry import Backoff
+from fairlane.model.session import NewSession, SessionKind, SessionState
+from fairlane.model.settings import LaneRule
+from fairlane.model.slots import Reserved, Slots
 
 from .faulty import Faulty, wait_for
 from .yard import PATIENCE, QUICK, Yard
@@ -66,7 +66,7 @@ async def test_cancelling_a_running_coroutine_stops_it(yard: Yard) -> None:
 
 
 async def test_a_thread_is_asked_to_cancel_and_completes_if_it_returns(yard: Yard) -> None:
-    from fairlane.running import current_job
+    from fairlane.runtime.running_job import current_job
 
     begun = threading.Event()
 

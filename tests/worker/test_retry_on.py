@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fairlane import Cancel, Fail, Fairlane, InvalidInput, JobState, Retry, Snooze, current_job
-from fairlane.job import Job
+from fairlane.model.job import Job
 
 from . import choosy
 from .hook_kit import AT_ONCE, both, ran

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from fairlane.errors import NotSupported, StoreUnavailable
-from fairlane.job import Held
-from fairlane.running import RunningJob, current_job
-from fairlane.states import Move, Transition, complete
+from fairlane.model.job import Held
+from fairlane.model.states import Move, Transition, complete
+from fairlane.runtime.running_job import RunningJob, current_job
+from fairlane.store.transactions import RunTransaction
 from fairlane.task import AsyncTask
-from fairlane.transactions import RunTransaction
 from fairlane.worker import body
 
 from .apart import claimed

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from fairlane.errors import InvalidInput, SessionLost
-from fairlane.job import JobState
-from fairlane.retry import Backoff
-from fairlane.session import SessionState
-from fairlane.settings import LaneRule
+from fairlane.model.job import JobState
+from fairlane.model.retry import Backoff
+from fairlane.model.session import SessionState
+from fairlane.model.settings import LaneRule
 
 from .faulty import Faulty, wait_for
 from .yard import PATIENCE, Yard

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from fairlane.job import JobState, Reason
-from fairlane.states import MOST_HAND_BACKS
+from fairlane.model.job import JobState, Reason
+from fairlane.model.states import MOST_HAND_BACKS
 
 from .yard import Yard
 

@@ -8,9 +8,9 @@ import logging
 import pytest
 from msgspec.structs import replace
 
-from fairlane.job import JobState, NewJob, Reason
-from fairlane.reading import Gate
-from fairlane.settings import LaneRule
+from fairlane.model.job import JobState, NewJob, Reason
+from fairlane.model.reading import Gate
+from fairlane.model.settings import LaneRule
 
 from .yard import PATIENCE, QUICK, Yard
 

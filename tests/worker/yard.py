@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fairlane.backends import open_store
-from fairlane.intervals import Intervals
-from fairlane.job import Job, JobState
-from fairlane.settings import LaneRule, QueueSettings, SettingsChange
-from fairlane.slots import Reserved, Slots
-from fairlane.store import Store
+from fairlane.model.intervals import Intervals
+from fairlane.model.job import Job, JobState
+from fairlane.model.settings import LaneRule, QueueSettings, SettingsChange
+from fairlane.model.slots import Reserved, Slots
+from fairlane.store import open_store
+from fairlane.store.port import Store
 from fairlane.task import AsyncTask, PlainTask, Registry
 from fairlane.worker.settings import WorkerSettings
 from fairlane.worker.worker import Worker

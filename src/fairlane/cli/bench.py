@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..ids import new_id
-from ..slots import Slots
+from ..documents import Record
+from ..model.ids import new_id
+from ..model.slots import Slots
 from . import display
 from .command import Command, json_option, run, url_option
+from .context import Target, Use
 from .display import plain
-from .records import Record
-from .target import Target, Use
 
 if TYPE_CHECKING:
     from ..app import Fairlane

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import time
-from typing import Any
 
 import click
-import msgspec
 from rich.text import Text
 
-from ..schedule import FORGOTTEN_SECONDS, StoredSchedule, Timetable
-from ..session import SessionKind, SessionState
-from ..task import Task
-from . import display, records
+from .. import documents
+from ..documents import schedule_record, signature, task_record
+from ..model.schedule import FORGOTTEN_SECONDS, Timetable
+from ..model.session import SessionKind, SessionState
+from . import display
 from .command import Command, json_option, run, store_options
+from .context import Target
 from .display import plain
-from .target import Target
-
-REDECLARED_SECONDS = 2 * 3_600.0
-"""A live worker declares its schedules every hour, so one that was not for twice as long has none."""
 
 
 @click.command("tasks", cls=Command)
@@ -47,28 +42,6 @@ def tasks_command(app_name: str | None, url: str | None, as_json: bool) -> None:
     ]
     columns = ("task", "queue", "lane", ">retries", ">timeout", "schedule", "arguments")
     display.show(display.table(columns, rows) if rows else plain(f"no tasks in {app_name}", "dim"))
-
-
-def task_record(task: Task[..., Any]) -> records.Record:
-    """A task as a document."""
-    usual = task.usual
-    return {
-        "name": task.name,
-        "queue": task.queue,
-        "lane": task.lane,
-        "priority": usual.priority.label,
-        "retries": usual.retries,
-        "timeout": usual.timeout,
-        "schedule": None if task.timetable is None else msgspec.to_builtins(task.timetable),
-        "isolate": task.isolate,
-        "signature": signature(task),
-        "module": task.module,
-    }
-
-
-def signature(task: Task[..., Any]) -> str:
-    """What it takes and returns, as its function is written."""
-    return str(inspect.signature(task.function))
 
 
 def timetable_text(timetable: Timetable) -> str:
@@ -111,22 +84,7 @@ def schedules_command(app_name: str | None, url: str | None, as_json: bool) -> N
     run(work(Target(app_name, url)))
 
 
-def schedule_record(each: StoredSchedule, served: bool, now: float) -> records.Record:
-    """A schedule as a document. `live`: a worker that lives declares it."""
-    age = now - each.declared_at
-    return {
-        "name": each.schedule.name,
-        "timetable": msgspec.to_builtins(each.schedule.timetable),
-        "next": each.next_slot(now),
-        "last": each.last_slot,
-        "stored_at": each.stored_at,
-        "declared_at": each.declared_at,
-        "live": served and age <= REDECLARED_SECONDS,
-        "stopped": age > FORGOTTEN_SECONDS,
-    }
-
-
-def _status(record: records.Record, now: float) -> Text:
+def _status(record: documents.Record, now: float) -> Text:
     age = display.ago(record["declared_at"], now)
     if record["stopped"]:
         return Text(f"{age}; stopped, because no worker declares it", style="bold red")

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import click
 
-from .. import loops
+from .. import event_loops
 from ..errors import FairlaneError, InvalidInput, NotFound, SchemaMismatch, StoreMissing, StoreUnavailable
-from ..logs import FORMATS, LEVELS, escaped
+from ..runtime.logs import FORMATS, LEVELS, escaped
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -132,4 +132,4 @@ def run(work: Awaitable[T]) -> T:
     async def body() -> T:
         return await work
 
-    return loops.run(body())
+    return event_loops.run(body())

@@ -20,7 +20,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..logs import escaped
+from ..runtime.logs import escaped
 
 WIDE = 400
 """Columns of what is not a terminal: whoever reads it by a program wants every id in full and on one line."""

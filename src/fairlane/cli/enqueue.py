@@ -15,16 +15,16 @@ import msgspec
 from rich.status import Status
 from rich.text import Text
 
-from ..codec import encode_call
 from ..errors import InvalidInput
 from ..handle import Handle
-from ..ids import new_id
-from ..job import MOST_JOBS_PER_CALL, NewJob, Priority
-from ..logs import escaped
+from ..model.codec import encode_call
+from ..model.ids import new_id
+from ..model.job import MOST_JOBS_PER_CALL, NewJob, Priority
+from ..runtime.logs import escaped
 from . import display
 from .command import Command, json_option, run, store_options
+from .context import Target, Use
 from .display import plain
-from .target import Target, Use
 
 WHY_AFTER = 2.0
 """Seconds of silence before a command that waits says what it waits for."""

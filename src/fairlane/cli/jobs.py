@@ -11,13 +11,14 @@ import msgspec
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..job import Job, JobState
-from ..reading import told_count
-from . import display, records
+from .. import documents
+from ..model.job import Job, JobState
+from ..model.reading import told_count
+from . import display
 from .command import Command, json_option, run, store_options
+from .context import Target
 from .display import plain
 from .overview import look, queue_table, worker_table
-from .target import Target
 
 WIDE_ENOUGH = 150
 NARROW = ["|id", "|state", "task", "lane", "note"]
@@ -67,7 +68,7 @@ async def _list_jobs(target: Target, where: dict[str, Any], limit: int, cursor: 
     async with target.client() as client:
         page = await client.find(**where, state=JobState(state) if state else None, limit=limit, cursor=cursor)
     if as_json:
-        listed = [records.listed_job(job) for job in page.jobs]
+        listed = [documents.listed_job(job) for job in page.jobs]
         display.show_json({"store": target.shown_url, "jobs": listed, "cursor": page.cursor})
         return
     if not page.jobs:
@@ -125,7 +126,7 @@ async def _show_job(target: Target, id: str, as_json: bool) -> None:
         position, eta, why = await handle.position(), await handle.eta(), await handle.why()
     if as_json:
         place = None if position is None else msgspec.to_builtins(position)
-        display.show_json({**records.whole_job(job), "position": place, "eta": eta, "why": why})
+        display.show_json({**documents.whole_job(job), "position": place, "eta": eta, "why": why})
         return
     now = time.time()
     rows: list[tuple[str, RenderableType]] = [

@@ -9,14 +9,15 @@ import msgspec
 from rich.console import RenderableType
 from rich.text import Text
 
+from .. import documents
 from ..errors import InvalidInput, NotFound
-from ..lanes import terms
-from ..names import shown
-from ..reading import QueueReading
-from . import display, records
+from ..model.lanes import terms
+from ..model.names import shown
+from ..model.reading import QueueReading
+from . import display
 from .command import Command, json_option, run, store_options
+from .context import Target, Use
 from .display import plain
-from .target import Target, Use
 
 NO_LIMIT = "none"
 
@@ -79,7 +80,7 @@ def limit_command(
     run(work(Target(app_name, url, Use.CHANGE if changes else Use.READ)))
 
 
-def limit_records(queue: QueueReading) -> list[records.Record]:
+def limit_records(queue: QueueReading) -> list[documents.Record]:
     """The limit of a queue, and of each pattern of its lanes: as declared, as overridden, and as it counts."""
     laid_over = queue.override
     whole = laid_over is not None and laid_over.limit is not msgspec.UNSET
@@ -97,11 +98,11 @@ def limit_records(queue: QueueReading) -> list[records.Record]:
 
 def _record(
     lane: str | None, declared: int | None, overridden: bool, limit: int | None, paused: bool
-) -> records.Record:
+) -> documents.Record:
     return {"lane": lane, "declared": declared, "overridden": overridden, "limit": limit, "paused": paused}
 
 
-def limit_table(rows: list[records.Record]) -> RenderableType:
+def limit_table(rows: list[documents.Record]) -> RenderableType:
     """Limits below each other."""
     return display.table(
         ("|lanes", ">declared", ">override", ">in force", "note"),

@@ -11,7 +11,7 @@ import click
 from .ending import own_process
 
 COMMANDS = {
-    "demo": "demo",
+    "demo": "demo.command",
     "worker": "worker",
     "manager": "manager",
     "serve": "serve",
@@ -30,14 +30,14 @@ COMMANDS = {
     "pause": "queues",
     "resume": "queues",
     "limit": "limits",
-    "retry": "changes",
-    "cancel": "changes",
-    "purge": "changes",
-    "release": "changes",
-    "migrate": "upkeep",
-    "doctor": "upkeep",
+    "retry": "job_actions",
+    "cancel": "job_actions",
+    "purge": "job_actions",
+    "release": "job_actions",
+    "migrate": "maintenance",
+    "doctor": "maintenance",
     "bench": "bench",
-    "completion": "upkeep",
+    "completion": "maintenance",
 }
 """Every command with the module that holds it, in the order of the help."""
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..ids import new_id
-from ..keeper import Holdings, Keeper
-from ..logs import configure
-from ..session import NewSession, Renewal, SessionKind
+from ..model.ids import new_id
+from ..model.session import NewSession, Renewal, SessionKind
+from ..runtime.lease_keeper import Holdings, Keeper
+from ..runtime.logs import configure
 from .command import Command, log_options, run, store_options
-from .target import Target, Use
+from .context import Target, Use
 
 if TYPE_CHECKING:
-    from ..store import Store
+    from ..store.port import Store
 
 logger = logging.getLogger("fairlane.manager")
 

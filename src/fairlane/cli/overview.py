@@ -10,9 +10,10 @@ import msgspec
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..reading import QueueReading
-from ..session import Session, SessionKind, SessionState, Term
-from . import display, records
+from .. import documents
+from ..model.reading import QueueReading
+from ..model.session import Session, SessionKind, SessionState, Term
+from . import display
 from .display import number, plain
 
 if TYPE_CHECKING:
@@ -36,12 +37,12 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
         found = [session for session in self.sessions if session.kind is SessionKind.WORKER]
         return sorted(found, key=lambda worker: (worker.pool, worker.index or 0))
 
-    def record(self) -> records.Record:
+    def record(self) -> documents.Record:
         """All of it as a document."""
         return {
-            "queues": [records.queue_record(queue) for queue in self.queues],
-            "workers": [records.session_record(worker) for worker in self.workers],
-            "leader": records.leader_record(self.leader),
+            "queues": [documents.queue_record(queue) for queue in self.queues],
+            "workers": [documents.session_record(worker) for worker in self.workers],
+            "leader": documents.leader_record(self.leader),
         }
 
     def leader_text(self) -> Text:

@@ -10,12 +10,13 @@ from typing import Any
 import click
 from rich.text import Text
 
-from ..session import SessionState
-from . import display, records
+from .. import documents
+from ..model.session import SessionState
+from . import display
 from .command import Command, json_option, run, store_options
+from .context import Target, Use
 from .display import number, plain
 from .overview import queue_table, worker_table
-from .target import Target, Use
 
 
 @click.command("queues", cls=Command)
@@ -28,7 +29,9 @@ def queues_command(app_name: str | None, url: str | None, as_json: bool) -> None
         async with target.client() as client:
             queues = await client.queues()
         if as_json:
-            display.show_json({"store": target.shown_url, "queues": [records.queue_record(queue) for queue in queues]})
+            display.show_json(
+                {"store": target.shown_url, "queues": [documents.queue_record(queue) for queue in queues]}
+            )
         else:
             display.show(queue_table(queues, target.shown_url))
 
@@ -47,7 +50,7 @@ def lanes_command(queue: str, limit: int, app_name: str | None, url: str | None,
         async with target.client() as client:
             lanes = await client.lanes(queue, limit=limit)
         if as_json:
-            display.show_json({"store": target.shown_url, "lanes": [records.lane_record(lane) for lane in lanes]})
+            display.show_json({"store": target.shown_url, "lanes": [documents.lane_record(lane) for lane in lanes]})
             return
         rows = [
             (
@@ -88,7 +91,7 @@ def workers_command(everybody: bool, app_name: str | None, url: str | None, as_j
             sessions = [s for s in sessions if s.kind.value == "worker" and s.state in present]
         if as_json:
             display.show_json(
-                {"store": target.shown_url, "workers": [records.session_record(session) for session in sessions]}
+                {"store": target.shown_url, "workers": [documents.session_record(session) for session in sessions]}
             )
         else:
             display.show(worker_table(sessions, target.shown_url))
@@ -110,7 +113,7 @@ def bindings_command(app_name: str | None, url: str | None, as_json: bool, **whi
             bindings = await client.bindings(**which)
         if as_json:
             display.show_json(
-                {"store": target.shown_url, "bindings": [records.binding_record(binding) for binding in bindings]}
+                {"store": target.shown_url, "bindings": [documents.binding_record(binding) for binding in bindings]}
             )
             return
         now = time.time()

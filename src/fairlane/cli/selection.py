@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
 import click
 
+from .. import documents
 from ..bulk import FINAL_STATES, LIVE_STATES, Bulk, BulkOptions, Unchanged, Which
 from ..errors import FairlaneError, InvalidInput
-from ..job import JobState
-from . import display, records
+from ..model.job import JobState
+from . import display
 from .command import run
+from .context import Target
 from .display import plain
 from .jobs import STATES, job_table
-from .target import Target
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -262,14 +263,14 @@ async def _most(client: Client, verb: Verb, which: Which) -> int:
     )
 
 
-def _document(verb: Verb, told: Bulk) -> records.Record:
-    document: records.Record = {
+def _document(verb: Verb, told: Bulk) -> documents.Record:
+    document: documents.Record = {
         "dry_run": told.dry_run,
         "matched": told.matched,
         verb.done: told.changed,
         "unchanged": {why.value: count for why, count in told.unchanged.items()},
         "refusal": told.refusal,
-        "jobs": [records.listed_job(job) for job in told.sample],
+        "jobs": [documents.listed_job(job) for job in told.sample],
     }
     if verb is RETRY:
         document["already_retried"] = told.unchanged.get(Unchanged.ALREADY_RETRIED, 0)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .. import loops
+from .. import event_loops
 from ..errors import InvalidInput
-from ..logs import configure
+from ..runtime.logs import configure
 from .command import Command, log_options, run, store_options
-from .target import Target, Use
+from .context import Target, Use
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -84,7 +84,7 @@ def serve_command(
     for number in (signal.SIGTERM, signal.SIGINT):
         # The server raises the signal again when it has stopped in good order, which is no failure.
         signal.signal(number, _end)
-    loops.run(uvicorn.Server(config).serve())
+    event_loops.run(uvicorn.Server(config).serve())
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:

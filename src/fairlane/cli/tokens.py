@@ -8,13 +8,14 @@ from typing import Any, TypedDict, Unpack
 import click
 from rich.text import Text
 
+from .. import documents
 from ..errors import InvalidInput
-from ..tokens import AccessToken, Scope
-from . import display, records
+from ..model.tokens import AccessToken, Scope
+from . import display
 from .command import Command, json_option, run, store_options
+from .context import Target, Use
 from .display import plain
 from .selection import Age
-from .target import Target, Use
 
 NEW, REVOKE = "new", "revoke"
 USES = {None: Use.READ, NEW: Use.MAKE, REVOKE: Use.CHANGE}
@@ -124,7 +125,7 @@ async def _revoke(target: Target, id: str, as_json: bool) -> None:
     display.show(plain(f"token {id} is revoked" if revoked else f"token {id} was revoked before"))
 
 
-def token_record(token: AccessToken, now: float) -> records.Record:
+def token_record(token: AccessToken, now: float) -> documents.Record:
     """A token as a document, without its digest."""
     found: dict[str, Any] = {
         "id": token.id,

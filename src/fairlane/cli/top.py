@@ -15,14 +15,15 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from .. import documents
 from ..errors import FairlaneError
-from ..job import Job, JobState
-from ..reading import LaneReading
-from . import display, records
+from ..model.job import Job, JobState
+from ..model.reading import LaneReading
+from . import display
 from .command import Command, json_option, run, store_options
+from .context import Target
 from .display import number, plain
 from .overview import NARROW, Overview, look, queue_table, worker_table
-from .target import Target
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -65,12 +66,12 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     running: tuple[Job, ...]
     """The latest of what runs now."""
 
-    def record(self) -> records.Record:
+    def record(self) -> documents.Record:
         """All of it as a document."""
         return {
             **self.overview.record(),
-            "lanes": [records.lane_record(lane) for lane in self.lanes],
-            "running": [records.listed_job(job) for job in self.running],
+            "lanes": [documents.lane_record(lane) for lane in self.lanes],
+            "running": [documents.listed_job(job) for job in self.running],
         }
 
 

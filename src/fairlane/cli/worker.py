@@ -18,19 +18,19 @@ import msgspec
 
 from ..config import Settings, parse_queues
 from ..errors import InvalidInput
-from ..logs import configure
-from ..names import check_count, check_name, check_seconds
-from ..slots import MOST_SLOTS, Reserved, Slots
+from ..model.names import check_count, check_name, check_seconds
+from ..model.slots import MOST_SLOTS, Reserved, Slots
+from ..runtime.logs import configure
 from . import display
 from .command import Command, log_options, run, store_options
+from .context import Target, Use
 from .display import plain
 from .ending import end_after
-from .place import choose_index
-from .target import Target, Use
+from .worker_index import choose_index
 
 if TYPE_CHECKING:
-    from ..session import Session
-    from ..supervisor.tether import Supervised
+    from ..model.session import Session
+    from ..supervisor.parent_pipe import Supervised
     from ..worker.settings import WorkerSettings
     from ..worker.worker import Worker
 
@@ -88,7 +88,7 @@ def worker_command(
     **options: Any,
 ) -> None:
     """Run the jobs of some queues. SIGTERM or Ctrl-C ends it when its jobs have ended, a second one at once."""
-    from ..supervisor.tether import supervised
+    from ..supervisor.parent_pipe import supervised
 
     target = Target(app_name, url, Use.MAKE)
     target.demand_code()
@@ -213,7 +213,7 @@ async def _serve(
     metrics: tuple[str, int] | None,
     leash: Supervised | None,
 ) -> None:
-    from ..supervisor.tether import PROCESS_NUMBER
+    from ..supervisor.parent_pipe import PROCESS_NUMBER
     from ..worker.worker import Worker
 
     app, signals = target.app, Signals(supervised=leash is not None)
@@ -306,8 +306,8 @@ def serve_metrics(target: Target, worker: Worker, place: tuple[str, int] | None)
     if place is None:
         return lambda: None
     try:
-        from ..probes import Readiness
-        from ..prometheus import Metrics
+        from ..integrations.prometheus import Metrics
+        from ..worker.probes import Readiness
         from ..worker.readiness import unready
     except ModuleNotFoundError as exc:
         raise click.ClickException(str(exc)) from None

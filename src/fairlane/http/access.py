@@ -17,10 +17,10 @@ from enum import StrEnum
 import msgspec
 from starlette.types import Scope as Connection
 
-from .. import tokens
 from ..errors import FairlaneError
-from ..job import Job, NewJob
-from ..tokens import AccessToken
+from ..model import tokens
+from ..model.job import Job, NewJob
+from ..model.tokens import AccessToken
 from .problems import Problem
 from .settings import HttpSettings
 

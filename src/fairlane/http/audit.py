@@ -1,7 +1,7 @@
 """The audit log: one record for each change that a caller made to the running system, on the logger ``fairlane.audit``.
 
 A record has the action, the caller's token (its id, never its secret), the address, the target and the outcome as
-attributes; with the JSON format of `fairlane.logs` they are fields of the line.
+attributes; with the JSON format of `fairlane.runtime.logs` they are fields of the line.
 """
 
 from __future__ import annotations

@@ -17,13 +17,13 @@ from typing import Any, ParamSpec, TypeVar, Unpack, overload
 import httpx
 import msgspec
 
-from .. import codec
 from ..blocking import BlockingHandle
 from ..errors import InvalidInput
 from ..handle import Handle
-from ..ids import new_id
-from ..job import MOST_BYTES_PER_ENQUEUE, Priority, parts_of
-from ..loop_thread import LoopThread
+from ..model import codec
+from ..model.ids import new_id
+from ..model.job import MOST_BYTES_PER_ENQUEUE, Priority, parts_of
+from ..runtime.loop_thread import LoopThread
 from ..task import Call, OneCall, Task
 from .remote_handle import RemoteHandle, Submitted, read
 from .transport import AccessDenied, Transport

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import prometheus_client
 
 from ..errors import FairlaneError
-from ..prometheus import Metrics
-from ..reading import QueueReading
-from ..session import Session
+from ..integrations.prometheus import Metrics
+from ..model.reading import QueueReading
+from ..model.session import Session
 
 if TYPE_CHECKING:
     from .service import Service

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from ..app import Fairlane
 from ..config import RESERVED, SLOTS
 from ..errors import InvalidInput
-from ..names import check_count, shown
-from ..slots import MOST_SLOTS, Reserved, Slots, default_reserved
+from ..model.names import check_count, shown
+from ..model.slots import MOST_SLOTS, Reserved, Slots, default_reserved
 from ..task import Seconds, Task
 
 if TYPE_CHECKING:

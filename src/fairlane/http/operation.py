@@ -245,7 +245,7 @@ class Endpoint:
 
 def check_id(value: str) -> str:
     """The id of a job in a path."""
-    from ..names import check_key
+    from ..model.names import check_key
 
     try:
         return check_key("id", value)

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from ..codec import hide_values
 from ..errors import (
     Busy,
     Conflict,
@@ -26,6 +25,7 @@ from ..errors import (
     StoreUnavailable,
     WouldDeadlock,
 )
+from ..model.codec import hide_values
 from .answers import Answer, Headers
 
 PROBLEM_JSON = b"application/problem+json"

@@ -11,9 +11,9 @@ import msgspec
 
 from ..errors import NotFound, StoreError, StoreUnavailable
 from ..handle import Cancellation, Handle, Position, ReadResult, Update
-from ..job import Attempt, Job, JobKind, JobState, Priority, Reason
-from ..names import check_seconds
-from ..retry import Backoff
+from ..model.job import Attempt, Job, JobKind, JobState, Priority, Reason
+from ..model.names import check_seconds
+from ..model.retry import Backoff
 from .transport import ServerEvent, Transport, event_error, path_of
 
 R = TypeVar("R")

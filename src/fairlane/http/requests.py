@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ..errors import InvalidInput
-from ..retry import Backoff
+from ..model.retry import Backoff
 from ..task import Call
 from .access import Caller
 from .problems import Problem

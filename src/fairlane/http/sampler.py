@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..cli.records import queue_record
+from ..documents import queue_record
 from ..errors import FairlaneError
-from ..reading import QueueReading
+from ..model.reading import QueueReading
 
 if TYPE_CHECKING:
     from .service import Service

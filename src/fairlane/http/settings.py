@@ -7,8 +7,8 @@ from typing import Literal
 import msgspec
 
 from ..errors import InvalidInput
-from ..job import MOST_BYTES_PER_ENQUEUE, MOST_JOBS_PER_CALL
-from ..names import check_count, check_seconds
+from ..model.job import MOST_BYTES_PER_ENQUEUE, MOST_JOBS_PER_CALL
+from ..model.names import check_count, check_seconds
 
 AccessMode = Literal["auto", "tokens", "open"]
 COUNTS = ("body_bytes", "batch_bytes", "batch_jobs", "nesting", "header_bytes", "streams_per_caller", "streams")

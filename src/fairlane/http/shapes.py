@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..job import JobState, Reason
-from ..session import SessionKind, SessionState
-from ..settings import LaneRule
+from ..model.job import JobState, Reason
+from ..model.session import SessionKind, SessionState
+from ..model.settings import LaneRule
 
 Priority = Literal["high", "normal", "low"]
 

@@ -18,9 +18,9 @@ from starlette.types import Receive, Scope, Send
 
 from ..errors import FairlaneError
 from ..handle import Update, position_of
-from ..job import Job
-from ..reading import Standing
-from ..watching import Watch
+from ..model.job import Job
+from ..model.reading import Standing
+from ..runtime.job_watcher import Watch
 from .access import Caller
 from .answers import COMMON
 from .problems import problem_of

@@ -30,7 +30,7 @@ from ..errors import (
     StoreFull,
     StoreUnavailable,
 )
-from ..names import check_seconds
+from ..model.names import check_seconds
 
 REPEATED = frozenset({502, 503, 504})
 """Answers that say nothing about the request itself."""

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from ..bulk import Bulk
-from ..cli.records import Record, listed_job, whole_job
+from ..documents import Record, listed_job, task_record, whole_job
 from ..handle import _told, position_of
-from ..job import Job
-from ..reading import Standing
+from ..model.job import Job
+from ..model.reading import Standing
 from ..task import Task
 
 
@@ -74,7 +74,6 @@ def bulk_view(told: Bulk) -> Record:
 
 def task_view(task: Task[..., Any]) -> Record:
     """A task with its schemas."""
-    from ..cli.catalog import task_record
     from .schemas import argument_schema, result_schema
 
     record = task_record(task)

@@ -29,10 +29,10 @@ from sentry_sdk.utils import event_from_exception
 from ..app import Fairlane
 from ..errors import Cancel, Fail, Snooze
 from ..events import Event, Finished
-from ..job import JobState, Reason
-from ..retry import may_retry
-from ..running import RunningJob
-from ..states import Move
+from ..model.job import JobState, Reason
+from ..model.retry import may_retry
+from ..model.states import Move
+from ..runtime.running_job import RunningJob
 from ..worker.body import users_frames
 
 MECHANISM = {"type": "fairlane", "handled": False}

@@ -15,11 +15,11 @@ from random import Random
 from typing import NoReturn
 
 from ..errors import FairlaneError, StoreUnavailable, TermLost
-from ..intervals import Intervals
-from ..service import Trouble
-from ..store import Store
-from ..wakeups import LEADER, Wakeups
-from .reign import Contact, Monotonic, log
+from ..model.intervals import Intervals
+from ..store.port import Store
+from ..store.wakeups import LEADER, Wakeups
+from .leader_context import Contact, Monotonic, log
+from .service import Trouble
 
 
 class Election:

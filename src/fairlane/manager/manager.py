@@ -14,18 +14,18 @@ from functools import partial
 from typing import Any, NoReturn
 
 from ..errors import Stale
-from ..intervals import Intervals
-from ..service import Loop, Service
-from ..store import Store
-from ..upkeep import Retention
-from ..wakeups import Wakeups
+from ..model.intervals import Intervals
+from ..model.maintenance import Retention
+from ..store.port import Store
+from ..store.wakeups import Wakeups
+from .admitter import Granter
 from .election import Election
-from .granter import Granter
+from .leader_context import COUNTED, Contact, Monotonic, Reign, StoreClock, log
 from .promoter import Promoter
 from .pruner import Pruner
-from .reign import COUNTED, Contact, Monotonic, Reign, StoreClock, log
 from .rescuer import Rescuer
 from .scheduler import Scheduler
+from .service import Loop, Service
 
 USUAL_INTERVALS = Intervals()
 USUAL_RETENTION = Retention()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .reign import Reign
+from .leader_context import Reign
 
 BATCH = 1_000
 SHORTEST_REST = 0.01

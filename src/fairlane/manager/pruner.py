@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..upkeep import Retention
-from .reign import Reign
+from ..model.maintenance import Retention
+from .leader_context import Reign
 
 
 class Pruner:

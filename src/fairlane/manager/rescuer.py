@@ -7,8 +7,8 @@ is silent has had as much time to renew as we had to look.
 
 from __future__ import annotations
 
-from ..upkeep import Rescued
-from .reign import Reign, log
+from ..model.maintenance import Rescued
+from .leader_context import Reign, log
 
 
 class Rescuer:

@@ -12,9 +12,9 @@ from functools import lru_cache
 import msgspec
 
 from ..errors import Conflict, FairlaneError, InvalidInput, Stale, StoreError
-from ..job import MOST_JOBS_PER_CALL, CronSlot, NewJob
-from ..schedule import StoredSchedule, Timetable, job_from
-from .reign import Reign, log
+from ..model.job import MOST_JOBS_PER_CALL, CronSlot, NewJob
+from ..model.schedule import StoredSchedule, Timetable, job_from
+from .leader_context import Reign, log
 
 UNREAD_REST = 0.05
 """Until the rescuer's first pass has read the store's clock."""

@@ -16,14 +16,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..connection import Connection, OpenStore
 from ..errors import FairlaneError, NotFound, StoreError, StoreUnavailable
-from ..intervals import Intervals
-from ..job import Held
-from ..states import hand_back
-from .marks import Marks
+from ..model.intervals import Intervals
+from ..model.job import Held
+from ..model.states import hand_back
+from ..runtime.connection import Connection, OpenStore
+from .crash_state import Marks
+from .parent_pipe import MARKS_FD, PROCESS_NUMBER, TETHER_FD
 from .process import Process, in_words
-from .tether import MARKS_FD, PROCESS_NUMBER, TETHER_FD
 
 logger = logging.getLogger("fairlane.supervisor")
 

@@ -20,7 +20,7 @@ lanes, limits, priorities, uniqueness, retries and schedules are the real ones. 
 body runs at a time, queues take turns instead of drawing lots, and a retry waits the whole of its back-off.
 """
 
+from .drain import Drained
 from .lab import BlockingLab, Lab, embedded, embedded_blocking
-from .rehearsal import Drained
 
 __all__ = ["BlockingLab", "Drained", "Lab", "embedded", "embedded_blocking"]

@@ -9,22 +9,22 @@ from unittest.mock import _Call, call
 
 from ..app import Fairlane
 from ..blocking import BlockingHandle
-from ..clock import ManualClock
 from ..errors import FairlaneError, InvalidInput
 from ..handle import Handle, find_job
-from ..ids import new_id
-from ..job import Job, JobState
-from ..manager.reign import COUNTED, Contact, Reign, StoreClock
-from ..names import LONGEST_SECONDS, check_count
-from ..reading import MOST_PER_PAGE, Filter
-from ..session import NewSession, SessionKind
-from ..slots import MOST_SLOTS, Slots
-from ..store import Store
+from ..manager.leader_context import COUNTED, Contact, Reign, StoreClock
+from ..model.ids import new_id
+from ..model.job import Job, JobState
+from ..model.names import LONGEST_SECONDS, check_count
+from ..model.reading import MOST_PER_PAGE, Filter
+from ..model.session import NewSession, SessionKind
+from ..model.slots import MOST_SLOTS, Slots
+from ..store.clock import ManualClock
+from ..store.port import Store
 from ..task import Task
 from ..worker.lifetime import lifetime
-from .caller import Caller
-from .rehearsal import Drained, LabTasks, LabWorker, Rehearsal
-from .site import moved
+from .drain import Drained, LabTasks, LabWorker, Rehearsal
+from .relocation import moved
+from .test_thread import Caller
 
 R = TypeVar("R")
 T = TypeVar("T")

@@ -16,16 +16,16 @@ from typing import Any
 
 import msgspec
 
-from .. import codec, states
 from ..errors import Cancel, Control, Fail, InvalidInput, Retry, Snooze
 from ..hooks import Step, run_around, run_around_plain
-from ..job import Claimed, Held, Reason
-from ..names import RESULT_BYTES
-from ..origin import class_names
-from ..running import RunningJob
-from ..states import Transition
+from ..model import codec, states
+from ..model.job import Claimed, Held, Reason
+from ..model.names import RESULT_BYTES
+from ..model.origin import class_names
+from ..model.states import Transition
+from ..runtime.running_job import RunningJob
+from ..store.transactions import RunTransaction
 from ..task import Task
-from ..transactions import RunTransaction
 
 PACKAGE = str(Path(__file__).parent.parent)
 

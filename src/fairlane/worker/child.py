@@ -28,15 +28,16 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from .. import logs, loops
+from .. import event_loops
 from ..hooks import Hooks, RunningWorker, name_of
-from ..job import Claimed, Held
-from ..names import ERROR_BYTES
-from ..running import RunningJob
+from ..model.job import Claimed, Held
+from ..model.names import ERROR_BYTES
+from ..runtime import logs
+from ..runtime.running_job import RunningJob
+from ..store.transactions import RunTransaction
 from ..task import Task
-from ..transactions import RunTransaction
 from . import body, wire
-from .whereabouts import store_of
+from .task_location import store_of
 
 logger = logging.getLogger("fairlane.worker.child")
 MOST_TEXT = 4 * ERROR_BYTES
@@ -66,7 +67,7 @@ class Child:
         self._modules: list[str] = []
         self._log: tuple[str, str] | None = None
         self._body: asyncio.Task[Any] | None = None
-        self._runner = loops.runner()
+        self._runner = event_loops.runner()
         self._worker = RunningWorker(isolated=True)
         self._started: list[Hooks] = []
 

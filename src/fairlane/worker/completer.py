@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from random import random
 
 from ..errors import InvalidInput, SessionLost, Stale, StoreError, StoreUnavailable
-from ..job import MOST_BYTES_PER_CALL, Held, Reason, Verdict, parts_of
-from ..session import Claim, Finished
-from ..states import Move, Transition, fail
-from ..store import Store
+from ..model.job import MOST_BYTES_PER_CALL, Held, Reason, Verdict, parts_of
+from ..model.session import Claim, Finished
+from ..model.states import Move, Transition, fail
+from ..store.port import Store
 
 logger = logging.getLogger("fairlane.worker")
 FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0

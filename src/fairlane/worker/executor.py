@@ -16,16 +16,17 @@ from typing import Any, Protocol
 
 import msgspec
 
-from .. import running, states
 from ..events import Tracer
 from ..hooks import steps_on
-from ..job import Claimed, Held, Reason
-from ..retry import may_retry
-from ..running import RunningJob
-from ..states import Transition
-from ..store import Store
+from ..model import states
+from ..model.job import Claimed, Held, Reason
+from ..model.retry import may_retry
+from ..model.states import Transition
+from ..runtime import running_job
+from ..runtime.running_job import RunningJob
+from ..store.port import Store
+from ..store.transactions import RunTransaction
 from ..task import Registry, Task
-from ..transactions import RunTransaction
 from . import body
 from .isolation import Crashed, Isolation, importable
 from .run import Run, Stop
@@ -68,7 +69,7 @@ class Executor:
         registry: Registry,
         slots: int,
         ended: Ended,
-        report: running.Report,
+        report: running_job.Report,
         *,
         store: Store | None = None,
         marks: Marks | None = None,

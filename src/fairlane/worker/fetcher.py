@@ -7,9 +7,9 @@ from random import Random
 
 import msgspec
 
-from ..job import Claimed, Priority
-from ..session import Claim
-from ..slots import Floor, Slots, asks
+from ..model.job import Claimed, Priority
+from ..model.session import Claim
+from ..model.slots import Floor, Slots, asks
 
 
 class Fetcher:

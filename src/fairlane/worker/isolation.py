@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from .. import logs, running
 from ..errors import FairlaneError
-from ..job import Claimed
+from ..model.job import Claimed
+from ..runtime import logs, running_job
 from ..supervisor.process import Process, in_words
 from ..task import Task
 from . import wire
 from .body import PACKAGE, Ending
-from .whereabouts import Where, importable
+from .task_location import Where, importable
 
 __all__ = ["Crashed", "Isolation", "importable"]
 
@@ -72,7 +72,7 @@ class Isolation:
         job: Claimed,
         *,
         session: str = "",
-        report: running.Report,
+        report: running_job.Report,
         begun: Callable[[], None] = lambda: None,
         started: Callable[[], None] = lambda: None,
         patience: Callable[[], float] | None = None,
@@ -154,7 +154,7 @@ class Talk(NamedTuple):
     """What a child is to run, and whom to tell."""
 
     ask: wire.Run
-    report: running.Report
+    report: running_job.Report
     begun: Callable[[], None]
     started: Callable[[], None]
     patience: Callable[[], float]

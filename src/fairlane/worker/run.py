@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from enum import Enum
 
-from ..job import Claimed
-from ..running import RunningJob
+from ..model.job import Claimed
+from ..runtime.running_job import RunningJob
 
 
 class Stop(Enum):

@@ -6,10 +6,10 @@ import socket
 
 import msgspec
 
-from ..intervals import Intervals
-from ..names import check_count, check_name, check_seconds
-from ..slots import Slots, default_reserved
-from ..upkeep import Retention
+from ..model.intervals import Intervals
+from ..model.maintenance import Retention
+from ..model.names import check_count, check_name, check_seconds
+from ..model.slots import Slots, default_reserved
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,9 +11,9 @@ import struct
 
 import msgspec
 
-from ..job import Claimed, Held
+from ..model.job import Claimed, Held
 from .body import Ending
-from .whereabouts import Where
+from .task_location import Where
 
 _length = struct.Struct("!I")
 MOST_BYTES = 4 * 2**20
@@ -36,7 +36,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     modules: list[str] = []
     """What to import before any task: the worker has, and tasks may rely on what that sets up."""
     log: tuple[str, str] | None = None
-    """The level and the format of the worker's log, if `fairlane.logs.configure` has set them."""
+    """The level and the format of the worker's log, if `fairlane.runtime.logs.configure` has set them."""
 
 
 class Run(msgspec.Struct, frozen=True, tag="run", kw_only=True):

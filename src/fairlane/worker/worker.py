@@ -18,29 +18,29 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from random import uniform
 
-from ..connection import OpenStore
 from ..errors import SessionLost
 from ..events import Tracer
 from ..hooks import Hooks
-from ..job import Held
-from ..keeper import Companion, Holdings, Keeper
 from ..manager.manager import Manager
-from ..names import ERROR_BYTES, PAYLOAD_BYTES
-from ..session import Claim, Renewal, Session
-from ..states import Transition
-from ..store import Store
+from ..model.job import Held
+from ..model.names import ERROR_BYTES, PAYLOAD_BYTES
+from ..model.session import Claim, Renewal, Session
+from ..model.states import Transition
+from ..runtime.connection import OpenStore
+from ..runtime.lease_keeper import Companion, Holdings, Keeper
+from ..store.port import Store
+from ..store.wakeups import queue_topic, worker_topic
 from ..task import Registry
-from ..wakeups import queue_topic, worker_topic
 from .completer import Completer, endings_by_call
 from .executor import Executor, Marks
 from .fetcher import Fetcher
-from .guard import guard_tasks
-from .journal import tell
+from .job_log import tell
 from .lifetime import StoppedEarlyError, lifetime
-from .loopwatch import LoopWatch
-from .membership import Membership
+from .loop_monitor import LoopWatch
 from .run import Run, Stop
 from .settings import WorkerSettings
+from .stray_tasks import guard_tasks
+from .worker_session import Membership
 
 logger = logging.getLogger("fairlane.worker")
 UNWIND_SECONDS = 3.0

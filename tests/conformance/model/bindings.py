@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from fairlane.binding import Binding, BindingState
-from fairlane.job import JobKind, JobState, Reason
-from fairlane.placement import choose
+from fairlane.model.binding import Binding, BindingState
+from fairlane.model.job import JobKind, JobState, Reason
+from fairlane.model.placement import choose
 
 from . import endings
 from .records import BindingRecord, JobRecord, Mismatch, Records

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fairlane.errors import SessionLost, Stale
-from fairlane.job import Claimed, JobKind, JobState, Reason
-from fairlane.session import Claim, SessionState
-from fairlane.slots import Ask
+from fairlane.model.job import Claimed, JobKind, JobState, Reason
+from fairlane.model.session import Claim, SessionState
+from fairlane.model.slots import Ask
 
 from . import bindings, endings, lines
 from .records import Domain, JobRecord, Mismatch, Records, SessionRecord

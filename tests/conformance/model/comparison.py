@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from fairlane.job import Job, JobKind, JobState, Priority
-from fairlane.reading import Counts
-from fairlane.session import worker_name
+from fairlane.model.job import Job, JobKind, JobState, Priority
+from fairlane.model.reading import Counts
+from fairlane.model.session import worker_name
 
 from . import lines
 from .engine import Model

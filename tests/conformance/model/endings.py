@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fairlane.job import JobKind, JobState, Reason
-from fairlane.states import MOST_HAND_BACKS, UNCHARGED, Move, Transition, after_crash
+from fairlane.model.job import JobKind, JobState, Reason
+from fairlane.model.states import MOST_HAND_BACKS, UNCHARGED, Move, Transition, after_crash
 
 from . import bindings, lines
 from .records import JobRecord, Mismatch, Records

@@ -11,14 +11,14 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from fairlane.binding import Release
-from fairlane.clock import ManualClock
 from fairlane.errors import TermLost
-from fairlane.job import Acceptance, Claimed, Enqueued, Held, JobKind, JobState, NewJob, Reason, Verdict
-from fairlane.session import Claim, Finished, NewSession, Renewal, Session, Term
-from fairlane.settings import SettingsChange
-from fairlane.states import Transition
-from fairlane.upkeep import Admitted, Promoted, Pruned, Recount, Rescued, Retention
+from fairlane.model.binding import Release
+from fairlane.model.job import Acceptance, Claimed, Enqueued, Held, JobKind, JobState, NewJob, Reason, Verdict
+from fairlane.model.maintenance import Admitted, Promoted, Pruned, Recount, Rescued, Retention
+from fairlane.model.session import Claim, Finished, NewSession, Renewal, Session, Term
+from fairlane.model.settings import SettingsChange
+from fairlane.model.states import Transition
+from fairlane.store.clock import ManualClock
 
 from . import bindings, claims, endings, lines, requests, sessions
 from .records import Mismatch, Records, Sight

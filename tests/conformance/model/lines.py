@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fairlane.fairness import charge
-from fairlane.job import JobKind, JobState, Reason
-from fairlane.lanes import Place, grant_order, granted
+from fairlane.model.fairness import charge
+from fairlane.model.job import JobKind, JobState, Reason
+from fairlane.model.lanes import Place, grant_order, granted
 
 from . import bindings, endings
 from .records import JobRecord, Records

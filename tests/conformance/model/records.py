@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from fairlane.binding import Binding, BindingState
-from fairlane.clock import ManualClock
-from fairlane.job import Job, JobKind, JobState, NewJob, Priority, Reason
-from fairlane.lanes import LaneTerms, terms
-from fairlane.reading import QueueReading, Standing
-from fairlane.session import NewSession, Session, SessionKind, SessionState, Term
-from fairlane.settings import QueueOverride, QueueSettings
-from fairlane.states import Transition
+from fairlane.model.binding import Binding, BindingState
+from fairlane.model.job import Job, JobKind, JobState, NewJob, Priority, Reason
+from fairlane.model.lanes import LaneTerms, terms
+from fairlane.model.reading import QueueReading, Standing
+from fairlane.model.session import NewSession, Session, SessionKind, SessionState, Term
+from fairlane.model.settings import QueueOverride, QueueSettings
+from fairlane.model.states import Transition
+from fairlane.store.clock import ManualClock
 
 from .fair_order import FairOrder
 

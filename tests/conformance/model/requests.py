@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fairlane.binding import BindingState, Release
 from fairlane.errors import Conflict, InvalidInput, NotFound
-from fairlane.job import Enqueued, JobKind, JobState, NewJob, Reason
-from fairlane.lanes import terms
-from fairlane.session import SessionState
+from fairlane.model.binding import BindingState, Release
+from fairlane.model.job import Enqueued, JobKind, JobState, NewJob, Reason
+from fairlane.model.lanes import terms
+from fairlane.model.session import SessionState
 
 from . import bindings, endings, lines
 from .records import JobRecord, Mismatch, Records

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fairlane.errors import IndexTaken, NotFound, SessionLost
-from fairlane.job import Held, JobKind, JobState, Reason
-from fairlane.placement import lowest_free
-from fairlane.session import NewSession, Renewal, SessionKind, SessionState
-from fairlane.upkeep import Rescued
+from fairlane.model.job import Held, JobKind, JobState, Reason
+from fairlane.model.maintenance import Rescued
+from fairlane.model.placement import lowest_free
+from fairlane.model.session import NewSession, Renewal, SessionKind, SessionState
 
 from . import bindings, endings, requests
 from .records import JobRecord, Mismatch, Records, SessionRecord

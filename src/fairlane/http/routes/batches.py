@@ -11,7 +11,7 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as Connection
 
 from ...errors import Busy, Conflict, FairlaneError, InvalidInput, QueueFull
-from ...job import MOST_BYTES_PER_CALL, NewJob
+from ...model.job import MOST_BYTES_PER_CALL, NewJob
 from ...task import Call
 from .. import shapes
 from ..access import Scope

@@ -11,7 +11,7 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as Connection
 
 from ...bulk import Bulk
-from ...job import JobState
+from ...model.job import JobState
 from .. import audit, shapes
 from ..access import Scope
 from ..answers import COMMON, NDJSON, json_answer

@@ -8,13 +8,13 @@ from urllib.parse import quote
 
 import msgspec
 
-from ...cli.records import listed_job
+from ...documents import listed_job
 from ...errors import NotFound
 from ...handle import find_job
-from ...job import WAITING_STATES, Job, JobState
-from ...reading import MOST_PER_PAGE
-from ...store import Store
-from ...watching import Watch
+from ...model.job import WAITING_STATES, Job, JobState
+from ...model.reading import MOST_PER_PAGE
+from ...runtime.job_watcher import Watch
+from ...store.port import Store
 from .. import audit, shapes, streams, views
 from ..access import Scope
 from ..answers import Answer, json_answer

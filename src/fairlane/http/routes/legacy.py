@@ -12,7 +12,7 @@ import msgspec
 
 from ...app import Fairlane
 from ...errors import InvalidInput, NotFound
-from ...job import Job, JobState
+from ...model.job import Job, JobState
 from ...task import Task
 from ..access import Scope
 from ..answers import Answer, json_answer

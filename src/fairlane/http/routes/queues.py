@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from ...cli.records import lane_record, queue_record
+from ...documents import lane_record, queue_record
 from ...errors import NotFound
-from ...names import check_key, check_name
-from ...reading import QueueReading
+from ...model.names import check_key, check_name
+from ...model.reading import QueueReading
 from .. import audit, shapes
 from ..access import Scope
 from ..answers import Answer, json_answer

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from ...cli.records import binding_record, leader_record, session_record
-from ...session import SessionKind, SessionState
+from ...documents import binding_record, leader_record, schedule_record, session_record
+from ...model.session import SessionKind, SessionState
 from .. import audit, shapes, streams
 from ..access import Scope
 from ..answers import Answer, json_answer
@@ -160,8 +160,6 @@ SCHEDULE = {
 @operations.add("GET", "/schedules", Scope.READ, answer=shapes.Schedules, shows={"schedules": [SCHEDULE]})
 async def list_schedules(exchange: Exchange) -> Answer:
     """Every schedule: timetable, next and last run, and whether a live worker declares it."""
-    from ...cli.catalog import schedule_record
-
     schedules = await exchange.client.schedules()
     sessions = await exchange.client.sessions()
     served = any(s.kind is SessionKind.WORKER and s.state is SessionState.LIVE for s in sessions)

@@ -1,0 +1,163 @@
+"""Finding what ``-A`` names: an application in a module of the user, or in a file.
+
+The current directory comes first on the import path, as with ``python -m``. A file is imported under the name that its
+place gives it: inside a package the dotted one, else its stem, with its directory on the path, so that the child
+processes of a worker find it too. What goes wrong is told in words of the user's own code.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import click
+
+from ..app import Fairlane
+from ..errors import InvalidInput
+from ..model.names import shown
+from ..runtime.logs import escaped
+
+SHOWN_FRAMES = 6
+
+
+class BrokenModule(click.ClickException):
+    """The user's module was found and raised an error while it was imported."""
+
+    def __init__(self, module: str, error: BaseException) -> None:
+        super().__init__(f"{module} could not be imported:\n{_own_traceback(error)}")
+
+
+def find_apps(names: Sequence[str]) -> dict[str, Fairlane]:
+    """The applications that these names stand for, each once, with its tasks imported.
+
+    A name is ``module``, ``module:app``, ``path/file.py`` or ``path/file.py:app``. A module without an application is
+    taken beside others if it declares tasks of theirs.
+    """
+    apps: dict[str, Fairlane] = {}
+    without: list[ModuleType] = []
+    for name in names:
+        module, attribute = find_module(name), name.partition(":")[2]
+        if not attribute and not _apps_in(module):
+            without.append(module)
+            continue
+        app = _in_module(module, attribute)
+        if not any(app is known for known in apps.values()):
+            apps[name] = app
+    for module in without:
+        if not any(task.module == module.__name__ for app in apps.values() for task in app.registry):
+            _in_module(module, "")  # says what is missing
+    for app in apps.values():
+        for field, name in app._task_modules():
+            _include(field, name)
+    return apps
+
+
+def find_module(name: str) -> ModuleType:
+    """The module that such a name begins with. Its own name is the one that other processes import it by."""
+    place = name.partition(":")[0]
+    cwd = str(Path.cwd())
+    if cwd not in sys.path and "" not in sys.path:
+        sys.path.insert(0, cwd)
+    if place.endswith(".py") or "/" in place:
+        return _from_file(Path(place))
+    return _from_name(place)
+
+
+def _include(field: str, name: str) -> None:
+    try:
+        _import(name)
+    except ModuleNotFoundError:
+        raise InvalidInput(
+            field, f"there is no module {name!r} in {Path.cwd()}, nor anywhere else Python looks; start where it lies"
+        ) from None
+
+
+def _apps_in(module: ModuleType) -> dict[str, Fairlane]:
+    return {name: value for name, value in vars(module).items() if isinstance(value, Fairlane)}
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InvalidInput("--app", f"there is no file {shown(str(path))} in {Path.cwd()}")
+    path = path.resolve()
+    root, parts = path.parent, [path.stem]
+    while (root / "__init__.py").is_file():
+        parts.insert(0, root.name)
+        root = root.parent
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    module = _import(".".join(parts))
+    found = getattr(module, "__file__", None)
+    if found is None or Path(found).resolve() != path:
+        raise InvalidInput(
+            "--app", f"{path.name} cannot be imported as {module.__name__!r}, which is {found}; rename it"
+        )
+    return module
+
+
+def _from_name(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise InvalidInput("--app", f"{shown(name)} is not a module; write module:app or path/to/file.py:app")
+    try:
+        return _import(name)
+    except ModuleNotFoundError:
+        file = Path(*name.split(".")).with_suffix(".py")
+        nearby = sorted(str(p) for p in Path.cwd().glob(f"*/{file}"))[:1]
+        hint = (
+            f"did you mean -A {nearby[0]}?" if nearby else "start where it lies, or name its file: -A path/to/file.py"
+        )
+        raise InvalidInput(
+            "--app", f"there is no module {name!r} in {Path.cwd()}, nor anywhere else Python looks; {hint}"
+        ) from None
+
+
+def _import(name: str) -> ModuleType:
+    """The module. ModuleNotFoundError means that it is not there itself, not that one of its imports is missing."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as exc:
+        if exc.name is not None and f"{name}.".startswith(f"{exc.name}."):
+            raise
+        raise BrokenModule(name, exc) from exc
+    except (Exception, SystemExit) as exc:
+        raise BrokenModule(name, exc) from exc
+
+
+def _in_module(module: ModuleType, attribute: str) -> Fairlane:
+    apps = _apps_in(module)
+    if not attribute:
+        distinct = {id(app): app for app in apps.values()}
+        if len(distinct) == 1:
+            return next(iter(distinct.values()))
+        if distinct:
+            names = ", ".join(f"{module.__name__}:{name}" for name in apps)
+            raise InvalidInput("--app", f"{module.__name__} has several applications, name one of them: {names}")
+        raise InvalidInput("--app", f"{module.__name__} has no application (app = Fairlane()); {_there(module)}")
+    value: object = module
+    for part in attribute.split("."):
+        value = getattr(value, part, None)
+    if isinstance(value, Fairlane):
+        return value
+    problem = f"has no {shown(attribute)}"
+    if value is not None:
+        problem = f"has {shown(attribute)}, but that is a {type(value).__name__} and no Fairlane application"
+    known = " or ".join(f"-A {module.__name__}:{app}" for app in apps)
+    raise InvalidInput("--app", f"{module.__name__} {problem}; {f'use {known}' if apps else _there(module)}")
+
+
+def _there(module: ModuleType) -> str:
+    names = [name for name in vars(module) if not name.startswith("_")]
+    return f"there is {', '.join(names[:12])}{', …' if len(names) > 12 else ''}" if names else "it is empty"
+
+
+def _own_traceback(error: BaseException) -> str:
+    """The last frames of the user's own code, without the machinery that imported it."""
+    told = traceback.TracebackException.from_exception(error, compact=True)
+    frames = [f for f in told.stack if not f.filename.startswith("<frozen") and f.filename != __file__]
+    frames = [f for f in frames if not f.filename.endswith("importlib/__init__.py")]
+    lines = traceback.StackSummary.from_list(frames[-SHOWN_FRAMES:]).format() + list(told.format_exception_only())
+    return "\n".join(escaped(line) for chunk in lines for line in chunk.rstrip("\n").split("\n"))

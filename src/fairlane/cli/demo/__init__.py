@@ -1,0 +1,1 @@
+"""The command ``demo``: a story played by real workers on a temporary store."""

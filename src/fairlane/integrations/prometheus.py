@@ -1,0 +1,236 @@
+"""Metrics for Prometheus: counters and histograms from events, and gauges read from the store when they are scraped.
+
+Needs the extra ``fairlane[prometheus]``. Labels are names of queues and tasks, verbs and states, never a lane or an
+id, and each metric has a bounded number of series. Counters tell what this process did: sum them over processes.
+Gauges tell of the whole store: give `queues` and `sessions` to one process, or take the maximum.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Generic, TypeVar
+
+try:
+    import prometheus_client as prom
+except ModuleNotFoundError as exc:
+    raise ModuleNotFoundError(
+        "fairlane.integrations.prometheus needs prometheus-client: pip install 'fairlane[prometheus]'", name=exc.name
+    ) from None
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.registry import Collector
+
+from ..events import Called, Enqueued, Event, Events, Finished, Led, Passed, Refused, Started
+from ..model.job import Priority
+from ..model.reading import QueueReading
+from ..model.session import Session, SessionState
+from ..worker.probes import Readiness, serve
+
+log = logging.getLogger(__name__)
+
+JOB_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1_800, 3_600)
+WAIT_BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3_600, 14_400, 86_400)
+CALL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+MOST_SERIES = 1_000
+OTHER = "other"
+
+ReadQueues = Callable[[], Iterable[QueueReading]]
+ReadSessions = Callable[[], Iterable[Session]]
+ReadCounters = Callable[[], Mapping[str, int]]
+M = TypeVar("M", bound=MetricWrapperBase)
+C = TypeVar("C", bound=Collector)
+
+
+class _Series(Generic[M]):
+    """A metric by its labels. Looking a child up in the client costs four times as much as counting with it."""
+
+    def __init__(self, metric: M) -> None:
+        self._metric = metric
+        self._children: dict[tuple[str, ...], M] = {}
+
+    def __call__(self, *labels: str) -> M:
+        child = self._children.get(labels)
+        if child is None:
+            # Whoever may enqueue can invent names; the memory for them is bounded.
+            named = labels if len(self._children) < MOST_SERIES else (OTHER,) * len(labels)
+            child = self._metric.labels(*named)
+            if named is labels:
+                self._children[labels] = child
+        return child
+
+
+class Metrics:
+    """Counts events, and shows the store at each scrape if it is told how to read it. `close` takes all of it back.
+
+    `queues`, `sessions` and `counters` are called in the thread of the scrape and may wait for the store; when one
+    raises, the scrape goes on without gauges and ``fairlane_store_up`` is 0.
+    """
+
+    def __init__(
+        self,
+        events: Events,
+        registry: prom.CollectorRegistry | None = None,
+        *,
+        queues: ReadQueues | None = None,
+        sessions: ReadSessions | None = None,
+        counters: ReadCounters | None = None,
+    ) -> None:
+        self.registry = registry or prom.REGISTRY
+        self._collectors: list[Collector] = []
+        self._enqueued = self._counter("fairlane_jobs_enqueued", "Jobs made by this process.", "queue", "task")
+        self._started = self._counter("fairlane_jobs_started", "Jobs claimed by this process.", "queue", "task")
+        self._finished = self._counter(
+            "fairlane_jobs_finished",
+            "Runs that ended in this process: how, and the state of the job by it.",
+            *("queue", "task", "state", "outcome"),
+        )
+        self._job_seconds = self._histogram(
+            "fairlane_job_seconds", "How long runs took, from claim to finish.", JOB_BUCKETS, "queue", "task"
+        )
+        self._wait_seconds = self._histogram(
+            "fairlane_job_wait_seconds",
+            "How long jobs waited for their first start, from when they were sent or due.",
+            *(WAIT_BUCKETS, "queue", "priority"),
+        )
+        self._call_seconds = self._histogram(
+            "fairlane_store_call_seconds", "How long calls of the store took.", CALL_BUCKETS, "verb"
+        )
+        self._errors = self._counter("fairlane_store_errors", "Calls of the store that raised.", "verb", "error")
+        self._refused = self._counter("fairlane_refused_writes", "Writes about jobs that were lost.", "verb")
+        self._upkeep = self._counter("fairlane_upkeep", "What the leader's passes did.", "verb", "what")
+        self._terms = self._add(prom.Counter("fairlane_terms", "Elections won by this process.", registry=None))
+        if queues or sessions or counters:
+            self._add(_Gauges(queues, sessions, counters))
+        self._unsubscribe = events.subscribe(self._count)
+
+    def serve(self, port: int, host: str = "127.0.0.1", readiness: Readiness | None = None) -> Callable[[], None]:
+        """Answer scrapes on a thread of its own, from this machine unless told otherwise; answers how to stop.
+
+        ``/healthz`` is answered too, and with `readiness` ``/readyz``.
+        """
+        return serve(prom.make_wsgi_app(self.registry), port, host, readiness)
+
+    def close(self) -> None:
+        """Count no more, and leave the registry. Closing twice is harmless."""
+        self._unsubscribe()
+        while self._collectors:
+            self.registry.unregister(self._collectors.pop())
+
+    def _counter(self, name: str, text: str, *labels: str) -> _Series[prom.Counter]:
+        return _Series(self._add(prom.Counter(name, text, labels, registry=None)))
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> _Series[prom.Histogram]:
+        return _Series(self._add(prom.Histogram(name, text, labels, buckets=buckets, registry=None)))
+
+    def _add(self, collector: C) -> C:
+        self.registry.register(collector)
+        self._collectors.append(collector)
+        return collector
+
+    def _count(self, event: Event) -> None:
+        match event:
+            case Called():
+                self._call_seconds(event.verb).observe(event.seconds)
+                # Whoever stops waiting for an answer has not met an error of the store.
+                if event.error is not None and event.error != "CancelledError":
+                    self._errors(event.verb, event.error).inc()
+            case Enqueued():
+                if event.created:
+                    self._enqueued(event.queue, event.task).inc()
+            case Started():
+                self._started(event.queue, event.task).inc()
+                if event.waited is not None:
+                    self._wait_seconds(event.queue, event.priority.label).observe(event.waited)
+            case Finished():
+                queue, task = event.queue or "", event.task or ""
+                self._finished(queue, task, event.state.value, event.outcome.value).inc()
+                if event.seconds is not None:
+                    self._job_seconds(queue, task).observe(event.seconds)
+            case Refused():
+                self._refused(event.verb).inc()
+            case Passed():
+                self._count_pass(event)
+            case Led():
+                self._terms.inc()
+
+    def _count_pass(self, event: Passed) -> None:
+        for what in event.answer.__struct_fields__:
+            value = getattr(event.answer, what)
+            count = len(value) if isinstance(value, tuple) else value
+            # The rest of an answer are clocks and flags.
+            if type(count) is int and count:
+                self._upkeep(event.verb, what).inc(count)
+
+
+class _Gauges(Collector):
+    """What the store shows at the moment of a scrape."""
+
+    def __init__(self, queues: ReadQueues | None, sessions: ReadSessions | None, counters: ReadCounters | None) -> None:
+        self._queues = queues
+        self._sessions = sessions
+        self._counters = counters
+        self._up = True
+
+    def describe(self) -> Iterator[Metric]:
+        """The names alone; without this, registering would already read the store."""
+        yield from (*self._of_queues([]), *self._of_sessions([]), self._of_server({}), _up(True))
+
+    def collect(self) -> Iterator[Metric]:
+        try:
+            families: list[Metric] = []
+            if self._queues is not None:
+                families += self._of_queues(self._queues())
+            if self._sessions is not None:
+                families += self._of_sessions(self._sessions())
+            if self._counters is not None:
+                families.append(self._of_server(self._counters()))
+        except Exception as exc:
+            # Said once for each time it goes away, not at every scrape.
+            if self._up:
+                log.warning("the store cannot be read for metrics, gauges are left out: %s", type(exc).__name__)
+            self._up, families = False, []
+        else:
+            self._up = True
+        yield from (*families, _up(self._up))
+
+    @staticmethod
+    def _of_queues(readings: Iterable[QueueReading]) -> list[GaugeMetricFamily]:
+        jobs = GaugeMetricFamily("fairlane_jobs", "Jobs that are not over.", labels=("queue", "priority", "state"))
+        workers = GaugeMetricFamily("fairlane_queue_workers", "Live workers that serve a queue.", labels=("queue",))
+        paused = GaugeMetricFamily("fairlane_queue_paused", "1 while a queue is paused.", labels=("queue",))
+        oldest = GaugeMetricFamily(
+            "fairlane_queue_oldest_wait_seconds", "How long the oldest waiting job has waited.", labels=("queue",)
+        )
+        for reading in readings:
+            for priority, counts in zip(Priority, reading.classes, strict=True):
+                for state in ("scheduled", "pending", "running"):
+                    jobs.add_metric((reading.name, priority.label, state), getattr(counts, state))
+            workers.add_metric((reading.name,), reading.workers)
+            paused.add_metric((reading.name,), reading.settings.paused)
+            oldest.add_metric((reading.name,), reading.oldest_wait or 0.0)
+        return [jobs, workers, paused, oldest]
+
+    @staticmethod
+    def _of_sessions(sessions: Iterable[Session]) -> list[GaugeMetricFamily]:
+        present = GaugeMetricFamily("fairlane_sessions", "Sessions that are not over.", labels=("kind", "state"))
+        counts: dict[tuple[str, str], int] = {}
+        for session in sessions:
+            if session.state in (SessionState.LIVE, SessionState.STOPPING):
+                key = (session.kind.value, session.state.value)
+                counts[key] = counts.get(key, 0) + 1
+        for key, count in counts.items():
+            present.add_metric(key, count)
+        return [present]
+
+    @staticmethod
+    def _of_server(counters: Mapping[str, int]) -> CounterMetricFamily:
+        text = "What the store's server has counted that should not happen."
+        counted = CounterMetricFamily("fairlane_server_incidents", text, labels=("what",))
+        for what, count in counters.items():
+            counted.add_metric((what,), count)
+        return counted
+
+
+def _up(value: bool) -> GaugeMetricFamily:
+    return GaugeMetricFamily("fairlane_store_up", "Whether the last scrape could read the store.", value=value)

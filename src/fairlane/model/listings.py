@@ -1,0 +1,293 @@
+"""Listings that operators and tenants read: a lane's jobs in the order in which they start, and failures by group."""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from ..errors import InvalidInput
+from . import names
+from .job import JobState, Priority, Reason
+from .reading import LaneReading
+
+
+class LaneJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job of a lane that runs or waits."""
+
+    id: str
+    task: str
+    state: JobState
+    """`running`, `pending`, or `scheduled` for a retry that keeps its place in an ordered lane."""
+    priority: Priority
+    enqueued_at: float
+    attempt: int
+    """Charged runs so far, the present one included."""
+    started_at: float | None = None
+    """When its present run began; None for a job that waits."""
+    place: int | None = None
+    """1 for the next of the waiting jobs; None for a job that runs."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it runs."""
+        return self.state is JobState.RUNNING
+
+
+class LanePage(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs of a lane: those that run, oldest run first, then those that wait, in the order in which they start."""
+
+    queue: str
+    lane: str | None
+    ordered: bool
+    """Whether the lane goes by arrival alone; otherwise by class, then arrival."""
+    jobs: tuple[LaneJob, ...]
+    cursor: str | None
+    """Continues after the last job; None at the end. Places count on from the page before."""
+    exact: bool = True
+    """False when jobs may be missing: more than could be looked at wait behind gates, or the lane's settings are being
+    changed at this moment."""
+
+
+class LineRow(msgspec.Struct, frozen=True):
+    """A job of a lane as a store has it."""
+
+    seq: int
+    id: str
+    task: str
+    state: JobState
+    class_: int
+    enqueued_at: float
+    attempt: int
+    started_at: float | None
+    arrival: int | None
+
+
+class LineCursor(msgspec.Struct, frozen=True):
+    """Where a page of a lane ends: among the jobs that run, or among those that wait."""
+
+    waiting: bool = False
+    first: float = -1.0
+    """When the last job of the page started; or its rank, which is its class where the lane has no order."""
+    second: int = -1
+    """The number of that job; or its arrival."""
+    place: int = 0
+
+    @classmethod
+    def read(cls, text: str | None) -> LineCursor:
+        """The cursor that a page gave."""
+        if text is None:
+            return cls()
+        try:
+            if len(text) > 80 or not text.isascii():
+                raise ValueError
+            kind, first, second, place = text.split("_")
+            found = cls(kind == "w", float(first), int(second), int(place))
+        except ValueError:
+            raise InvalidInput("cursor", "is not one that a page gave") from None
+        if kind not in ("r", "w") or not 0 <= found.first < 1e12 or not (0 <= found.second < 2**62 > found.place >= 0):
+            raise InvalidInput("cursor", "is not one that a page gave")
+        return found
+
+    @property
+    def text(self) -> str:
+        """As a page gives it."""
+        return f"{'w' if self.waiting else 'r'}_{self.first!r}_{self.second}_{self.place}"
+
+    def after(self, class_: int, *, ordered: bool) -> int | None:
+        """After which arrival the waiting jobs of a class go on; None when all of them are on earlier pages."""
+        rank = 0 if ordered else class_
+        if not self.waiting or rank > self.first:
+            return -1
+        return self.second if rank == self.first else None
+
+
+def check_lane(queue: str, lane: str | None) -> None:
+    """The lane of a queue that somebody asks for."""
+    names.check_name("queue", queue)
+    if lane is not None:
+        names.check_key("lane", lane)
+
+
+def line_page(
+    queue: str,
+    lane: str | None,
+    rows: Iterable[LineRow],
+    cursor: LineCursor,
+    *,
+    ordered: bool,
+    limit: int,
+    exact: bool = True,
+) -> LanePage:
+    """A page out of rows that hold at least the next `limit` + 1 jobs, each once or more."""
+    found = []
+    for row in {row.seq: row for row in rows}.values():
+        if row.state is JobState.RUNNING:
+            key = LineCursor(False, row.started_at or 0.0, row.seq)
+        elif row.arrival is None:
+            continue
+        else:
+            key = LineCursor(True, 0.0 if ordered else float(row.class_), row.arrival)
+        if (key.waiting, key.first, key.second) > (cursor.waiting, cursor.first, cursor.second):
+            found.append((key, row))
+    found.sort(key=lambda each: (each[0].waiting, each[0].first, each[0].second))
+    jobs = []
+    place = cursor.place
+    for key, row in found[:limit]:
+        place += key.waiting
+        jobs.append(
+            LaneJob(
+                id=row.id,
+                task=row.task,
+                state=row.state,
+                priority=Priority(row.class_),
+                enqueued_at=row.enqueued_at,
+                attempt=row.attempt,
+                started_at=row.started_at if row.state is JobState.RUNNING else None,
+                place=place if key.waiting else None,
+            )
+        )
+    last = msgspec.structs.replace(found[limit - 1][0], place=place).text if len(found) > limit else None
+    return LanePage(queue=queue, lane=lane, ordered=ordered, jobs=tuple(jobs), cursor=last, exact=exact)
+
+
+MOST_FAILURES = 5_000
+"""Failed jobs that are looked at for `failures`, the newest, so that the look costs the same however many there are."""
+ERROR_TAIL = names.ERROR_BYTES
+"""Bytes of an error, from its end, in which its last line is looked for."""
+LONGEST_LINE = 500
+
+
+class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Failed jobs of a task that failed alike and are still kept."""
+
+    task: str
+    error_group: str
+    count: int
+    first_at: float
+    """When the first of them failed."""
+    last_at: float
+    reason: Reason
+    """Of the newest."""
+    example_id: str
+    """The newest of them."""
+    error_line: str | None
+    """The last line of its error, at most 500 characters of it."""
+    exact: bool = True
+    """False when more jobs have failed than were looked at: `count` is a lower bound then, and `first_at` may be older.
+    """
+
+    @classmethod
+    def of(cls, row: Sequence[Any], *, exact: bool) -> FailureGroup:
+        """The group of a row: the fields in their order, with the end of the error for its last line."""
+        task, group, count, first_at, last_at, reason, example_id, error = row
+        return cls(
+            task=task,
+            error_group=group,
+            count=count,
+            first_at=float(first_at),
+            last_at=float(last_at),
+            reason=Reason(reason),
+            example_id=example_id,
+            error_line=last_line(error),
+            exact=exact,
+        )
+
+
+def last_line(text: str | None) -> str | None:
+    """The last line of an error that says something."""
+    lines = (text or "").strip().splitlines()
+    return lines[-1].strip()[:LONGEST_LINE] if lines else None
+
+
+def check_failures(queue: str | None, task: str | None) -> None:
+    """The filters of `failures`."""
+    for field, value in (("queue", queue), ("task", task)):
+        if value is not None:
+            names.check_name(field, value)
+
+
+def largest_first(groups: Iterable[FailureGroup], limit: int) -> list[FailureGroup]:
+    """The largest groups; of equal ones the latest."""
+    return sorted(groups, key=lambda each: (-each.count, -each.last_at, each.task, each.error_group))[:limit]
+
+
+LANES_PAGED = 2_000
+"""Lanes of a long queue that pages lead to on stores that estimate them."""
+
+
+class LaneListing(list[LaneReading]):
+    """Lanes of a queue that have work, the longest backlog first; a list, with the way to the next page."""
+
+    def __init__(self, lanes: Iterable[LaneReading] = (), cursor: str | None = None, *, exact: bool = True) -> None:
+        super().__init__(lanes)
+        self.cursor = cursor
+        """Continues after the last lane; None at the end."""
+        self.exact = exact
+        """False where lanes were sampled: a lane may then be missing from the pages, or be on two of them."""
+
+
+class LanesCursor(msgspec.Struct, frozen=True, array_like=True):
+    """Where a page of lanes ends."""
+
+    pending: int
+    running: int
+    lane: str
+    """'' for the jobs without a lane."""
+    shown: int
+    """Lanes on this page and on those before it."""
+
+    @classmethod
+    def read(cls, text: str | None) -> LanesCursor | None:
+        """The cursor that a page gave."""
+        if text is None:
+            return None
+        try:
+            if len(text) > 2_000:
+                raise ValueError
+            found = msgspec.json.decode(urlsafe_b64decode(text.encode("ascii")), type=cls)
+        except (ValueError, msgspec.MsgspecError):
+            raise InvalidInput("cursor", "is not one that a page gave") from None
+        if not all(0 <= number < 2**31 for number in (found.pending, found.running, found.shown)):
+            raise InvalidInput("cursor", "is not one that a page gave")
+        return found
+
+    @property
+    def text(self) -> str:
+        """As a page gives it."""
+        return urlsafe_b64encode(msgspec.json.encode(self)).decode()
+
+
+def lane_order(pending: int, running: int, lane: str | None) -> tuple[int, int, str]:
+    """By what lanes stand: the longest backlog first, then the busiest, then by name."""
+    return (-pending, -running, lane or "")
+
+
+def comes_after(cursor: LanesCursor | None, pending: int, running: int, lane: str | None) -> bool:
+    """Whether a lane stands behind the end of a page."""
+    if cursor is None:
+        return True
+    return lane_order(pending, running, lane) > lane_order(cursor.pending, cursor.running, cursor.lane)
+
+
+def lanes_page(
+    lanes: Sequence[LaneReading], cursor: LanesCursor | None, limit: int, *, exact: bool = True
+) -> LaneListing:
+    """A page out of the next `limit` + 1 lanes, in order."""
+    page, last = lanes[:limit], None
+    shown = len(page) + (0 if cursor is None else cursor.shown)
+    if len(lanes) > limit and (exact or shown < LANES_PAGED):
+        end = page[-1]
+        last = LanesCursor(end.pending, end.running, end.lane or "", shown).text
+    if cursor is None and exact and len(page) == len(lanes):
+        page = with_shares(page)
+    return LaneListing(page, last, exact=exact)
+
+
+def with_shares(lanes: Sequence[LaneReading]) -> list[LaneReading]:
+    """All lanes of a queue, each with its share."""
+    weights = [0.0 if lane.terms.paused or not lane.pending else lane.terms.weight for lane in lanes]
+    whole = sum(weights) or 1.0
+    return [msgspec.structs.replace(lane, share=own / whole) for lane, own in zip(lanes, weights, strict=True)]

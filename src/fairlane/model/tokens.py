@@ -1,0 +1,214 @@
+"""Access tokens of the HTTP service: how secrets are made and compared, and what a token allows.
+
+A secret is ``fl_ID_RANDOM``. It is shown once, when it is made; stores keep its SHA-256 digest alone. The random part
+has 256 bits, so a digest without salt or stretching cannot be searched for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable
+from enum import StrEnum
+
+import msgspec
+
+from ..errors import InvalidInput
+from . import names
+
+PREFIX = "fl_"
+SECRET_BYTES = 32
+ID_BYTES = 6
+DIGEST_BYTES = 32
+HINT_LENGTH = 4
+MOST_QUEUES = 100
+LONGEST_SECRET = 200
+SHORTEST_LIFE = 1.0
+
+
+class Scope(StrEnum):
+    """What a token may be used for."""
+
+    READ = "read"
+    """Look at jobs, queues, lanes, workers and events."""
+    ENQUEUE = "enqueue"
+    """Send jobs."""
+    OPERATE = "operate"
+    """Cancel, retry, pause, resume, override, release; includes `read`."""
+    ADMIN = "admin"
+    """Everything, tokens included."""
+
+    @property
+    def included(self) -> frozenset[Scope]:
+        """The scopes that come with it, itself included."""
+        return _INCLUDED[self]
+
+
+_INCLUDED = {
+    Scope.READ: frozenset({Scope.READ}),
+    Scope.ENQUEUE: frozenset({Scope.ENQUEUE}),
+    Scope.OPERATE: frozenset({Scope.OPERATE, Scope.READ}),
+    Scope.ADMIN: frozenset(Scope),
+}
+
+
+class NewToken(msgspec.Struct, frozen=True, kw_only=True):
+    """A token to store. Its secret is with its owner alone."""
+
+    id: str
+    name: str
+    digest: bytes
+    scopes: tuple[Scope, ...]
+    queues: tuple[str, ...] | None = None
+    """The queues it is bound to; None for all."""
+    lane_prefix: str | None = None
+    """The lanes it is bound to, see `covers_lane`; None for all."""
+    expires: float | None = None
+    """For how many seconds it is valid; None for ever."""
+    hint: str = ""
+    """The last characters of the secret, for a person to recognise it by."""
+
+    def __post_init__(self) -> None:
+        names.check_name("id", self.id)
+        if "_" in self.id:
+            raise InvalidInput("id", "must not have a '_', which separates the parts of a secret")
+        names.check_key("name", self.name)
+        names.check_size("digest", self.digest, DIGEST_BYTES)
+        if len(self.digest) != DIGEST_BYTES:
+            raise InvalidInput("digest", f"must be the {DIGEST_BYTES} bytes of a SHA-256 digest")
+        if not self.scopes:
+            raise InvalidInput("scopes", f"give at least one of {', '.join(Scope)}")
+        if self.queues is not None:
+            if not self.queues:
+                raise InvalidInput("queues", "an empty list allows nothing; leave it out for all queues")
+            if len(self.queues) > MOST_QUEUES:
+                raise InvalidInput("queues", f"{len(self.queues)} are more than {MOST_QUEUES}")
+            for queue in self.queues:
+                names.check_name("queues", queue)
+        if self.lane_prefix is not None:
+            names.check_key("lane_prefix", self.lane_prefix)
+            if self.lane_prefix.endswith("*"):
+                raise InvalidInput("lane_prefix", f"write {self.lane_prefix.rstrip('*')!r}, without the '*'")
+        if Scope.ADMIN in self.scopes and not (self.queues is None and self.lane_prefix is None):
+            raise InvalidInput("scopes", "admin is not bound to queues or lanes; leave those out or choose operate")
+        if self.expires is not None:
+            names.check_seconds("expires", self.expires, least=SHORTEST_LIFE)
+        if len(self.hint) > HINT_LENGTH:
+            raise InvalidInput("hint", f"must not be longer than {HINT_LENGTH} characters")
+
+
+class AccessToken(msgspec.Struct, frozen=True, kw_only=True):
+    """A token as it is stored."""
+
+    id: str
+    name: str
+    digest: bytes
+    scopes: tuple[Scope, ...]
+    queues: tuple[str, ...] | None
+    lane_prefix: str | None
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+    hint: str
+
+    def __repr__(self) -> str:
+        return f"AccessToken(id={self.id!r}, name={self.name!r}, scopes={[s.value for s in self.scopes]})"
+
+    def is_valid(self, now: float) -> bool:
+        """Whether it can be used at this moment: neither revoked nor expired."""
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+    def matches(self, secret: str) -> bool:
+        """Whether this is its secret, compared in constant time."""
+        return hmac.compare_digest(self.digest, digest_of(secret))
+
+    def allows(self, scope: Scope) -> bool:
+        """Whether one of its scopes includes this one."""
+        return any(scope in each.included for each in self.scopes)
+
+    def covers_queue(self, queue: str) -> bool:
+        """Whether it is good for a queue."""
+        return self.queues is None or queue in self.queues
+
+    def covers_lane(self, lane: str | None) -> bool:
+        """Whether it is good for a lane.
+
+        A prefix that ends in a letter or a digit (``user:ann``) is that one lane, so that it does not open
+        ``user:anna``. Any other prefix (``user:``, ``acme/``) is every lane that begins with it.
+        """
+        prefix = self.lane_prefix
+        if prefix is None:
+            return True
+        if lane is None:
+            return False
+        return lane == prefix if prefix[-1].isalnum() else lane.startswith(prefix)
+
+
+def make(
+    name: str,
+    scopes: Iterable[Scope | str],
+    *,
+    queues: Iterable[str] | None = None,
+    lane_prefix: str | None = None,
+    expires: float | None = None,
+) -> tuple[NewToken, str]:
+    """A new token to store, and its secret."""
+    id = secrets.token_hex(ID_BYTES)
+    secret = f"{PREFIX}{id}_{secrets.token_urlsafe(SECRET_BYTES)}"
+    token = NewToken(
+        id=id,
+        name=name,
+        digest=digest_of(secret),
+        scopes=scopes_of(scopes),
+        queues=None if queues is None else tuple(dict.fromkeys(_several("queues", queues))),
+        lane_prefix=lane_prefix,
+        expires=expires,
+        hint=secret[-HINT_LENGTH:],
+    )
+    return token, secret
+
+
+def scopes_of(given: Iterable[Scope | str]) -> tuple[Scope, ...]:
+    """Scopes by their names, each once, in the order of `Scope`."""
+    wanted = set()
+    for each in _several("scopes", given):
+        if each not in tuple(Scope):
+            raise InvalidInput("scopes", f"{names.shown(each)} is none of {', '.join(Scope)}")
+        wanted.add(Scope(each))
+    return tuple(scope for scope in Scope if scope in wanted)
+
+
+def id_of(secret: str) -> str | None:
+    """The id of the token that a secret belongs to; None for what cannot be a secret."""
+    if not secret.startswith(PREFIX) or len(secret) > LONGEST_SECRET or not secret.isascii():
+        return None
+    id, separator, rest = secret.removeprefix(PREFIX).partition("_")
+    return id if id and separator and rest else None
+
+
+def digest_of(secret: str) -> bytes:
+    """What is stored of a secret."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+
+
+def stored(new: NewToken, now: float) -> AccessToken:
+    """A token as a store keeps it that got it now."""
+    return AccessToken(
+        id=new.id,
+        name=new.name,
+        digest=new.digest,
+        scopes=new.scopes,
+        queues=new.queues,
+        lane_prefix=new.lane_prefix,
+        created_at=now,
+        expires_at=None if new.expires is None else now + new.expires,
+        revoked_at=None,
+        hint=new.hint,
+    )
+
+
+def _several(field: str, given: Iterable[str]) -> Iterable[str]:
+    if isinstance(given, str):
+        raise InvalidInput(field, f"must be a list, such as [{names.shown(given)}]")
+    return given

@@ -1,0 +1,1 @@
+"""What the processes of Fairlane share: their store, their session, their event-loop threads and their logs."""

@@ -1,0 +1,419 @@
+"""How calls get to the server: a pool of connections for each event loop, and calls that can be repeated.
+
+One `Database` serves every event loop and thread of a process. A call is one statement in a transaction of its own. It
+is repeated here only when it is known that nothing of it happened: it collided with another, or its connection was
+found dead before anything was sent. Whatever else breaks is `StoreUnavailable`: the outcome is unknown, and the caller
+repeats the call when it likes.
+
+May assume: callers back off by themselves. Promises: no call hangs because of a server that went away; nobody's
+cancellation spoils a connection for the next; nothing here survives a fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol, cast
+
+from ... import event_loops
+from ...errors import StoreError, StoreUnavailable
+from ..shared import connection_pools, deadlines
+from ..shared.connection_pools import Pools
+from ..shared.deadlines import Patience
+from . import sockets
+from .address import CONNECT_SECONDS, Address, driver
+from .collisions import Collisions
+from .driver_errors import COLLISIONS, did_nothing, fail, is_closed, is_ours, translate_connecting
+
+asyncpg = driver()
+NO_TIMEOUT = asyncpg.protocol.NO_TIMEOUT
+
+WAIT_SECONDS = 10.0
+"""For a free connection of the pool."""
+CLOSING_SECONDS = connection_pools.CLOSING_SECONDS
+IDLE_SECONDS = 10.0
+"""A connection that nobody used for so long is closed."""
+GROW_SECONDS = 0.25
+"""In a thread beside the program's work a call waits so long for a connection in use before it opens another."""
+SETTLED_SECONDS = 0.1
+"""After a failed attempt to connect, so long all others fail without one: a hundred callers make one attempt."""
+FRESH_SECONDS = 0.001
+READ_COMMITTED = "read committed"
+KEEP_LEVEL = f"SET default_transaction_isolation TO '{READ_COMMITTED}'"
+LEVEL = "SELECT current_setting('default_transaction_isolation')"
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '5s'"
+REPEATS = 5
+"""How often a call that collided is repeated."""
+LONGEST_PAUSE = 0.2
+
+
+class Record(Protocol):
+    """A row, as asyncpg gives it."""
+
+    def __getitem__(self, key: str | int) -> Any: ...
+    def __iter__(self) -> Iterator[Any]: ...
+    def __len__(self) -> int: ...
+    def get(self, key: str, default: Any = None) -> Any: ...
+    def keys(self) -> Iterator[str]: ...
+    def values(self) -> Iterator[Any]: ...
+    def items(self) -> Iterator[tuple[str, Any]]: ...
+
+
+class Connection(Protocol):
+    """What is used of an asyncpg connection."""
+
+    async def fetch(self, query: str, *args: Any, timeout: float | None = None) -> list[Record]: ...
+    async def fetchrow(self, query: str, *args: Any, timeout: float | None = None) -> Record | None: ...
+    async def fetchval(self, query: str, *args: Any, timeout: float | None = None) -> Any: ...
+    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str: ...
+    def transaction(self, *, isolation: str | None = None, readonly: bool = False) -> Any: ...
+    def is_closed(self) -> bool: ...
+
+
+class Database(Pools["_Pool"]):
+    """The way to the server. Used from any event loop; the pool of each is made when it is first needed."""
+
+    def __init__(self, address: Address) -> None:
+        super().__init__()
+        self.address = address
+        self._collisions = Collisions(address)
+        self._deadlines = deadlines.Deadlines()
+        event_loops.ease_receiving()
+
+    def _make(self, loop: asyncio.AbstractEventLoop) -> _Pool:
+        return _Pool(self.address, loop)
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def fetch(self, sql: str, *args: Any, timeout: float | None = None) -> Coroutine[Any, Any, list[Record]]:
+        """All rows of one statement, which is a transaction of its own."""
+        return self._call("fetch", sql, args, timeout)
+
+    def fetchrow(
+        self, sql: str, *args: Any, timeout: float | None = None, sent: int = 0
+    ) -> Coroutine[Any, Any, Record | None]:
+        """The first row of one statement, which is a transaction of its own. `sent`: bytes, where there are many."""
+        return self._call("fetchrow", sql, args, timeout, sent)
+
+    def execute(self, sql: str, *args: Any, timeout: float | None = None) -> Coroutine[Any, Any, str]:
+        """Run one statement (without arguments, any number of them in one transaction), and tell what it did."""
+        return self._call("execute", sql, args, timeout)
+
+    async def _call(self, verb: str, sql: str, args: tuple[Any, ...], timeout: float | None, sent: int = 0) -> Any:
+        collisions = 0
+        seconds = timeout or self._deadlines.seconds(sql, sent)
+        while True:
+            self.check_usable()
+            pool = self._pools.get(asyncio.get_running_loop()) or await self._pool()
+            connection = pool.spare() or await pool.take()
+            wait = pool.patience.begin(seconds)
+            try:
+                statement = pool.statement(connection, sql)
+                if statement is not None:
+                    answer = await getattr(statement, verb)(*args, timeout=NO_TIMEOUT)
+                else:
+                    answer = await pool.ask_first(connection, verb, sql, args, seconds)
+            except BaseException as exc:
+                pool.patience.end(wait)
+                pool.drop(connection)
+                cause = TimeoutError() if isinstance(exc, asyncio.CancelledError) and wait.is_why() else exc
+                if not isinstance(cause, Exception):
+                    raise
+                if isinstance(cause, TimeoutError):
+                    self._deadlines.missed(sql)
+                collisions += 1
+                if collisions > REPEATS or not did_nothing(cause):
+                    fail(cause, self.address, connection)
+                if getattr(cause, "sqlstate", None) in COLLISIONS:
+                    self._collisions.add(cause)
+            else:
+                # Before the connection is given back: that takes its time too, and the answer is there.
+                pool.patience.end(wait)
+                self._deadlines.kept(sql)
+                if not pool.keep(connection):
+                    await pool.give_back(connection)
+                return answer
+            await asyncio.sleep(random.uniform(0, min(LONGEST_PAUSE, 0.005 * 2**collisions)))
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """A connection for several statements. What the block raises is the caller's own, and passes as it is."""
+        pool = await self._pool()
+        connection = await pool.take()
+        try:
+            yield connection
+        except BaseException:
+            pool.drop(connection)
+            raise
+        else:
+            await pool.give_back(connection)
+
+    @asynccontextmanager
+    async def transaction(
+        self, *, isolation: str = "read_committed", readonly: bool = False
+    ) -> AsyncIterator[Connection]:
+        """A connection inside a transaction that commits with the block, and is rolled back when that raises.
+
+        The driver's errors are translated, so the block should do nothing that raises such errors by itself.
+        """
+        async with self.connection() as connection:
+            try:
+                async with connection.transaction(isolation=isolation, readonly=readonly):
+                    yield connection
+            except Exception as exc:
+                if not is_ours(exc):
+                    raise
+                fail(exc, self.address, connection)
+
+    def snapshot(self) -> AbstractAsyncContextManager[Connection]:
+        """A connection that sees one moment, for reads that belong together. It cannot write and waits for nobody."""
+        return self.transaction(isolation="repeatable_read", readonly=True)
+
+
+class _Pool(connection_pools.Pool):
+    """The connections of one event loop, opened as they are needed."""
+
+    def __init__(self, address: Address, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._address = address
+        self._beside: set[asyncio.Task[Any]] = set()
+        """What goes on without anybody who waits for it."""
+        self._kept: list[tuple[Any, float]] = []
+        self._prepared: dict[Any, dict[str, Any]] = {}
+        """Statements by connection and text: whoever asks for them by their text pays as much as for a short call."""
+        self.patience = Patience(loop)
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._waiting = 0
+        self._sparing = event_loops.is_beside(loop)
+        self._free = asyncio.Event()
+        """Set when a call is done with its connection. Waited for where connections are spared."""
+        self._closing = False
+        self._failed: tuple[float, str] = (float("-inf"), "")
+        self._other_level = False
+        """Whether a statement without a transaction around it would run at another level than read committed."""
+        self._pool: Any = asyncpg.create_pool(
+            address.dsn,
+            connect=self._connect,
+            reset=_no_reset,
+            min_size=0,
+            max_size=address.pool,
+            max_queries=10**9,
+            max_inactive_connection_lifetime=IDLE_SECONDS,
+            timeout=address.connect_seconds,
+            command_timeout=deadlines.CALL_SECONDS,
+            # Behind PgBouncer the next statement may run in another server process, which knows no statement of ours.
+            statement_cache_size=200 if address.listen else 0,
+            max_cached_statement_lifetime=0,
+        )
+
+    async def open(self, forget: Callable[[asyncio.AbstractEventLoop], None]) -> None:
+        await self._pool
+        await super().open(forget)
+
+    def statement(self, connection: Any, sql: str) -> Any:
+        """What was prepared for this text on this connection, None when nothing was."""
+        known = self._prepared.get(connection)
+        return None if known is None else known.get(sql)
+
+    async def ask_first(
+        self, connection: Any, verb: str, sql: str, args: tuple[Any, ...], timeout: float | None
+    ) -> Any:
+        """Send a statement that was not prepared, and prepare it for the next time where that can be of use."""
+        if self._other_level:
+            return await _at_read_committed(connection, verb, sql, args, timeout)
+        if verb == "execute" or not self._address.listen:
+            return await getattr(connection, verb)(sql, *args, timeout=timeout)
+        statement = await connection.prepare(sql)
+        self._prepared.setdefault(connection, {})[sql] = statement
+        return await getattr(statement, verb)(*args, timeout=NO_TIMEOUT)
+
+    def spare(self) -> Connection | None:
+        """A connection that was kept and is alive, as far as can be told without asking the server."""
+        while self._kept:
+            connection, since = self._kept.pop()
+            # One that was used a moment ago is not asked again: looking costs as much as sending.
+            fresh = self._loop.time() - since < FRESH_SECONDS and not is_closed(connection)
+            if fresh or sockets.is_alive(connection):
+                return cast("Connection", connection)
+            self.drop(connection)
+        return None
+
+    async def take(self) -> Connection:
+        """The same, or another one, made when there is none."""
+        connection = self.spare() or (await self._spared() if self._sparing else None)
+        if connection is not None:
+            return connection
+        for _ in range(self._address.pool + 1):
+            connection = await self._acquire()
+            if sockets.is_alive(connection):
+                return cast("Connection", connection)
+            self.drop(connection)
+        raise StoreUnavailable(f"the connections to {self._address} break as soon as they are made")
+
+    async def _spared(self) -> Connection | None:
+        """One that a call is about to be done with; None when that takes too long, or no call has one.
+
+        The passes of a manager often meet, and each takes a few milliseconds: without this, an idle process would have
+        as many connections as it has services.
+        """
+        until = self._loop.time() + GROW_SECONDS
+        while self._waiting or self._pool.get_size() > self._pool.get_idle_size():
+            self._free.clear()
+            try:
+                async with asyncio.timeout_at(until):
+                    await self._free.wait()
+            except TimeoutError:
+                return None
+            connection = self.spare()
+            if connection is not None:
+                return connection
+        return None
+
+    async def _acquire(self) -> Any:
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(WAIT_SECONDS + self._address.connect_seconds - CONNECT_SECONDS):
+                return await self._pool.acquire()
+        except TimeoutError as exc:
+            raise StoreUnavailable(
+                f"no connection to {self._address} became free in time; all {self._address.pool} are in use. "
+                "Give the URL a larger pool=…, or hold connections for a shorter time."
+            ) from exc
+        except asyncpg.InterfaceError as exc:
+            raise StoreError("this store is closed; open it again") from exc
+        finally:
+            self._waiting -= 1
+
+    def keep(self, connection: Connection) -> bool:
+        """Done with it, and it is as it was: the next call takes it without asking the pool, which costs as much again
+        as the call itself (measured: 60 µs). False: it is to be given back, somebody waits for one."""
+        if self._waiting or self._closing:
+            return False
+        self._kept.append((connection, self._loop.time()))
+        self._free.set()
+        if self._sweeper is None:
+            self._sweeper = self._loop.call_later(IDLE_SECONDS, self._sweep)
+        return True
+
+    def _sweep(self) -> None:
+        """Close what was not used for long, which is what lies lowest."""
+        self._sweeper = None
+        old = self._loop.time() - IDLE_SECONDS
+        while self._kept and self._kept[0][1] <= old:
+            connection, _ = self._kept.pop(0)
+            self._prepared.pop(connection, None)
+            if not is_closed(connection):
+                connection.terminate()
+        if self._kept:
+            self._sweeper = self._loop.call_at(self._kept[0][1] + IDLE_SECONDS, self._sweep)
+
+    async def give_back(self, connection: Any) -> None:
+        """Done with it. Whatever goes wrong here, the pool drops the connection and makes another when needed."""
+        self._prepared.pop(connection, None)
+        with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+            await self._pool.release(connection, timeout=CLOSING_SECONDS)
+        self._free.set()
+
+    def drop(self, connection: Connection) -> None:
+        """Done with it after a failure. It may be in the middle of something, and nobody waits until that has ended."""
+        if self._loop.is_closed():
+            # The call was left behind with its loop, and is unwound only now.
+            sockets.hang_up(connection)
+            return
+        task = self._loop.create_task(self.give_back(connection))
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+
+    async def drain(self) -> None:
+        self._closing = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        while self._kept:
+            await self.give_back(self._kept.pop()[0])
+        try:
+            async with asyncio.timeout(CLOSING_SECONDS):
+                await self._pool.close()
+        except (TimeoutError, asyncpg.InterfaceError, OSError):
+            self._pool.terminate()
+        for task in self._beside:
+            task.cancel()
+
+    def abort(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self.patience.close()
+        self._prepared.clear()
+        self._pool.terminate()
+
+    def cut(self) -> None:
+        for holder in self._pool._holders:
+            if holder._con is not None:
+                sockets.hang_up(holder._con)
+
+    async def _connect(self, *args: Any, **options: Any) -> Any:
+        failed_at, failure = self._failed
+        if self._loop.time() < failed_at + SETTLED_SECONDS:
+            raise StoreUnavailable(failure)
+        # Whoever waits may be cancelled at any moment, and the driver does not bear that well while it connects.
+        connecting = self._loop.create_task(self._connected(*args, **options))
+        try:
+            connection = await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            connecting.add_done_callback(_hang_up)
+            self._beside.add(connecting)
+            connecting.add_done_callback(self._beside.discard)
+            raise
+        except Exception as exc:
+            error = translate_connecting(exc, self._address)
+            if isinstance(error, StoreUnavailable):
+                self._failed = (self._loop.time(), str(error))
+            raise error from exc
+        sockets.notice_silence(connection)
+        return connection
+
+    async def _connected(self, *args: Any, **options: Any) -> Any:
+        """A connection whose statements run at read committed, whatever server, database or role have as their default.
+
+        Every verb takes its locks inside one statement, and must see what others committed before it got them: at any
+        higher level its snapshot is older than its locks.
+        """
+        connection = await asyncpg.connect(*args, **options)
+        try:
+            if self._address.listen:
+                await connection.execute(KEEP_LEVEL)
+            else:
+                # Behind PgBouncer a setting would stay with a session of the server that others use next. Where the
+                # default is another, each call says the level itself, which costs it two round trips.
+                self._other_level = await connection.fetchval(LEVEL) != READ_COMMITTED
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+
+async def _at_read_committed(connection: Any, verb: str, sql: str, args: tuple[Any, ...], timeout: float | None) -> Any:
+    """One statement in a transaction that names its level. The server ends it when the commit does not come."""
+    try:
+        await connection.execute(BEGIN)
+        answer = await getattr(connection, verb)(sql, *args, timeout=timeout)
+        await connection.execute("COMMIT")
+    except asyncpg.PostgresError:
+        await connection.execute("ROLLBACK")
+        raise
+    except BaseException:
+        connection.terminate()
+        raise
+    return answer
+
+
+def _hang_up(connecting: asyncio.Task[Any]) -> None:
+    """Nobody wants the connection any more."""
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result().terminate()
+
+
+async def _no_reset(_: object) -> None:
+    """Calls leave nothing behind in a session, and to reset it would cost another round trip."""

@@ -1,0 +1,189 @@
+"""Carries wake-ups through the server: a thread with an event loop and one connection, for sending and for listening.
+
+The first topics go at once; those that come within `GATHER_SECONDS` go together, because all NOTIFYs of a server commit
+one after the other.
+
+``job:`` and ``place:`` topics are sent only when somebody hears them. A process with a listener says `HERE` when it
+begins and every `ANNOUNCE_SECONDS`, on the channel of the other topics. Whoever begins to hear that channel asks
+`ANYBODY` on the channel of the jobs, and sends everything until the answers must be there. Whoever does not hear it
+sends everything always. What was kept back just before a listener was heard of is sent after all: so a listener hears
+whatever changes after the server began to listen for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Collection
+from typing import Any
+
+from ..shared.notifier import CLOSE_SECONDS, COMMAND_SECONDS, CONNECT_SECONDS, Listeners, ServerNotifier
+from ..shared.topics import EVERYTHING, Waiting, by_kind
+from .address import driver
+from .channels import ANYBODY, HERE, Channels, payloads
+
+GATHER_SECONDS = 0.002
+MOST_KEPT, KEEP_SECONDS = 5_000, 0.5
+"""Jobs that nobody wanted to hear of: how many are remembered, and how long."""
+ANNOUNCE_SECONDS = 10.0
+EARLY_SECONDS = 0.002
+"""A timer may fire so much before its time, as an event loop counts it."""
+TRUST_SECONDS = 30.0
+"""How long it counts that somebody said to be there."""
+ANSWER_SECONDS = 0.3
+"""Answers are spread over this time, and fall away when two others have answered."""
+GRACE_SECONDS = 1.0
+"""How long everything is sent after asking."""
+NOTIFY = "SELECT pg_notify(channel, payload) FROM unnest($1::text[], $2::text[]) AS told(channel, payload)"
+Connection = Any
+"""The driver's, which has no types."""
+
+
+class Notifier(ServerNotifier[Connection]):
+    """The connection of one store object, and its thread. What is not the thread's may be called from anywhere."""
+
+    SERVER = "PostgreSQL"
+
+    def __init__(self, dsn: str, channels: Channels, listeners: Listeners) -> None:
+        super().__init__(channels, listeners)
+        self._dsn = dsn
+        # Guarded by the lock.
+        self._signs = Waiting()
+        self._kept: deque[tuple[float, list[str]]] = deque()
+        self._kept_count = 0
+        self._jobs_heard_until = 0.0
+        # The thread's own.
+        self._own_pid = 0
+        self._announcers: set[int] = set()
+        self._announce_at = self._look_at = 0.0
+
+    def send(self, topics: Collection[str]) -> None:
+        """Send these soon. They are dropped while the server is away."""
+        jobs, others = by_kind(topics)
+        with self._lock:
+            if self._away or self._closing:
+                return
+            if jobs:
+                now = time.monotonic()
+                if self._channels.others not in self._listening or now < self._jobs_heard_until:
+                    self._jobs.add(jobs)
+                else:
+                    self._keep(now, jobs)
+                    if not others:
+                        return
+            self._others.add(others)
+            self._wake()
+
+    def _keep(self, now: float, jobs: list[str]) -> None:
+        self._kept.append((now, jobs))
+        self._kept_count += len(jobs)
+        while self._kept and (self._kept_count > MOST_KEPT or self._kept[0][0] < now - KEEP_SECONDS):
+            self._kept_count -= len(self._kept.popleft()[1])
+
+    def _waits(self) -> bool:
+        return bool(super()._waits() or self._signs)
+
+    # -- in the thread ---------------------------------------------------------------------------------------------
+
+    async def _connect(self) -> Connection:
+        return await driver().connect(
+            self._dsn,
+            timeout=CONNECT_SECONDS,
+            command_timeout=COMMAND_SECONDS,
+            server_settings={"application_name": "fairlane wake-ups"},
+        )
+
+    async def _use(self, connection: Connection) -> None:
+        try:
+            connection.add_termination_listener(lambda _: self._nudge.set())
+            self._own_pid = connection.get_server_pid()
+            self._look_at = self._remind(ANNOUNCE_SECONDS)
+            while not connection.is_closed():
+                self._nudge.clear()
+                await self._listen_to_wanted(connection)
+                await self._look_around(connection)
+                began = time.monotonic()
+                sent = await self._send_waiting(connection)
+                if self._closing and not self._waits():
+                    await connection.close(timeout=CLOSE_SECONDS)
+                    return
+                if sent:
+                    await asyncio.sleep(began + GATHER_SECONDS - time.monotonic())
+                await self._wait_for_news()
+            raise ConnectionResetError("the server ended the connection")
+        finally:
+            connection.terminate()
+
+    async def _begin_to_hear(self, connection: Connection, channels: frozenset[str]) -> None:
+        for channel in channels:
+            await connection.add_listener(channel, self._hear)
+        with self._lock:
+            if self._channels.jobs in channels:
+                self._signs.add([HERE])
+                self._announcers.clear()
+                self._announce_at = self._remind(ANNOUNCE_SECONDS)
+            if self._channels.others in channels:
+                self._signs.add([ANYBODY])
+                self._jobs_heard_until = max(self._jobs_heard_until, time.monotonic() + GRACE_SECONDS)
+            self._listening |= channels
+
+    async def _look_around(self, connection: Connection) -> None:
+        """Do what is due from time to time: see whether the server is there, leave channels, and announce."""
+        now = time.monotonic() + EARLY_SECONDS
+        if now >= self._look_at:
+            self._look_at = self._remind(ANNOUNCE_SECONDS)
+            await connection.execute("SELECT 1")
+            await self._leave_unused(connection)
+        if now >= self._announce_at and self._channels.jobs in self._listening:
+            # Two are enough: each of them tells all others, and the two tell each other.
+            if len(self._announcers) < 2:
+                self._signs.add([HERE])
+            self._announcers.clear()
+            self._announce_at = self._remind(ANNOUNCE_SECONDS)
+
+    async def _fall_silent(self, connection: Connection, channel: str) -> None:
+        await connection.remove_listener(channel, self._hear)
+
+    async def _send_waiting(self, connection: Connection) -> bool:
+        with self._lock:
+            signs, jobs, others = self._signs.take(), self._jobs.take(), self._others.take()
+        told = [(self._channels.others if sign == HERE else self._channels.jobs, sign) for sign in signs]
+        told += [(self._channels.others, payload) for payload in payloads(others)]
+        told += [(self._channels.jobs, payload) for payload in payloads(jobs)]
+        if told:
+            await connection.execute(NOTIFY, [channel for channel, _ in told], [payload for _, payload in told])
+        return bool(told)
+
+    def _hear(self, connection: object, pid: int, channel: str, payload: str) -> None:
+        if pid == self._own_pid:
+            return
+        jobs = channel == self._channels.jobs
+        if payload == HERE:
+            self._hear_of_a_listener(pid)
+        elif payload == ANYBODY:
+            self._announcers.clear()
+            self._announce_at = min(self._announce_at, self._remind(random.random() * ANSWER_SECONDS))
+        elif payload == EVERYTHING:
+            self._listeners.wake(jobs=jobs, others=not jobs)
+        else:
+            self._listeners.tell(payload.split("\n"))
+
+    def _hear_of_a_listener(self, pid: int) -> None:
+        self._announcers.add(pid)
+        with self._lock:
+            now = time.monotonic()
+            self._jobs_heard_until = now + TRUST_SECONDS
+            for kept_at, jobs in self._kept:
+                if kept_at >= now - KEEP_SECONDS:
+                    self._jobs.add(jobs)
+            self._kept.clear()
+            self._kept_count = 0
+            if self._jobs:
+                self._wake()
+
+    def _lose(self) -> None:
+        with self._lock:
+            self._signs.take()
+        super()._lose()

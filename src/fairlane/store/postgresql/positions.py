@@ -1,0 +1,59 @@
+"""Where waiting jobs stand, out of figures that the server counts in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ...model.reading import EXACT_PLACES, Standing
+from ..positions import MANY_LANES, MOST_COUNTED, MOST_LANES, JobFigures, QueueFigures, Worker, standing_of
+from ..shared.stored_settings import read_settings
+from .reading import View, wanted
+
+
+class _Queue(msgspec.Struct):
+    id: int
+    name: str
+    declared: str
+    override: str | None
+    pending: tuple[int, int, int]
+    busy: tuple[int, int, int]
+    workers: list[Worker]
+    seconds: float | None
+
+    def figures(self) -> QueueFigures:
+        return QueueFigures(
+            name=self.name,
+            settings=read_settings(self.name, self.declared, self.override).settings,
+            pending=self.pending,
+            busy=self.busy,
+            workers=self.workers,
+            seconds=self.seconds,
+        )
+
+
+class _Line(msgspec.Struct):
+    now: float
+    queues: list[_Queue]
+    jobs: list[JobFigures]
+
+
+_line = msgspec.json.Decoder(_Line)
+
+MOST_PLACES = 5 * EXACT_PLACES
+"""Places are counted up to here. Each costs a look at a row, so counting further is left to a sample."""
+
+
+async def standings(view: View, ids: Sequence[str]) -> list[Standing | None]:
+    """Where jobs stand; None for whatever does not wait."""
+    asked = wanted(ids)
+    if not asked:
+        return [None] * len(ids)
+    limits = (MOST_PLACES, MOST_LANES, MOST_COUNTED, MANY_LANES)
+    row = await view.one("read_standings", asked, *limits, view.now, view.lease)
+    assert row is not None
+    line = _line.decode(row[0])
+    queues = {queue.id: queue.figures() for queue in line.queues}
+    found = {job.id: standing_of(job, queues[job.queue], line.now) for job in line.jobs}
+    return [found.get(id) for id in ids]

@@ -1,0 +1,40 @@
+"""What can be learned of a connection below the driver, which has no way to its socket but the transport."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from ..shared import sockets
+from .driver_errors import is_closed
+
+
+def socket_of(connection: Any) -> socket.socket | None:
+    """The socket of a connection."""
+    transport = getattr(connection, "_transport", None)
+    return transport.get_extra_info("socket") if transport is not None else None
+
+
+def is_alive(connection: Any) -> bool:
+    """Whether the connection is open, and the server has sent nothing on it while nobody asked."""
+    if is_closed(connection):
+        return False
+    line = socket_of(connection)
+    if line is None or line.fileno() < 0 or sockets.is_silent(line):
+        return True
+    connection.terminate()
+    return False
+
+
+def notice_silence(connection: Any) -> None:
+    """Let the kernel find out that the other side has vanished."""
+    line = socket_of(connection)
+    if line is not None:
+        sockets.notice_silence(line)
+
+
+def hang_up(connection: Any) -> None:
+    """Tell the other side that nobody is here any more, without an event loop."""
+    line = socket_of(connection)
+    if line is not None:
+        sockets.hang_up(line)

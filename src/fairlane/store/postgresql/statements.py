@@ -1,0 +1,69 @@
+"""The texts of this store for one schema: named queries, migrations and grants.
+
+In every `.sql` file the schema is written ``fairlane.``, and loading puts the quoted name of the chosen one there. The
+rule: ``fairlane.`` is the schema wherever a name may begin, in texts too (``nextval('fairlane.arrival')``). It is not
+after a letter, a digit or a dot, where it is the end or the middle of a longer name. Settings that functions make use
+of are therefore called ``fairlane_step.…``.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+import msgspec
+
+from ..shared.queries import Migration, load_migrations, load_queries
+from .address import SCHEMA
+
+PACKAGE = "fairlane.store.postgresql"
+_SCHEMA = re.compile(r"(?<![\w.])fairlane\.")
+_NEEDS = re.compile(r"^-- needs: (\d+)$", re.MULTILINE)
+
+
+def quoted(name: str) -> str:
+    """A name as it stands in a statement."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def placed(text: str, schema: str) -> str:
+    """The text, with the schema put where ``fairlane.`` stands for it."""
+    place = f"{quoted(schema)}."
+    return _SCHEMA.sub(lambda _: place, text)
+
+
+@lru_cache(maxsize=16)
+def queries(schema: str) -> dict[str, str]:
+    """Every named query of `sql/*.sql`. The same dictionary each time: do not change it."""
+    return {name: placed(text, schema) for name, text in load_queries(PACKAGE).items()}
+
+
+def grants(kind: str, role: str, schema: str = SCHEMA) -> str:
+    """What the owner of the schema runs to make a role a ``worker``, a ``producer`` or a ``viewer``."""
+    name, place = quoted(role), f"SCHEMA {quoted(schema)}"
+    text = re.sub(r"\bSCHEMA fairlane\b", lambda _: place, queries(schema)[f"grant_{kind}"])
+    return re.sub(rf"\bfairlane_{kind}\b", lambda _: name, text)
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A migration for one schema."""
+
+    number: int
+    name: str
+    script: str
+    needs: int
+    """Code that knows this migration can work with the schema, and newer code can; older code cannot."""
+
+
+@lru_cache(maxsize=16)
+def changes(schema: str) -> tuple[Change, ...]:
+    """The migrations in their order."""
+    return tuple(_change(migration, schema) for migration in load_migrations(PACKAGE))
+
+
+def _change(migration: Migration, schema: str) -> Change:
+    said = _NEEDS.findall(migration.script)
+    needs = int(said[0]) if said else migration.number
+    if len(said) > 1 or needs > migration.number:
+        raise ValueError(f"migration {migration.number} says more than once what it needs, or more than itself")
+    return Change(migration.number, migration.name, placed(migration.script, schema), needs)

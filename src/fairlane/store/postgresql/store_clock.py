@@ -1,0 +1,26 @@
+"""Whose time counts: the server's, unless a test brings its own."""
+
+from __future__ import annotations
+
+from ..clock import Clock
+
+BOOT_SECONDS = 1e9
+"""Readings of two boots lie further apart than any lease is long."""
+
+
+class Moments:
+    """What the functions of the store are told about time: nothing, so that they read the server's clock, or the
+    readings of an injected clock, the second of which leases and terms go by."""
+
+    def __init__(self, clock: Clock | None) -> None:
+        self._clock = clock
+        self._boots: list[str] = []
+
+    def readings(self) -> tuple[float | None, float | None]:
+        """Now, and now for leases."""
+        if self._clock is None:
+            return None, None
+        boot = self._clock.boot()
+        if boot not in self._boots:
+            self._boots.append(boot)
+        return self._clock.now(), self._clock.monotonic() + BOOT_SECONDS * self._boots.index(boot)

@@ -1,0 +1,262 @@
+"""`fairlane.store.transactions.Transactions` on PostgreSQL: jobs that commit together with the user's own rows.
+
+Storing is one statement on the user's connection, which locks nothing that others need. Completing is a transaction on
+a connection of the store's: the locks of the line are taken in its last moment, right before the commit, and a process
+that freezes just there is cut off by the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from ...errors import FairlaneError, InvalidInput, StoreUnavailable
+from ...model.job import Enqueued, JobKind, NewJob, Verdict
+from ...model.states import Transition
+from ..codes import STATES
+from ..shared.rows import encode_backoff
+from ..shared.topics import EVERYTHING
+from ..wakeups import Wakeups, queue_topic
+from .channels import Channels, payloads
+from .database import Connection, Database
+from .driver_errors import OWN_ERRORS, is_ours, translate
+from .statements import placed, quoted
+from .store_clock import Moments
+from .user_connections import Statement, async_driver_of, blocking_driver_of, own_error
+
+QUEUES = """SELECT n, fairlane.queue_number(n), current_database()::text
+FROM (SELECT x AS n FROM unnest($1::text[]) x ORDER BY x OFFSET 0) g"""
+LAST_MOMENT = """SELECT current_setting('transaction_isolation'),
+set_config('idle_in_transaction_session_timeout', '5000', true)"""
+"""From here on the transaction holds locks that others wait for: whoever does not go on within 5 s is cut off."""
+REPORT = """INSERT INTO fairlane.progress (seq, value) SELECT j.seq, $2 FROM fairlane.job j WHERE j.id = $1
+ON CONFLICT (seq) DO UPDATE SET value = excluded.value"""
+END_SECONDS = 3.0
+
+
+class Finishing(Protocol):
+    """What is needed of the store."""
+
+    @property
+    def wakeups(self) -> Wakeups:
+        """Hints from this store."""
+
+    async def finish_on(
+        self, connection: Connection, session: str, transitions: Sequence[Transition]
+    ) -> tuple[Sequence[Verdict], Sequence[str]]:
+        """Write what a session decided, in the transaction open on a connection; also the topics to publish then."""
+
+
+class PostgresqlTransactions:
+    """What the store on PostgreSQL has beyond the port."""
+
+    def __init__(self, store: Finishing, database: Database, moments: Moments) -> None:
+        self._store = store
+        self._database = database
+        self._moments = moments
+        self._schema = database.address.schema
+        self._statement = Statement(f"{quoted(self._schema)}.insert_arriving")
+        self._channel = Channels.of(self._schema).others if database.address.listen else None
+        self._numbers: dict[str, int] = {}
+        """Queues that exist, with their numbers."""
+        self._name = ""
+        """The database, as the server calls it."""
+        # Apart from those of the store's own calls, which must not wait for bodies.
+        self._bodies = Database(database.address)
+        self._rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+    async def close(self) -> None:
+        """Close the connections that bodies used."""
+        await self._bodies.close()
+
+    # -- storing -----------------------------------------------------------------------------------------------------
+
+    async def prepare(self, jobs: Sequence[NewJob]) -> None:
+        """Make the queues that are new. Made in the user's transaction, one would keep others waiting for its end."""
+        for job in jobs:
+            if job.kind is not JobKind.JOB or job.cron is not None:
+                raise InvalidInput("job", "only plain jobs can be stored inside a transaction of yours")
+        new = {job.queue for job in jobs} - self._numbers.keys()
+        if new:
+            for name, number, database in await self._database.fetch(placed(QUEUES, self._schema), sorted(new)):
+                self._name = database
+                self._numbers[name] = number
+
+    async def enqueue_on(self, connection: object, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Store jobs in the transaction that is open on a connection for asynchronous code."""
+        run = async_driver_of(connection)
+        with self._translated():
+            return _answers(await run(connection, self._statement, self._request(jobs)))
+
+    def enqueue_here(self, connection: object, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Store jobs in the transaction that is open on a connection for plain code."""
+        run = blocking_driver_of(connection)
+        with self._translated():
+            return _answers(run(connection, self._statement, self._request(jobs)))
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except FairlaneError:
+            raise
+        except Exception as exc:
+            error = own_error(exc, self._schema)
+            if error is None:
+                raise
+            raise error from exc
+
+    def _request(self, jobs: Sequence[NewJob]) -> str:
+        hints = list(payloads(dict.fromkeys(queue_topic(job.queue) for job in jobs)))
+        return _encode(
+            {
+                "database": self._name,
+                "now": self._moments.readings()[0],
+                "channel": self._channel,
+                "hint": hints[0] if len(hints) == 1 else EVERYTHING,
+                "jobs": [self._row(job) for job in jobs],
+            }
+        )
+
+    def _row(self, job: NewJob) -> dict[str, Any]:
+        row = {
+            "id": job.id,
+            "task": job.task,
+            "queue": job.queue,
+            "number": self._numbers[job.queue],
+            "class": int(job.priority),
+            "lane": job.lane,
+            "cost": float(job.cost),
+            "payload": job.payload.decode(),
+            "headers": _text(job.headers),
+            "delay": job.delay or None,
+            "run_at": job.run_at,
+            "expires": job.expires,
+            "retries": job.retries,
+            "backoff": _text(encode_backoff(job.backoff)),
+            "timeout": job.timeout,
+            "unique": job.unique,
+            "unique_for": job.unique_for,
+            "pool": job.pool,
+            "sticky": job.sticky,
+            "worker": job.worker,
+            "retry_of": job.retry_of,
+        }
+        return {name: value for name, value in row.items() if value is not None}
+
+    # -- completing --------------------------------------------------------------------------------------------------
+
+    async def begin(self) -> BodyTransaction:
+        """Begin a transaction on a connection that nobody else uses until it ends. Waits while all are in use."""
+        room = self._rooms.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._bodies.address.pool))
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(room)
+            connection: Any = await stack.enter_async_context(self._bodies.connection())
+            # What is written about the line depends on seeing what others have committed by then.
+            transaction = connection.transaction(isolation="read_committed")
+            await transaction.start()
+            return BodyTransaction(self._store, self._bodies, connection, transaction, stack.pop_all())
+        raise AssertionError("the block returns")
+
+
+class BodyTransaction:
+    """A transaction in which a body writes, and in which its job is completed."""
+
+    broken: FairlaneError | None = None
+    """Never: the server itself says what is wrong."""
+
+    def __init__(
+        self, store: Finishing, database: Database, connection: Any, transaction: Any, holding: AsyncExitStack
+    ) -> None:
+        self._store = store
+        self._database = database
+        self._report = placed(REPORT, database.address.schema)
+        self._transaction = transaction
+        self._holding = holding
+        self.connection = connection
+
+    async def commit(self, session: str, transition: Transition, progress: bytes | None) -> bool:
+        """Write how the job ends, and commit; False when the claim was lost."""
+        topics: Sequence[str] | None = None
+        try:
+            topics = await self._commit(session, transition, progress)
+        except Exception as exc:
+            if is_ours(exc):
+                error = translate(exc, self._database.address, self.connection)
+                if isinstance(error, StoreUnavailable):
+                    raise error from exc
+            raise
+        finally:
+            await (self.roll_back() if topics is None else self._give_back())
+        if topics is not None:
+            self._store.wakeups.publish(topics)
+        return topics is not None
+
+    async def _commit(self, session: str, transition: Transition, progress: bytes | None) -> Sequence[str] | None:
+        connection = self.connection
+        if not connection.is_in_transaction():
+            raise FairlaneError(
+                "the transaction of the job was ended inside its body: do not commit or roll back there; it is "
+                "committed when the body returns, and rolled back when it raises"
+            )
+        isolation, _ = await connection.fetchrow(LAST_MOMENT)
+        if isolation != "read committed":
+            raise FairlaneError(f"the transaction of the job was set to {isolation}; it must stay read committed")
+        [verdict], topics = await self._store.finish_on(connection, session, [transition])
+        if not verdict.accepted:
+            return None
+        if progress is not None:
+            # Not before: a report that is on its way keeps the job, and would wait for what is written here.
+            await connection.execute(self._report, transition.held.id, progress)
+        await self._transaction.commit()
+        return topics
+
+    async def roll_back(self) -> None:
+        """Undo everything."""
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(END_SECONDS):
+                await self._transaction.rollback()
+        await self._give_back()
+
+    async def _give_back(self) -> None:
+        """Let the next body find the connection as this one did; if that cannot be, it is closed."""
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                await self.connection.reset()
+        except Exception:
+            with contextlib.suppress(Exception):
+                self.connection.terminate()
+        with contextlib.suppress(Exception):
+            await self._holding.aclose()
+
+
+class _Answer(msgspec.Struct):
+    answers: list[tuple[str, bool, int]] = []
+    code: str = ""
+    message: str = ""
+    detail: str = ""
+
+
+_answer = msgspec.json.Decoder(_Answer)
+_encoder = msgspec.json.Encoder()
+
+
+def _answers(raw: str) -> list[Enqueued]:
+    answer = _answer.decode(raw)
+    if answer.code:
+        raise OWN_ERRORS[answer.code](answer.message, answer.detail)
+    return [Enqueued(id, created, STATES[state]) for id, created, state in answer.answers]
+
+
+def _encode(request: dict[str, Any]) -> str:
+    return _encoder.encode(request).decode()
+
+
+def _text(raw: bytes | None) -> str | None:
+    return None if raw is None else raw.decode()

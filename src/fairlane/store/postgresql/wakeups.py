@@ -1,0 +1,109 @@
+"""Wake-ups between processes that share a schema, by LISTEN and NOTIFY.
+
+Two channels for each schema: one for ``job:`` topics, which are many, and one for all the others. They go over a
+connection that belongs to the wake-ups alone (`notifier.py`); what is promised stands in `ears.py`. The store that the
+keeper's thread opens borrows the connection of the one that its process has open already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from weakref import WeakSet, WeakValueDictionary
+
+from ... import event_loops
+from ..shared.subscriptions import Ear, NotifiedWakeups
+from .address import Address
+from .channels import Channels
+from .notifier import Notifier
+
+
+class NotifyWakeups(NotifiedWakeups[Notifier]):
+    """The `Wakeups` of one schema. `listen=False` is for servers behind a pooler that cannot LISTEN."""
+
+    def __init__(self, dsn: str, schema: str, *, listen: bool = True) -> None:
+        self.channels = Channels.of(schema)
+        super().__init__(partial(Notifier, dsn, self.channels), listen=listen)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used, and is this process's own."""
+        return not self._closed and self._pid == os.getpid()
+
+    def was_sent(self, topics: Collection[str]) -> None:
+        """Topics that a transaction has sent itself: told here too, unless they come back by themselves."""
+        if not self._closed and not (self._listen and self._notifier.listens(jobs=False, others=True)):
+            self._notice_fork()
+            self._ears.tell(topics)
+
+
+class BorrowedWakeups:
+    """The wake-ups of another store object, as long as those are open; then its own."""
+
+    def __init__(self, lender: NotifyWakeups, make: Callable[[], NotifyWakeups]) -> None:
+        self.channels = lender.channels
+        self._lender = lender
+        self._make = make
+        self._own: NotifyWakeups | None = None
+        self._ears: WeakSet[Ear] = WeakSet()
+        self._closed = False
+
+    def _wakeups(self) -> NotifyWakeups:
+        if self._own is None and not self._lender.is_open and not self._closed:
+            self._own = self._make()
+        return self._own or self._lender
+
+    def publish(self, topics: Iterable[str]) -> None:
+        """Tell every listener, here at once and elsewhere within milliseconds."""
+        if not self._closed:
+            self._wakeups().publish(topics)
+
+    def was_sent(self, topics: Collection[str]) -> None:
+        """Topics that a transaction has sent itself."""
+        if not self._closed:
+            self._wakeups().was_sent(topics)
+
+    def subscribe(self, topics: Iterable[str], ring: Callable[[], None] | None = None) -> Ear:
+        """Listen from the running event loop."""
+        if self._closed:
+            raise RuntimeError("the wake-ups were closed; open the store again")
+        ear = self._wakeups().subscribe(topics, ring)
+        self._ears.add(ear)
+        return ear
+
+    def close(self) -> None:
+        """Close the subscriptions made here. The connection stays with the lender. Closing twice is harmless."""
+        self._closed = True
+        for ear in list(self._ears):
+            ear.close()
+        if self._own is not None:
+            self._own.close()
+
+
+_lenders: WeakValueDictionary[tuple[str, str, bool], NotifyWakeups] = WeakValueDictionary()
+_door = threading.Lock()
+
+
+def wakeups_for(address: Address) -> NotifyWakeups | BorrowedWakeups:
+    """The wake-ups of a new store object; in a thread beside the program's work, those of another one if possible."""
+    key = (address.dsn, address.schema, address.listen)
+
+    def make() -> NotifyWakeups:
+        return NotifyWakeups(address.dsn, address.schema, listen=address.listen)
+
+    with _door:
+        lender = _lenders.get(key)
+        if lender is not None and lender.is_open and _in_a_loop_beside():
+            return BorrowedWakeups(lender, make)
+        made = _lenders[key] = make()
+    return made
+
+
+def _in_a_loop_beside() -> bool:
+    try:
+        return event_loops.is_beside(asyncio.get_running_loop())
+    except RuntimeError:
+        return False

@@ -1,0 +1,168 @@
+"""How the verbs get to the server: calls of the function library, on the connections of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from ...errors import (
+    Conflict,
+    IndexTaken,
+    InvalidInput,
+    NotFound,
+    SchemaMismatch,
+    SessionLost,
+    Stale,
+    StoreError,
+    TermLost,
+)
+from ..clock import Clock
+from . import library
+from .connection_pool import Connections
+from .data_loss import Completed, Losses, Mark, Mended
+from .driver_errors import NotAllowed, ServerError
+from .encoding import decode, encode
+
+BOOT_SECONDS = 1e9
+"""Readings of two boots lie further apart than any lease is long."""
+READING = frozenset(
+    {
+        *("get", "sessions", "leader", "scan", "queues", "lanes", "lane_line", "bindings", "declined", "schedules"),
+        *("service", "standing", "tokens", "failures"),
+    }
+)
+"""The functions that are flagged `no-writes`: whoever may only look can call them, by FCALL_RO."""
+
+
+class FullQueue(Exception):
+    """A queue or a lane takes no more; when there is room is asked for after that."""
+
+    def __init__(self, message: str, where: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.where = where
+
+
+class Functions:
+    """The functions of the library, for one namespace. `clock` replaces the server's in tests."""
+
+    def __init__(self, connections: Connections, prefix: str, clock: Clock | None) -> None:
+        self._connections = connections
+        self._prefix = prefix
+        self._clock = clock
+        self._boots: list[str] = []
+        self.losses = Losses(str(connections.address), self._mend)
+
+    async def call(self, verb: str, *arguments: Any) -> dict[str, Any]:
+        """What a function answers, with ``parts`` if that is a list. Raises what it refuses with."""
+        before = self.losses.mark
+        answer = await self.send(verb, *arguments)
+        if isinstance(answer, list):
+            return {"parts": answer}
+        return await self._read(answer, before)
+
+    async def call_for_signature(self, verb: str, *arguments: Any) -> dict[str, Any] | None:
+        """The same for a function that mostly has nothing to say."""
+        before = self.losses.mark
+        answer = await self.send(verb, *arguments)
+        if isinstance(answer, list):
+            generation, steps = answer[0].decode(), int(answer[1])
+            if not self.losses.is_usual(generation, steps, before):
+                await self.losses.check({"generation": generation, "steps": steps}, before)
+            return None
+        return await self._read(answer, before)
+
+    async def call_for_parts(self, verb: str, *arguments: Any) -> tuple[dict[str, Any], list[bytes]]:
+        """The same for a function that answers with a record and parts."""
+        before = self.losses.mark
+        answer = await self.send(verb, *arguments)
+        first, *parts = answer if isinstance(answer, list) else [answer]
+        return await self._read(first, before), parts
+
+    async def _read(self, raw: bytes, before: Mark) -> dict[str, Any]:
+        """A record that a function answers with, looked at for losses. Raises what it refuses with."""
+        found: dict[str, Any] = decode(raw)
+        await self.losses.check(found, before)
+        if "refused" in found:
+            _refuse(**found["refused"])
+        return found
+
+    async def _mend(self, generation: str, what: str, completed: Sequence[Completed]) -> Mended:
+        results = [each.result for each in completed if each.result is not None]
+        places = iter(range(6, 6 + len(results)))
+        again = [
+            (each.session, each.held.id, each.held.fence, each.stamp.hex(), 0 if each.result is None else next(places))
+            for each in completed
+        ]
+        answer = decode(await self.send("lost", generation, what, encode(again), *results))
+        return Mended(Mark(answer["generation"], answer["steps"]), answer["mended"], answer["what"])
+
+    async def send(self, verb: str, *arguments: Any) -> Any:
+        """What a function answers, as it comes."""
+        command = "FCALL_RO" if verb in READING else "FCALL"
+        call = (command, library.function(verb), 1, self._prefix, *self._moments(), *arguments)
+        try:
+            return await self._connections.call(*call)
+        except ServerError as exc:
+            # A server that was restarted without its data, or replaced by another, does not know the library.
+            if "Function not found" not in exc.said:
+                raise
+        await self._load()
+        return await self._connections.call(*call)
+
+    async def look(self, command: str, key: str, *arguments: Any) -> Any:
+        """Read a key of the namespace."""
+        return await self._connections.call(command, self._prefix + key, *arguments)
+
+    def _moments(self) -> tuple[str, str]:
+        if self._clock is None:
+            return "", ""
+        boot = self._clock.boot()
+        if boot not in self._boots:
+            self._boots.append(boot)
+        return repr(self._clock.now()), repr(self._clock.monotonic() + BOOT_SECONDS * self._boots.index(boot))
+
+    async def _load(self) -> None:
+        try:
+            await self._connections.call("FUNCTION", "LOAD", library.text())
+        except ServerError as exc:
+            # Somebody else was quicker.
+            if "already exists" not in exc.said:
+                raise
+        except NotAllowed as exc:
+            raise StoreError(
+                f"{self._connections.address} does not have the functions of this version of Fairlane, and this user "
+                "may not load them. Run `fairlane migrate` as one who may."
+            ) from exc
+
+
+def _refuse(code: str, message: Any, detail: Any = None) -> NoReturn:
+    """Raise the error that a function has answered with."""
+    if code == "invalid":
+        raise InvalidInput(detail, message)
+    if code == "index_taken":
+        raise IndexTaken(message, detail)
+    if code == "newer":
+        raise SchemaMismatch(f"{message}; upgrade Fairlane here, or use another namespace=…")
+    if code == "not_allowed":
+        raise StoreError(
+            f"this user may not do everything that the functions do, and half of a step would be worse than none: "
+            f"{message} is missing. Let ACL SETUSER grant the whole role."
+        )
+    if code == "full":
+        where = f"queue {detail['queue']!r}"
+        if "lane" in detail:
+            where = f"lane {detail['lane']!r} of {where}"
+        raise FullQueue(f"{where} has {message} jobs waiting and takes at most {detail['most']}", detail)
+    if code == "too_many":
+        raise StoreError(
+            f"{message:,} jobs are too many for a recount: in the seconds that it takes nobody else is served, and "
+            f"leases run out. Do it when there are at most {detail:,} that wait or run."
+        )
+    kinds = {
+        "conflict": Conflict,
+        "not_found": NotFound,
+        "session_lost": SessionLost,
+        "stale": Stale,
+        "term_lost": TermLost,
+    }
+    raise kinds[code](message)

@@ -1,0 +1,277 @@
+-- The places of limited lanes. A job holds a grant from the step that gives it until it leaves the lane, and every way out
+-- hands the place on in the same step (see `fairlane.model.lanes` for who comes next).
+
+local IDLE_GRANT_SECONDS = 2
+local PAGE = 50
+
+local function open(e)
+    if e.kind == 'turn' then
+        places.start_turn(e)
+    elseif not e.gate then
+        flows.enter(e)
+    elseif e.lane then
+        e.granted_at = S.now
+    end
+end
+
+-- Whoever waits behind this one has moved up.
+local function tell_line(e)
+    step.tell_line(e.queue, e.lane_key)
+end
+
+-- Start a turn in its waiter: it is never claimed.
+function places.start_turn(e)
+    entries.move(e, RUNNING)
+    e.session = e.waiter
+    e.fence = (e.fence or 0) + 1
+    e.attempt = (e.attempt or 0) + 1
+    e.started_at = S.now
+    step.tell_job(e.id)
+    step.tell('session:' .. e.waiter)
+    tell_line(e)
+end
+
+local function ungrant(e)
+    flows.withdraw(e)
+    e.granted, e.granted_at = nil, nil
+    entries.save(e)
+end
+
+-- The last of those that hold a place and have not started: of those that anybody may claim, and of the others.
+local function weakest_of(lane)
+    local last = call('ZREVRANGE', S.p .. 'hold:' .. lane.name, 0, 0, 'WITHSCORES')
+    local weakest, score = last[1], tonumber(last[2] or -1)
+    for class = 0, 2 do
+        local of_class = call('ZREVRANGE', keys.ready(lane.queue, class, lane.key), 0, 0, 'WITHSCORES')
+        local its = of_class[1] and tonumber(of_class[2]) + (lane.ordered and 0 or class * entries.RANK)
+        if its and its > score then
+            weakest, score = of_class[1], its
+        end
+    end
+    return weakest and entries.get(weakest) or nil
+end
+
+-- The next in line for a place. What has expired gets none; the sweeper cancels it.
+local function next_of(lane)
+    local set = S.p .. 'wait:' .. lane.name
+    -- Nearly always it is the first.
+    local first = call('ZRANGE', set, 0, 0)[1]
+    local e = first and entries.look(first)
+    while first and not e do
+        damage.fail(first, { queue = lane.queue, lane_key = lane.key, sets = { set } })
+        first = call('ZRANGE', set, 0, 0)[1]
+        e = first and entries.look(first)
+    end
+    if not e or not e.expires_at or e.expires_at > S.now then
+        return e
+    end
+    for from = 0, MOST_LOOKED_AT, PAGE do
+        local seqs = call('ZRANGE', set, from, from + PAGE - 1)
+        for _, e in ipairs(entries.all(seqs)) do
+            if not e.expires_at or e.expires_at > S.now then
+                return e
+            end
+        end
+        if #seqs < PAGE then
+            return nil
+        end
+    end
+    return nil
+end
+
+-- Where those of lower classes are who hold a place of an unordered lane and have not started.
+function places.weaker(queue, key, class)
+    local sets = { S.p .. 'hold:' .. keys.lane(queue, key) }
+    for lower = class + 1, 2 do
+        sets[#sets + 1] = keys.ready(queue, lower, key)
+    end
+    return sets
+end
+
+-- In an unordered lane a job of a higher class takes the place of the weakest one that has not started.
+local function take_from_weaker(lane, class)
+    local weakest = weakest_of(lane)
+    if not weakest or weakest.class <= class then
+        return false
+    end
+    ungrant(weakest)
+    return true
+end
+
+-- Let a pending job take its place in its lane, and in the line if it may start. The caller saves it.
+function places.arrive(e)
+    e.arrival = e.arrival or step.next_arrival()
+    local terms = catalog.terms(catalog.number(e.queue), e.lane_key or '')
+    if not terms.limit or not e.lane_key then
+        e.lane, e.granted, e.rank = nil, true, nil
+        open(e)
+        return
+    end
+    local lane = step.lane_for(e.queue, e.lane_key, terms)
+    e.lane, e.granted = true, nil
+    e.rank = entries.rank(lane.ordered, e.class)
+    if e.kind == 'turn' and e.expires_at and e.expires_at < S.now then
+        return -- too late to start; the sweeper cancels it
+    end
+    if lane.granted < lane.places then
+        lane.granted = lane.granted + 1
+        e.granted = true
+    elseif not lane.ordered and lane.places >= 0 and e.class < 2 and take_from_weaker(lane, e.class) then
+        e.granted = true
+    end
+    if e.granted then
+        open(e)
+    end
+end
+
+-- The gate of a pending job has opened. The caller saves it.
+function places.ungate(e)
+    e.gate = nil
+    if e.granted then
+        open(e)
+    end
+end
+
+-- A job that kept its grant is pending again. The caller saves it.
+function places.resume(e)
+    if e.lane then
+        local lane = step.lane(e.queue, e.lane_key)
+        e.rank = entries.rank(lane.ordered, e.class)
+    end
+    open(e)
+end
+
+-- Give a place to a waiting job: a turn starts, a job that nothing else holds becomes claimable.
+function places.grant(lane, e)
+    lane.granted = lane.granted + 1
+    e.granted = true
+    if e.waiter then
+        places.start_turn(e)
+    elseif e.state == PENDING then
+        open(e)
+    end
+    entries.save(e)
+end
+
+-- Give the free places of a lane to the next in it; returns how many were given.
+function places.hand_on(lane)
+    local given = 0
+    while lane.granted < lane.places do
+        local waiting = next_of(lane)
+        if not waiting then
+            break
+        end
+        places.grant(lane, waiting)
+        given = given + 1
+    end
+    if lane.granted == 0 and lane.places >= 0 and call('ZCARD', S.p .. 'wait:' .. lane.name) == 0 then
+        step.drop_lane(lane)
+    end
+    return given
+end
+
+-- A job that is gone, or whose saved record names no lane any more, gives up its place.
+function places.vacate(e)
+    if not e.lane then
+        return
+    end
+    local lane = step.lane(e.queue, e.lane_key)
+    if e.granted then
+        lane.granted = lane.granted - 1
+    end
+    e.lane, e.granted = nil, nil
+    tell_line(e)
+    places.hand_on(lane)
+end
+
+-- The same for a job with a ticket that has left a lane.
+function places.leave(queue, lane_key)
+    local lane = step.lane(queue, lane_key)
+    lane.granted = lane.granted - 1
+    step.tell_line(queue, lane_key)
+    places.hand_on(lane)
+end
+
+-- After a job went back from running to waiting, or the order changed: whoever comes first has the place. By arrival in an
+-- ordered lane; by class in an unordered one.
+function places.settle(lane)
+    while lane.places >= 0 do
+        local best = next_of(lane)
+        local weakest = best and weakest_of(lane)
+        if not weakest then
+            return
+        end
+        local first
+        if lane.ordered then
+            first = best.arrival < weakest.arrival
+        else
+            first = best.class < weakest.class
+        end
+        if not first then
+            return
+        end
+        ungrant(weakest)
+        lane.granted = lane.granted - 1
+        places.grant(lane, best)
+    end
+end
+
+-- A limit was lowered while jobs ran: take back unstarted grants, newest first, until it holds.
+function places.trim(lane)
+    while lane.granted > lane.places and lane.places >= 0 do
+        local weakest = weakest_of(lane)
+        if not weakest then
+            return
+        end
+        lane.granted = lane.granted - 1
+        ungrant(weakest)
+    end
+end
+
+-- Apply another limit: a lower one takes back unstarted grants, newest first; a higher one hands out at once.
+function places.resize(lane, limit)
+    lane.places = limit
+    step.save_lane(lane)
+    places.trim(lane)
+    places.settle(lane)
+    places.hand_on(lane)
+end
+
+-- Whether a worker could take one more of a class now; a job for anybody can always be taken.
+local function takes(inbox, class)
+    if not inbox then
+        return true
+    end
+    local who = presence.at(inbox)
+    return who and who.state == 'live' and catalog.room(who.slots, presence.running(who), class) > 0
+end
+
+-- Unordered lanes: a grant that waited 2 s for a worker that cannot take it goes to the next job that can run.
+function places.move_idle_grants(limit)
+    local moved, looked = 0, 0
+    local idle = S.now - IDLE_GRANT_SECONDS
+    for _, seq in ipairs(call('ZRANGEBYSCORE', S.p .. 'holding', '-inf', idle, 'LIMIT', 0, MOST_LOOKED_AT)) do
+        if looked >= limit then
+            break
+        end
+        local holder = entries.get(seq)
+        local lane = holder and holder.lane and holder.granted and step.lane(holder.queue, holder.lane_key)
+        -- One in whose lane nobody waits does not count.
+        local wanted = lane and lane.places >= 0 and not lane.ordered and call('EXISTS', S.p .. 'wait:' .. lane.name) == 1
+        looked = looked + (wanted and 1 or 0)
+        if wanted and (holder.gate or not takes(holder.inbox, holder.class)) then
+            for _, other in ipairs(call('ZRANGE', S.p .. 'wait:' .. lane.name, 0, MOST_LOOKED_AT)) do
+                local e = entries.get(other)
+                local expired = not e or (e.expires_at and e.expires_at <= S.now)
+                if not expired and not e.gate and e.inbox ~= holder.inbox and takes(e.inbox, e.class) then
+                    ungrant(holder)
+                    lane.granted = lane.granted - 1
+                    places.grant(lane, e)
+                    moved = moved + 1
+                    break
+                end
+            end
+        end
+    end
+    return moved
+end

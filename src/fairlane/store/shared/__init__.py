@@ -1,0 +1,1 @@
+"""What several stores have in common: rows, connections, deadlines and wake-ups."""

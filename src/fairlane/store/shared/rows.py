@@ -1,0 +1,190 @@
+"""What the SQL stores read alike: their rows, turned into the records that readers see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from ...errors import InvalidInput
+from ...model.binding import Binding, BindingState
+from ...model.job import KEPT_ATTEMPTS, Attempt, Job, JobKind, Priority, Reason
+from ...model.retry import DEFAULT_BACKOFF, Backoff
+from ...model.schedule import Schedule, StoredSchedule, Timetable
+from ...model.session import worker_name
+from ..codes import MOVES, STATES
+
+NEWEST = 2**62
+"""A place before which every job comes."""
+
+_attempts = msgspec.json.Decoder(list[Attempt])
+_backoff = msgspec.json.Decoder(Backoff)
+_timetable: msgspec.json.Decoder[Timetable] = msgspec.json.Decoder(Timetable)
+_encoder = msgspec.json.Encoder()
+
+
+def decode_attempts(raw: bytes | str | None) -> list[Attempt]:
+    """Finished claims, oldest first."""
+    return [] if raw is None else _attempts.decode(raw)
+
+
+def readable_attempts(raw: bytes | str | None) -> list[Attempt]:
+    """The same; nothing when the history cannot be read, which is no reason to lose the job too."""
+    try:
+        return decode_attempts(raw)
+    except Exception:
+        return []
+
+
+def decode_backoff(raw: bytes | None) -> Backoff:
+    """The policy column."""
+    if raw is None:
+        return DEFAULT_BACKOFF
+    try:
+        return _backoff.decode(raw)
+    except Exception as exc:
+        raise InvalidInput("backoff", f"is not a policy ({exc})") from None
+
+
+def encode_backoff(backoff: Backoff) -> bytes | None:
+    """The policy column; the default is not stored."""
+    return None if backoff == DEFAULT_BACKOFF else _encoder.encode(backoff)
+
+
+def job_of(row: Iterable[Any]) -> Job:
+    """A job out of a row. Of a damaged one everything that can be read is shown: people must be able to find it."""
+    columns = tuple(row)
+    try:
+        return _job_of(columns)
+    except Exception:
+        return _job_of(_readable(columns))
+
+
+def _readable(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same row with usual values in place of what cannot be read."""
+    columns = list(row)
+
+    def replace(place: int, read: Callable[[Any], Any], usual: Any) -> None:
+        try:
+            read(columns[place])
+        except Exception:
+            columns[place] = usual
+
+    replace(4, JobKind, JobKind.JOB.value)
+    replace(5, Priority, Priority.NORMAL.value)
+    replace(11, decode_backoff, None)
+    replace(22, decode_attempts, None)
+    replace(24, lambda reason: reason is None or Reason(reason), None)
+    return tuple(columns)
+
+
+def _job_of(row: Iterable[Any]) -> Job:
+    """A job out of a row of columns in this order."""
+    (
+        _seq, id, task, queue, kind, class_, lane, cost, payload, headers, retries, backoff, timeout, uniq, pool,
+        sticky, direct, retry_of, parent, enqueued_at, expires_at, progress, attempts, final, reason, result, error,
+        error_group, move, finished_at, live, inbox, due, cancel, suspect, arrival, attempt, fence, started_at,
+        refused, session, session_pool, session_index, session_host,
+    ) = row  # fmt: skip
+    history = decode_attempts(attempts)
+    state = STATES[live if final is None else final]
+    worker = None
+    if session is not None or move is not None:
+        worker = session_host if session_index is None else worker_name(session_pool, session_index)
+        # The last claim is not in the column: it runs, or its end is the job's.
+        history.append(
+            Attempt(
+                fence=fence, attempt=attempt, session=session or "unknown", worker=worker or "unknown",
+                started_at=started_at, ended_at=finished_at, outcome=None if move is None else MOVES[move].value,
+                state=None if final is None else state, reason=None if reason is None else Reason(reason),
+                error=error, refused=refused,
+            )
+        )  # fmt: skip
+    elif inbox and not inbox.endswith("/"):
+        worker = inbox
+    elif direct is not None:
+        worker = worker_name(pool, direct)
+    elif history:
+        worker = history[-1].worker
+    return Job(
+        id=id,
+        task=task,
+        queue=queue,
+        kind=JobKind(kind),
+        state=state,
+        reason=None if reason is None else Reason(reason),
+        lane=lane,
+        priority=Priority(class_),
+        cost=cost,
+        payload=payload,
+        headers=headers,
+        retries=retries,
+        backoff=decode_backoff(backoff),
+        timeout=timeout,
+        unique=uniq,
+        pool=pool,
+        sticky=sticky,
+        direct=direct,
+        worker=worker,
+        session=session or (history[-1].session if final is not None and history else None),
+        attempt=attempt,
+        fence=fence,
+        arrival=arrival,
+        retry_of=retry_of,
+        parent=parent,
+        enqueued_at=enqueued_at,
+        due_at=due,
+        expires_at=expires_at,
+        started_at=started_at,
+        finished_at=finished_at,
+        cancel_requested=bool(cancel),
+        suspect=bool(suspect),
+        progress=progress,
+        result=result,
+        error=error,
+        error_group=error_group,
+        attempts=tuple(history[-KEPT_ATTEMPTS:]),
+    )
+
+
+def binding_of(row: Iterable[Any]) -> Binding:
+    """A binding out of a row."""
+    pool, key, index, state, opened_at, used_at, closed_at, cleanup, cleanup_failed = row
+    return Binding(
+        pool=pool, key=key, index=index, state=BindingState(state), opened_at=opened_at, used_at=used_at,
+        closed_at=closed_at, cleanup=cleanup, cleanup_failed=bool(cleanup_failed),
+    )  # fmt: skip
+
+
+def schedules_of(rows: Iterable[Iterable[Any]]) -> list[StoredSchedule]:
+    """Schedules out of rows. One that this machine cannot read does not hide the others."""
+    found = []
+    for name, raw, job, stored_at, declared_at, last_slot in rows:
+        try:
+            schedule = Schedule(name=name, timetable=_timetable.decode(raw), job=_bytes(job))
+            moments = [None if moment is None else float(moment) for moment in (stored_at, declared_at, last_slot)]
+        except (ValueError, TypeError):
+            # Damaged, or stored by a process that knows more time zones than this one.
+            continue
+        found.append(
+            StoredSchedule(
+                schedule=schedule, stored_at=moments[0] or 0.0, declared_at=moments[1] or 0.0, last_slot=moments[2]
+            )
+        )
+    return found
+
+
+def _bytes(value: object) -> bytes:
+    if not isinstance(value, bytes):
+        raise TypeError("there are no bytes")
+    return value
+
+
+def position_of(cursor: str | None) -> int:
+    """The place in the order of jobs that a page's cursor names; a page shows what comes before it."""
+    if cursor is None:
+        return NEWEST
+    if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 18:
+        raise InvalidInput("cursor", "is not one that a page gave")
+    return int(cursor)

@@ -1,0 +1,59 @@
+"""Tokens of the HTTP service as the SQL stores keep them, and what all stores check of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from ...errors import Conflict, NotFound
+from ...model.names import shown
+from ...model.tokens import AccessToken, NewToken, Scope
+
+_scopes = msgspec.json.Decoder(tuple[Scope, ...])
+_queues = msgspec.json.Decoder(tuple[str, ...])
+
+
+def token_row(token: AccessToken) -> tuple[Any, ...]:
+    """The columns of a token."""
+    queues = None if token.queues is None else msgspec.json.encode(token.queues).decode()
+    return (
+        token.id, token.name, token.digest, msgspec.json.encode(token.scopes).decode(), queues, token.lane_prefix,
+        token.created_at, token.expires_at, token.revoked_at, token.hint,
+    )  # fmt: skip
+
+
+def token_of(row: Iterable[Any]) -> AccessToken:
+    """The token of such a row."""
+    id, name, digest, scopes, queues, lane_prefix, created_at, expires_at, revoked_at, hint = row
+    return AccessToken(
+        id=id,
+        name=name,
+        digest=bytes(digest),
+        scopes=_scopes.decode(scopes),
+        queues=None if queues is None else _queues.decode(queues),
+        lane_prefix=lane_prefix,
+        created_at=created_at,
+        expires_at=expires_at,
+        revoked_at=revoked_at,
+        hint=hint,
+    )
+
+
+def same_token(found: AccessToken, new: NewToken) -> AccessToken:
+    """The stored token, if it is the one that was to be stored."""
+    if found.digest != new.digest:
+        raise Conflict(f"token {shown(new.id)} exists already with another secret; make a new one")
+    return found
+
+
+def check_token(id: str) -> None:
+    """Refuse what cannot be the id of a token."""
+    if len(id) > 128 or not id.isascii() or not id.isprintable():
+        raise unknown_token(id)
+
+
+def unknown_token(id: str) -> NotFound:
+    """There is no such token."""
+    return NotFound(f"there is no token {shown(id)}")

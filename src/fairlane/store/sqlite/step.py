@@ -1,0 +1,285 @@
+"""One atomic step on the store: a connection inside a transaction, the time, and the rows it has touched.
+
+Rows of jobs are written through at once, because queries look for them. Flows, lanes and tallies are touched many
+times by one batch and looked up only here, so they are kept and written once, by `flush`. The two hot paths that
+write flows past it (a claim, and `places.hand_on_all`) look only at flows that this step does not know.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from random import Random
+from typing import Any
+
+import msgspec
+
+from ...errors import TermLost
+from ...model.lanes import LaneTerms
+from ...model.settings import QueueSettings
+from ..clock import Clock
+from ..codes import RUNNING
+from .job_record import Entry, entry_of
+from .leases import lease_left
+from .queue_cache import SQL, Catalog, Queue
+
+SLOTLESS = 3
+TALLY_OF_STATE = (1, 0, 1, 2, 4, 5, 6)
+"""The column of a tally for each state: scheduled, pending, running, (slotless), completed, failed, cancelled."""
+
+_rng = Random()
+
+
+class Domain(msgspec.Struct):
+    """A (queue, class, inbox) and its clock."""
+
+    id: int
+    clock: int
+
+
+class Flow(msgspec.Struct):
+    """A lane in a domain: its finish time and, while it has a claimable job, the tag and arrival of the next one."""
+
+    id: int
+    domain: Domain
+    finish: int
+    tag: int | None
+    head: int | None
+    dirty: bool = False
+
+
+class Lane(msgspec.Struct):
+    """A limited lane with jobs in it."""
+
+    id: int
+    queue: int
+    key: str
+    places: int
+    ordered: int
+    granted: int
+    stored: int
+    """`granted` as it is in the file."""
+
+
+class Step:
+    """What a verb works with."""
+
+    def __init__(self, connection: sqlite3.Connection, catalog: Catalog, clock: Clock) -> None:
+        self.connection = connection
+        self.catalog = catalog
+        self.now = clock.now()
+        self.mono = clock.monotonic()
+        self.boot = clock.boot()
+        self.topics: set[str] = set()
+        self._fresh = False
+        self._arrival: int | None = None
+        self._tally: dict[tuple[int, int], list[int]] = {}
+        self._domains: dict[tuple[int, int, str], Domain] = {}
+        self._flows: dict[tuple[int, int, str, str], Flow] = {}
+        self._flow_ids: dict[int, Flow] = {}
+        self._lanes: dict[int, Lane] = {}
+        self.handed_on_later: set[int] | None = None
+        """Lanes whose free places are handed on once, when many jobs have left; None: at once."""
+
+    # -- statements ----------------------------------------------------------------------------------------------
+
+    def one(self, name: str, *values: Any) -> Any:
+        """The first row of a query, or None."""
+        return self.connection.execute(SQL[name], values).fetchone()
+
+    def all(self, name: str, *values: Any) -> list[Any]:
+        """Every row of a query."""
+        return self.connection.execute(SQL[name], values).fetchall()
+
+    def run(self, name: str, *values: Any) -> sqlite3.Cursor:
+        """Execute a statement."""
+        return self.connection.execute(SQL[name], values)
+
+    def many(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Execute a statement for each row."""
+        self.connection.executemany(SQL[name], rows)
+
+    def draw(self) -> float:
+        """A random number in [0, 1)."""
+        return _rng.random()
+
+    def check_term(self, term: int | None) -> None:
+        """Refuse a leader whose term has ended."""
+        if term is None:
+            return
+        row = self.one("leader")
+        if (
+            row is None
+            or row[0] != term
+            or row[1] is None
+            or lease_left(row[4], row[3], row[2], self.mono, self.boot) <= 0
+        ):
+            raise TermLost(f"term {term} has ended; stop leading and stand again")
+
+    # -- queues and lanes ----------------------------------------------------------------------------------------
+
+    def queue(self, name: str) -> Queue:
+        """The queue called `name`, made when it is new."""
+        found = self.known_queue(name)
+        if found is None:
+            number = self.run("queue_insert", name).lastrowid
+            assert number is not None
+            self.many("tally_insert", [(number, class_) for class_ in range(3)])
+            found = self.catalog.remember((number, name, 0, msgspec.json.encode(QueueSettings()).decode(), None))
+        return found
+
+    def known_queue(self, name: str) -> Queue | None:
+        """The queue called `name`, None when it is new: who only looks must not write."""
+        if not self._fresh:
+            self.catalog.refresh(self.connection)
+            self._fresh = True
+        found = self.catalog.names.get(name)
+        if found is None:
+            row = self.one("queue_by_name", name)
+            found = None if row is None else self.catalog.remember(row)
+        return found
+
+    def queue_number(self, number: int) -> Queue:
+        """The queue with this number."""
+        if not self._fresh:
+            self.catalog.refresh(self.connection)
+            self._fresh = True
+        found = self.catalog.numbers.get(number)
+        return found or self.catalog.remember(self.one("queue_by_id", number))
+
+    def terms(self, entry: Entry) -> LaneTerms:
+        """What holds for the lane of a job."""
+        if entry.lane_key is None:
+            return self.catalog.terms(self.queue_number(entry.queue), "")
+        return self.catalog.terms(self.queue_number(entry.queue), entry.lane_key)
+
+    def weight(self, queue: int, lane: str) -> float:
+        """The share of a lane."""
+        return self.catalog.terms(self.queue_number(queue), lane).weight
+
+    def lane(self, number: int) -> Lane:
+        """A limited lane that exists."""
+        found = self._lanes.get(number)
+        if found is None:
+            found = self._keep_lane(self.one("lane_by_id", number))
+        return found
+
+    def lane_for(self, queue: int, key: str, terms: LaneTerms) -> Lane:
+        """The limited lane of a key, made when it has no jobs yet."""
+        row = self.one("lane_by_key", queue, key)
+        if row is not None:
+            return self._lanes.get(row[0]) or self._keep_lane(row)
+        number = self.run("lane_insert", queue, key, terms.limit, int(terms.ordered)).lastrowid
+        return self._keep_lane((number, queue, key, terms.limit, int(terms.ordered), 0))
+
+    def _keep_lane(self, row: tuple[Any, ...]) -> Lane:
+        number, queue, key, places, ordered, granted = row
+        lane = Lane(number, queue, key, places, ordered, granted, granted)
+        self._lanes[lane.id] = lane
+        return lane
+
+    def drop_lane(self, lane: Lane) -> None:
+        """Forget a lane that has no jobs: empty lanes leave nothing."""
+        self.run("lane_delete", lane.id)
+        del self._lanes[lane.id]
+
+    # -- fair order ----------------------------------------------------------------------------------------------
+
+    def domain(self, queue: int, class_: int, inbox: str) -> Domain:
+        """A domain, made when it is new."""
+        key = (queue, class_, inbox)
+        found = self._domains.get(key)
+        if found is None:
+            row = self.one("domain_get", inbox, class_, queue)
+            if row is None:
+                row = (self.run("domain_insert", inbox, class_, queue).lastrowid, 0)
+            found = self._domains[key] = Domain(*row)
+        return found
+
+    def flow(self, queue: int, class_: int, inbox: str, lane: str) -> Flow:
+        """A lane's flow in a domain, made when it is new."""
+        key = (queue, class_, inbox, lane)
+        found = self._flows.get(key)
+        if found is None:
+            domain = self.domain(queue, class_, inbox)
+            row = self.one("flow_get", domain.id, lane)
+            if row is None:
+                row = (self.run("flow_insert", domain.id, lane).lastrowid, 0, None, None)
+            found = self._flow_ids.get(row[0]) or Flow(row[0], domain, *row[1:])
+            self._flows[key] = self._flow_ids[found.id] = found
+        return found
+
+    def knows(self, lane: int, flow: int) -> bool:
+        """Whether this step has read one of them before, and so knows more of it than the file does."""
+        return lane in self._lanes or flow in self._flow_ids
+
+    def flow_number(self, number: int) -> Flow:
+        """A flow that exists."""
+        found = self._flow_ids.get(number)
+        if found is None:
+            flow, finish, tag, head, queue, class_, inbox = self.one("flow_by_id", number)
+            found = self._flow_ids[number] = Flow(flow, self.domain(queue, class_, inbox), finish, tag, head)
+        return found
+
+    # -- jobs ----------------------------------------------------------------------------------------------------
+
+    def next_arrival(self) -> int:
+        """The next number in the order of admission."""
+        if self._arrival is None:
+            self._arrival = self.one("arrival_get")[0]
+        self._arrival += 1
+        return self._arrival
+
+    def entry(self, seq: int) -> Entry | None:
+        """A live job."""
+        row = self.one("entry_by_seq", seq)
+        return None if row is None else entry_of(row)
+
+    def save(self, e: Entry) -> None:
+        """Write what moves of a live job."""
+        self.run(
+            "live_save", e.state, e.gate, e.flow, e.inbox, e.lane, e.rank, e.granted, e.granted_at, e.arrival, e.due,
+            e.expires_at, e.session, e.claim, e.binding, e.fence, e.attempt, e.crashes, e.suspect, e.cancel, e.refused,
+            e.paid, e.started_at, e.returns, e.seq,
+        )  # fmt: skip
+
+    def count(self, queue: int, class_: int, column: int, by: int = 1) -> None:
+        """Change a tally."""
+        row = self._tally.get((queue, class_))
+        if row is None:
+            row = self._tally[queue, class_] = [0] * 7
+        row[column] += by
+
+    def move(self, e: Entry, state: int) -> None:
+        """Put a job into another live state, tallies included. A running job without a slot is counted as such."""
+        self.count(e.queue, e.class_, TALLY_OF_STATE[e.state], -1)
+        self.count(e.queue, e.class_, TALLY_OF_STATE[state])
+        if e.kind in ("turn", "broadcast"):
+            self.count(e.queue, e.class_, SLOTLESS, int(state == RUNNING) - int(e.state == RUNNING))
+        e.state = state
+
+    def flush_tally(self) -> None:
+        """Write the tallies, for a query that looks at them."""
+        for (queue, class_), row in self._tally.items():
+            if any(row):
+                self.run("tally_add", *row, queue, class_)
+        self._tally.clear()
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write what was kept."""
+        if self._arrival is not None:
+            self.run("arrival_set", self._arrival)
+            self._arrival = None
+        self.flush_tally()
+        flows = [(f.finish, f.tag, f.head, f.id) for f in self._flow_ids.values() if f.dirty]
+        if flows:
+            self.many("flow_save", flows)
+        self._flows.clear()
+        self._flow_ids.clear()
+        self._domains.clear()
+        for lane in self._lanes.values():
+            if lane.granted != lane.stored:
+                self.run("lane_save", lane.granted, lane.id)
+        self._lanes.clear()

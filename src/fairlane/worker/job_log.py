@@ -1,0 +1,80 @@
+"""What the log says of each run: one line with how it ended and how long it took, and the traceback of what went wrong.
+
+Never the arguments or the result. A traceback is the stored one: from the user's first frame on, and bounded.
+"""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+
+from ..model.states import Move, Transition
+from .body import users_frames
+from .run import Run
+
+logger = logging.getLogger("fairlane.worker.jobs")
+LONGEST = 300
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
+
+
+def tell(run: Run, transition: Transition | None) -> None:
+    """Tell how a run has ended, once the store knows it."""
+    # Keeping the run must not keep the frames of its body.
+    error, run.error = run.error, None
+    if transition is None:
+        return
+    move = transition.move
+    level = logging.ERROR if move is Move.FAIL else logging.WARNING if move is Move.RETRY else logging.INFO
+    if move is Move.DECLINE:
+        # The executor has warned of its task; the job itself may come by any number of times.
+        level = logging.DEBUG
+    # Asked first: a job that does nothing takes less time than a line about it.
+    if not logger.isEnabledFor(level):
+        return
+    if level <= logging.INFO:
+        _log(level, run, move.value.replace("_", " "), transition)
+    elif move is Move.FAIL:
+        again = "no retry is left" if run.claimed.attempt > run.claimed.retries else "it is not retried"
+        _log(level, run, f"failed, {again}: {_last(transition)}", transition, error)
+    else:
+        _log(level, run, f"runs again in {transition.delay:.1f} s: {_last(transition)}", transition, error)
+
+
+def _log(level: int, run: Run, words: str, transition: Transition, error: Exception | None = None) -> None:
+    job = run.claimed
+    about = {
+        "job": job.id,
+        "task": job.task,
+        "attempt": job.attempt,
+        "queue": job.queue,
+        "lane": job.lane,
+        "outcome": transition.move.value,
+        "wait": _rounded(job.waited),
+        "run": _rounded(run.seconds),
+    }
+    where = job.queue if job.lane is None else f"{job.queue}, lane {job.lane}"
+    times = "".join(
+        f", {word} {value:.3f} s"
+        for word, value in (("waited", about["wait"]), ("ran", about["run"]))
+        if value is not None
+    )
+    message = "%s %s, attempt %d of %d in queue %s%s: %s"
+    args = (job.task, job.id, job.attempt, job.retries + 1, where, times, words)
+    record = logger.makeRecord(logger.name, level, __file__, 0, message, args, _exc_info(error), "tell", about)
+    if transition.error and level > logging.INFO:
+        # As stored: any formatter shows this instead of making its own, and so it is bounded.
+        record.exc_text = transition.error.rstrip()
+    logger.handle(record)
+
+
+def _exc_info(error: Exception | None) -> ExcInfo | None:
+    return None if error is None else (type(error), error, users_frames(error.__traceback__))
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)
+
+
+def _last(transition: Transition) -> str:
+    last = (transition.error or "").rstrip().rpartition("\n")[2] or str(transition.reason)
+    return last if len(last) <= LONGEST else last[:LONGEST] + "…"

@@ -1,0 +1,81 @@
+"""Which event loop Fairlane's own processes run on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+
+import pytest
+import uvloop
+
+from fairlane import event_loops
+from fairlane.errors import InvalidInput
+
+
+async def kind() -> type[asyncio.AbstractEventLoop]:
+    return type(asyncio.get_running_loop())
+
+
+@pytest.mark.parametrize("wanted", ["", "auto", "uvloop"])
+def test_uvloop_is_taken_when_it_is_installed(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(event_loops.LOOP, wanted)
+
+    assert issubclass(event_loops.run(kind()), uvloop.Loop)
+
+
+def test_asyncio_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(event_loops.LOOP, "asyncio")
+
+    assert not issubclass(event_loops.run(kind()), uvloop.Loop)
+
+
+def test_without_uvloop_it_is_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(event_loops.LOOP, raising=False)
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+
+    assert not issubclass(event_loops.run(kind()), uvloop.Loop)
+
+
+def test_what_is_asked_for_and_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(event_loops.LOOP, "uvloop")
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+
+    with pytest.raises(InvalidInput, match=r"FAIRLANE_LOOP: uvloop is not installed; pip install"):
+        event_loops.new_event_loop()
+
+
+def test_a_misspelt_loop_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(event_loops.LOOP, "libuv")
+
+    with pytest.raises(InvalidInput, match="FAIRLANE_LOOP: 'libuv' is none of auto, asyncio, uvloop"):
+        event_loops.new_event_loop()
+
+
+READER = """
+import resource, socket
+from fairlane.event_loops import ease_receiving
+
+ease_receiving()
+sender, receiver = socket.socketpair()
+def read():
+    sender.send(b"an answer")
+    receiver.recv(256 * 1024)  # as asyncio does
+read()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(1_000):
+    read()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+ALLOCATOR = ("MALLOC_", "GLIBC_TUNABLES", "PYTHONMALLOC")
+"""Variables by which somebody has chosen how memory is given out."""
+
+
+def test_answers_are_read_without_fresh_memory_from_the_kernel() -> None:
+    # In a process of its own, because whatever frees a large block changes the allocator for good. So it is not
+    # compared with a process that does not ease: an import may have freed one there. Without either it is 2,000.
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(ALLOCATOR)}
+    command = [sys.executable, "-c", READER]
+    told = subprocess.run(command, check=True, capture_output=True, text=True, env=plain).stdout
+    assert int(told) < 100

@@ -1,0 +1,76 @@
+"""A worker on Redis that has asked and got nothing, and is sent the next job."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fairlane.model.job import Claimed, JobState, Priority
+from fairlane.model.session import Claim
+from fairlane.model.slots import Ask
+from fairlane.model.states import complete
+from fairlane.store.clock import ManualClock
+from fairlane.store.port import Store
+from fairlane.store.redis.store import RedisStore
+from fairlane.store.wakeups import queue_topic, worker_topic
+from tests.conformance.kit import Kit, Worker
+from tests.servers import valkey
+
+LISTENING = [queue_topic("default"), queue_topic("other")]
+
+
+class Idle:
+    """A worker that hears, asks under numbers of its own, and waits. The kit has an object of its own."""
+
+    def __init__(self, kit: Kit, store: RedisStore, worker: Worker) -> None:
+        self.kit = kit
+        self.store = store
+        self.worker = worker
+        self.ear = store.wakeups.subscribe([*LISTENING, worker_topic(worker.name)])
+
+    async def claim(self, number: int, total: int = 10, store: Store | None = None) -> list[Claimed]:
+        asks = tuple(Ask(source, p, total) for p in Priority for source in (None, "default", "other"))
+        return await (store or self.store).claim(self.worker.id, Claim(number=number, asks=asks, total=total))
+
+    async def seen(self) -> None:
+        """Wait until the server sees that this process is there."""
+        channel = f"{self.store._address.prefix}ahead:{self.worker.id}"
+        async with asyncio.timeout(5):
+            while not self.store.wakeups.show(channel):
+                await asyncio.sleep(0.005)
+
+    async def told(self) -> bool:
+        """Whether there is something to come for, or it has come."""
+        return bool(await self.ear.wait(5))
+
+
+@asynccontextmanager
+async def opened(url: str, clock: ManualClock) -> AsyncIterator[RedisStore]:
+    store = await RedisStore.open(url, clock=clock)
+    yield store
+    await store.close()
+
+
+@asynccontextmanager
+async def idle_worker() -> AsyncIterator[Idle]:
+    """Has asked, under number 1, and got nothing. The kit is another process, as far as the store can tell."""
+    url, clock = valkey.server().fresh_namespace(), ManualClock()
+    async with opened(url, clock) as here, opened(url, clock) as there:
+        kit = Kit(there, clock)
+        # A queue, a task and a line are made by the first job of all, which is sent the long way.
+        first = await kit.enqueue()
+        other = await kit.enqueue(queue="other")
+        worker = await kit.worker("default", "other")
+        await worker.finish(*[complete(job.held) for job in await worker.claim(2)])
+        assert [await kit.state(id) for id in (first, other)] == [JobState.COMPLETED] * 2
+        mine = Idle(kit, here, worker)
+        assert await mine.claim(100) == []
+        await mine.seen()
+        assert await mine.claim(101) == []
+        yield mine
+        mine.ear.close()
+
+
+async def sound(kit: Kit) -> None:
+    assert (await kit.store.recount()).differences == ()

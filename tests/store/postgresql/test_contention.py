@@ -1,0 +1,170 @@
+"""Two at once, and one who dies in between: what the locks of a queue must not lose, block or tangle."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+import pytest
+
+from fairlane.model.job import Claimed, Job, JobState, Priority
+from fairlane.model.reading import Gate
+from fairlane.model.session import Claim
+from fairlane.model.slots import Ask
+from fairlane.model.states import complete
+from tests.conformance.kit import Kit
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_what_a_sender_left_unadmitted_when_it_died_is_admitted_by_the_next_claim(
+    kit: Kit, other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def dies(*_: object) -> None:
+        return None
+
+    worker = await kit.worker()
+    await kit.enqueue(id="known")  # the queue is there
+    assert await worker.claim_ids() == ["known"]
+    monkeypatch.setattr(kit.store, "_admit", dies)
+    async with other.transaction():
+        await other.execute("SELECT fairlane.lock_alone()")
+        begun = time.monotonic()
+        await kit.enqueue(id="left")
+        await kit.store.enqueue([kit.new(id="left-too"), kit.new(id="later", delay=3_600)])
+        assert time.monotonic() - begun < 1.0, "a plain enqueue waits for nobody's lock"
+        standing = await kit.standing("left")
+        assert standing is not None
+        assert standing.gate is Gate.ARRIVING
+
+    assert await worker.claim_ids(10) == ["left", "left-too"]
+
+    assert await kit.state("later") is JobState.SCHEDULED
+    assert (await kit.store.recount()).differences == ()
+
+
+async def test_what_is_admitted_beside_what_was_claimable_already_counts_once(
+    kit: Kit, other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def dies(*_: object) -> None:
+        return None
+
+    worker = await kit.worker()
+    for priority in Priority:
+        await kit.enqueue(id=f"known-{priority.name}", priority=priority)
+    monkeypatch.setattr(kit.store, "_admit", dies)
+    async with other.transaction():
+        await other.execute("SELECT fairlane.lock_alone()")
+        await kit.enqueue(id="left")
+
+    assert set(await worker.claim_ids(10)) == {"left", "known-HIGH", "known-NORMAL", "known-LOW"}
+
+    assert (await kit.store.recount()).differences == ()
+
+
+async def test_cancelling_what_others_finish_neither_tangles_nor_fails(kit: Kit, other: Any) -> None:
+    workers = [await kit.worker(slots=50) for _ in range(2)]
+    ids = [f"job-{n}" for n in range(400)]
+    await kit.store.enqueue([kit.new(id=id, lane=f"lane-{n % 7}") for n, id in enumerate(ids)])
+    done = asyncio.Event()
+
+    async def work(index: int) -> None:
+        worker = workers[index]
+        held: list[Claimed] = []
+        while True:
+            claim = Claim(number=kit.number(), asks=(Ask("default", Priority.NORMAL, 20),), total=20)
+            answer = await kit.store.finish(worker.id, [complete(job.held) for job in held], claim=claim)
+            held = list(answer.claimed)
+            if not held:
+                return
+
+    async def cancel() -> None:
+        while not done.is_set():
+            for start in range(0, len(ids), 40):
+                await kit.store.cancel(ids[start : start + 40])
+
+    cancelling = asyncio.create_task(cancel())
+    await asyncio.gather(work(0), work(1))
+    done.set()
+    await cancelling
+
+    states = {await kit.state(id) for id in ids}
+    assert states <= {JobState.COMPLETED, JobState.CANCELLED}
+    assert (await kit.store.recount()).differences == ()
+    await other.execute("SELECT pg_stat_clear_snapshot()")
+    assert await other.fetchval("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == 0
+
+
+async def test_a_recount_mends_a_line_that_lost_or_doubled_a_lane(kit: Kit, other: Any) -> None:
+    worker = await kit.worker()
+    await kit.enqueue(id="first", lane="a")
+    await kit.enqueue(id="second", lane="b")
+    await other.execute("DELETE FROM fairlane.line WHERE flow = (SELECT flow FROM fairlane.live ORDER BY seq LIMIT 1)")
+    await other.execute("INSERT INTO fairlane.line SELECT domain, tag + 5, head, flow FROM fairlane.line")
+
+    differences = (await kit.store.recount()).differences
+
+    assert len(differences) == 2
+    assert (await kit.store.recount()).differences == ()
+    assert sorted(await worker.claim_ids(10)) == ["first", "second"]
+
+
+async def test_what_a_session_runs_is_counted_right_when_its_calls_meet(kit: Kit) -> None:
+    """Its load is changed where it was found: whoever waited for another call of the session must look again."""
+    worker = await kit.worker(slots=40)
+    await kit.enqueue_all([kit.new() for _ in range(40)])
+    claimed = await worker.claim(40)
+    answers = await asyncio.gather(*(kit.store.finish(worker.id, [complete(job.held, b"1")]) for job in claimed))
+
+    assert all(verdict.accepted for answer in answers for verdict in answer.verdicts)
+    [session] = await kit.store.sessions()
+    assert session.running == (0, 0, 0)
+    assert (await kit.store.recount()).differences == ()
+
+
+async def test_a_claim_of_the_only_job_is_repeated_when_something_else_changes_the_load_of_its_session(
+    kit: Kit, other: Any
+) -> None:
+    worker = await kit.worker(slots=3)
+    await kit.enqueue(id="first")
+    [first] = await worker.claim()
+    await kit.enqueue(id="second")
+    claim = Claim(number=kit.number(), asks=(Ask("default", Priority.NORMAL, 3),), total=3, told=True)
+    async with other.transaction():
+        # Who ends a job of the session has its load, and the claim has looked at it before.
+        await other.execute("UPDATE fairlane.load SET running_normal = running_normal - 1")
+        claiming = asyncio.create_task(kit.store.claim(worker.id, claim))
+        await waits_for_somebody(other)
+    assert [job.id for job in await claiming] == ["second"]
+    assert await other.fetchval("SELECT running_normal FROM fairlane.load") == 1
+    await other.execute("UPDATE fairlane.load SET running_normal = running_normal + 1")
+    await worker.complete(first)
+    assert (await kit.store.recount()).differences == ()
+
+
+async def test_two_sessions_that_are_told_of_one_job_start_it_once(kit: Kit) -> None:
+    workers = [await kit.worker(slots=3) for _ in range(6)]
+    for number in range(30):
+        id = await kit.enqueue()
+        claims = [
+            kit.store.claim(worker.id, msgspec.structs.replace(worker.everything(3), told=True)) for worker in workers
+        ]
+        claimed = [job for jobs in await asyncio.gather(*claims) for job in jobs]
+        assert [job.id for job in claimed] == [id], number
+        await kit.store.finish(holder(await kit.job(id)), [complete(claimed[0].held)])
+    assert (await kit.store.recount()).differences == ()
+
+
+def holder(job: Job) -> str:
+    """The session that has a job."""
+    assert job.session is not None
+    return job.session
+
+
+async def waits_for_somebody(connection: Any) -> None:
+    """Until some session of the database waits for the lock of another."""
+    async with asyncio.timeout(10):
+        while not await connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+            await asyncio.sleep(0.01)

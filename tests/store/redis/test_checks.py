@@ -1,0 +1,212 @@
+"""Before a store is opened on a server: what is refused, with which advice, and what is told about persistence."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from fairlane.errors import StoreError, StoreUnavailable
+from fairlane.model.job import NewJob
+from fairlane.store.diagnosis import Level
+from fairlane.store.redis import server_checks
+from fairlane.store.redis.address import parse
+from fairlane.store.redis.connection_pool import Connections
+from fairlane.store.redis.roles import rights
+from fairlane.store.redis.store import RedisStore
+from tests.servers.postgresql import free_port
+from tests.servers.valkey import ValkeyServer, own_server
+
+pytestmark = pytest.mark.anyio
+ADDRESS = parse("redis://ann:hush@db")
+SOUND = {"redis_version": "7.0.15", "role": "master", "maxmemory_policy": "noeviction"}
+
+
+@pytest.fixture(scope="module")
+def mine() -> Iterator[ValkeyServer]:
+    """A server whose settings are changed."""
+    with own_server() as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def silent_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was told yet of any server."""
+    monkeypatch.setattr(server_checks, "_told", set())
+
+
+@pytest.fixture
+async def connections(mine: ValkeyServer) -> AsyncIterator[Connections]:
+    opened = Connections(parse(mine.url))
+    yield opened
+    await opened.close()
+
+
+async def opens(url: str) -> None:
+    """Open a store, and use it."""
+    store = await RedisStore.open(url)
+    await store.enqueue([NewJob(id="a", task="task")])
+    await store.close()
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("info", "advice"),
+    [
+        ({"redis_version": "6.2.14"}, "is Redis 6.2.14. Fairlane needs Redis 7.0"),
+        ({"redis_version": "7.2.4", "valkey_version": "7.1.0"}, "is Valkey 7.1.0. Fairlane needs"),
+        ({"maxmemory_policy": "allkeys-lru"}, "Set it to noeviction"),
+        ({"maxmemory_policy": "allkeys-random"}, "Set it to noeviction"),
+        ({"role": "slave", "master_host": "db1", "master_port": "6379"}, "is a replica of db1:6379"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_advice(info: dict[str, str], advice: str) -> None:
+    with pytest.raises(StoreError) as caught:
+        server_checks.refuse(SOUND | info, ADDRESS)
+
+    assert advice in str(caught.value)
+    assert "redis://ann:***@db" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        {},
+        {"redis_version": "7.0.0"},
+        {"redis_version": "10.1.0"},
+        {"redis_version": "7.2.4", "valkey_version": "7.2.5"},
+        {"redis_version": "unstable"},
+        {"maxmemory_policy": "volatile-lru"},
+        {"maxmemory_policy": "volatile-ttl"},
+    ],
+)
+def test_what_works_is_not_refused(info: dict[str, str]) -> None:
+    server_checks.refuse(SOUND | info, ADDRESS)
+    server_checks.refuse({}, ADDRESS)
+
+
+async def test_a_server_that_would_remove_jobs_is_refused(mine: ValkeyServer) -> None:
+    mine.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    try:
+        with pytest.raises(StoreError, match="noeviction"):
+            await RedisStore.open(mine.fresh_namespace())
+    finally:
+        mine.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+
+
+async def test_keys_never_expire_so_the_volatile_policies_take_none(mine: ValkeyServer) -> None:
+    mine.ask("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
+    url = mine.fresh_namespace()
+    try:
+        await opens(url)
+    finally:
+        mine.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    names = mine.ask("KEYS", f"{parse(url).prefix}*")
+
+    assert len(names) > 5
+    assert {mine.ask("TTL", name) for name in names} == {-1}
+
+
+async def test_a_replica_is_refused_and_taken_when_it_is_one_no_more(mine: ValkeyServer) -> None:
+    mine.ask("REPLICAOF", "127.0.0.1", 1)
+    try:
+        with pytest.raises(StoreUnavailable, match=r"is a replica of 127\.0\.0\.1:1, .*redis\+sentinel"):
+            await RedisStore.open(mine.fresh_namespace())
+    finally:
+        mine.ask("REPLICAOF", "NO", "ONE")
+    await opens(mine.fresh_namespace())
+
+
+async def test_a_node_of_a_cluster_serves_the_namespaces_of_its_slots() -> None:
+    # Unless it is told another, a node listens on a second port that the system may have given to anybody.
+    options = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", "--cluster-port", str(free_port())]
+    with own_server(options=options) as node:
+        with pytest.raises(StoreUnavailable, match="CLUSTERDOWN"):
+            await RedisStore.open(f"{node.url}?namespace=jobs")
+        node.ask("CLUSTER", "ADDSLOTS", node.ask("CLUSTER", "KEYSLOT", "{jobs}:"))
+        async with asyncio.timeout(20):
+            while "cluster_state:ok" not in node.ask("CLUSTER", "INFO"):
+                await asyncio.sleep(0.02)
+        await opens(f"{node.url}?namespace=jobs")
+        with pytest.raises(StoreUnavailable, match="CLUSTERDOWN"):
+            await RedisStore.open(f"{node.url}?namespace=others")
+
+
+# -- what is told ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("aof", "config", "level", "words"),
+    [
+        ("0", {"save": ""}, Level.WARN, "a restart loses everything"),
+        ("0", {"save": "3600 1 300 100"}, Level.WARN, "(save 3600 1 300 100): what came after the last one is lost"),
+        ("0", {}, Level.WARN, "what came after the last snapshot is lost"),
+        ("1", {"appendfsync": "everysec"}, Level.OK, "about the last second is lost"),
+        ("1", {"appendfsync": "always"}, Level.OK, "nothing that was acknowledged is lost"),
+        ("1", {"appendfsync": "no"}, Level.WARN, "half a minute"),
+        ("1", {}, Level.OK, "unless appendfsync is always"),
+        ("1", {"appendfsync": "always", "no-appendfsync-on-rewrite": "yes"}, Level.WARN, "while the log is rewritten"),
+    ],
+)
+def test_what_each_setting_can_lose(aof: str, config: dict[str, str], level: Level, words: str) -> None:
+    found = server_checks.persistence({"aof_enabled": aof}, config)
+
+    assert found is not None
+    assert found.level is level
+    assert words in found.words
+    assert found.lossless == (config == {"appendfsync": "always"})
+
+
+def test_what_cannot_be_seen_is_not_judged() -> None:
+    assert server_checks.persistence({}, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "level", "words"),
+    [
+        ({}, logging.WARNING, "neither appendonly nor save: a restart loses everything"),
+        ({"save": "3600 1"}, logging.WARNING, "snapshots alone (save 3600 1)"),
+        ({"appendonly": "yes"}, logging.INFO, "about the last second is lost"),
+        ({"appendonly": "yes", "appendfsync": "always"}, None, ""),
+    ],
+)
+async def test_it_is_told_once_for_each_server(
+    mine: ValkeyServer, caplog: pytest.LogCaptureFixture, changed: dict[str, str], level: int | None, words: str
+) -> None:
+    caplog.set_level(logging.INFO, "fairlane")
+    for name, value in changed.items():
+        mine.ask("CONFIG", "SET", name, value)
+    try:
+        await opens(mine.fresh_namespace())
+        await opens(mine.fresh_namespace())
+    finally:
+        for name, value in {"save": "", "appendonly": "no", "appendfsync": "everysec"}.items():
+            mine.ask("CONFIG", "SET", name, value)
+    told = [record for record in caplog.records if record.name == "fairlane.store"]
+
+    assert [record.levelno for record in told] == ([] if level is None else [level])
+    assert all(words in record.getMessage() and "may run again" in record.getMessage() for record in told)
+
+
+async def test_whoever_may_see_no_setting_opens_all_the_same(
+    mine: ValkeyServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = mine.fresh_namespace()
+    namespace = url.partition("namespace=")[2]
+    for name, less in (("few", ["-config"]), ("fewer", ["-config", "-info"])):
+        mine.ask("ACL", "SETUSER", name, "on", ">hush", *rights("owner", namespace), *less)
+        await opens(url.replace("redis://", f"redis://{name}:hush@"))
+    told = [record.getMessage() for record in caplog.records if record.name == "fairlane.store"]
+
+    assert len(told) == 1, "INFO alone tells that there is no log of writes"
+    assert "appendonly is off" in told[0]
+
+
+async def test_a_server_without_the_command_is_no_trouble(connections: Connections) -> None:
+    assert await server_checks.asked(connections, "NOSUCH") is None
+    assert (await server_checks.information(connections))["role"] == "master"
+    assert (await server_checks.settings(connections))["appendfsync"] == "everysec"

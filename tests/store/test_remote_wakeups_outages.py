@@ -1,0 +1,174 @@
+"""Wake-ups while the server is away, slow, or only just coming."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from fairlane.store.shared import notifier
+from fairlane.store.shared.topics import MOST_WAITING
+from tests.servers.postgresql import free_port
+
+from .carriers import SERVERS, Carrier, MortalServer, Open, carried_by, own_server
+from .notices import threads, until
+from .wakeup_process import Wakeups, wakeups_at
+
+pytestmark = pytest.mark.anyio
+
+NOTHING: frozenset[str] = frozenset()
+Both = tuple[Wakeups, Wakeups]
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def mortal(request: pytest.FixtureRequest) -> Iterator[MortalServer]:
+    """A server that may be stopped and frozen, and is given back running."""
+    with own_server(str(request.param)) as made:
+        yield made
+
+
+@pytest.fixture
+def carrier(mortal: MortalServer) -> Iterator[Carrier]:
+    with carried_by(mortal) as made:
+        yield made
+
+
+@pytest.fixture
+def both(opened: Open) -> Both:
+    return opened(), opened()
+
+
+async def test_after_a_lost_connection_everybody_looks_at_everything_once(
+    both: Both, carrier: Carrier, caplog: pytest.LogCaptureFixture
+) -> None:
+    wakeups, other = both
+    ear = wakeups.subscribe(["queue:a", "queue:b", "job:1"])
+    carrier.cut()
+    assert await ear.wait(3) == {"queue:a", "queue:b", "job:1"}
+    assert await ear.wait(0.1) == NOTHING
+    other.publish(["queue:b"])
+    assert await ear.wait(5) == {"queue:b"}
+    assert [record.levelno for record in caplog.records if record.name == "fairlane.store.wakeups"] == [logging.WARNING]
+
+
+async def test_a_server_that_is_restarted_is_listened_to_again(
+    mortal: MortalServer, both: Both, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fairlane.store.wakeups")
+    wakeups, other = both
+    ear, late = wakeups.subscribe(["queue:a", "job:1"]), other.subscribe([])
+    other.publish(["leader"])
+    await asyncio.to_thread(mortal.stop)
+    spent = time.process_time()
+    for _ in range(300):
+        wakeups.publish(["queue:b", "job:2"])
+        other.publish(["queue:b", "job:2"])
+        await asyncio.sleep(0.01)
+    spent = time.process_time() - spent
+    before = time.monotonic()
+    late.listen(["queue:a"])  # Nobody is held up by a server that is known to be away.
+    assert time.monotonic() - before < 0.1
+    assert await ear.wait(0) == NOTHING
+    await asyncio.to_thread(mortal.start)
+    back = time.monotonic()
+    assert await ear.wait(5) == {"queue:a", "job:1"}
+    assert await late.wait(5) == {"queue:a"}
+    seconds = time.monotonic() - back
+    sys.stdout.write(f"away for 3 s: {spent / 3 * 100:.1f} % of a processor for two; back after {seconds:.2f} s\n")
+    assert seconds < 3
+    assert spent < 0.4
+    other.publish(["queue:a"])
+    assert await ear.wait(5) == {"queue:a"}
+    lines = [record.levelname for record in caplog.records if record.name == "fairlane.store.wakeups"]
+    assert sorted(lines) == ["INFO", "INFO", "WARNING", "WARNING"]
+
+
+async def test_a_frozen_server_blocks_nobody_and_nothing_grows(mortal: MortalServer, both: Both) -> None:
+    wakeups, other = both
+    ear, star = other.subscribe(["queue:a", "queue:b", "job:1"]), wakeups.subscribe(["queue:0-1"])
+    with mortal.frozen():
+        before = time.monotonic()
+        for number in range(200):
+            wakeups.publish(f"queue:{number}-{each}" for each in range(100))
+        assert time.monotonic() - before < 2
+        assert await star.wait(0) == {"queue:0-1"}
+        await asyncio.sleep(0.1)
+        assert len(wakeups._notifier._others) <= MOST_WAITING
+        before = time.monotonic()
+        wakeups.subscribe(["job:1"])  # It is not known yet that the server does not answer.
+        assert time.monotonic() - before < notifier.LISTEN_SECONDS + 0.5
+    # There were too many, so everybody is to look at everything.
+    assert await ear.wait(5) == {"queue:a", "queue:b"}
+    wakeups.publish(["job:1"])
+    assert "job:1" in await until(ear, "job:1")
+
+
+async def test_a_frozen_server_is_noticed_even_if_nothing_is_sent(
+    mortal: MortalServer, carrier: Carrier, both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert carrier.notice_seconds <= 15
+    carrier.look_every(0.1, monkeypatch)
+    carrier.give_up_after(0.5, monkeypatch, connecting=2.0)
+    wakeups, other = both
+    ear = wakeups.subscribe(["queue:a"])
+    # It is looked for again and again, and found.
+    assert await ear.wait(0.5) == NOTHING
+    with mortal.frozen():
+        async with asyncio.timeout(2):
+            while wakeups._notifier.listens(jobs=False, others=True):
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)  # By now it tries to connect again.
+        before = time.monotonic()
+        wakeups.subscribe(["job:1"])
+        assert time.monotonic() - before < 0.2
+    assert await ear.wait(5) == {"queue:a"}
+    other.publish(["queue:a"])
+    assert await ear.wait(5) == {"queue:a"}
+
+
+async def test_who_began_to_listen_before_the_server_did_looks_at_everything(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifier, "LISTEN_SECONDS", 0.0)
+    wakeups = opened()
+    early, ear = wakeups.subscribe([]), wakeups.subscribe(["queue:a", "queue:b"])
+    assert await ear.wait(5) == {"queue:a", "queue:b"}
+    assert await ear.wait(0.1) == NOTHING
+    in_time = wakeups.subscribe(["queue:a"])
+    assert await in_time.wait(0.1) == NOTHING
+    early.listen(["job:1"])
+    assert await early.wait(5) == {"job:1"}
+    assert await ear.wait(0.1) == NOTHING
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "redis"])
+async def test_a_server_that_was_never_there_disturbs_nobody(scheme: str, caplog: pytest.LogCaptureFixture) -> None:
+    wakeups = wakeups_at(f"{scheme}://nobody:secret@127.0.0.1:{free_port()}/0", "none")
+    before = time.monotonic()
+    ear = wakeups.subscribe(["queue:a"])
+    for _ in range(3):
+        wakeups.publish(["queue:a", "queue:b"])
+        assert await ear.wait(0) == {"queue:a"}
+        await asyncio.sleep(0.3)
+    wakeups.close()
+    assert time.monotonic() - before < 3
+    assert not threads()
+    [record] = [record for record in caplog.records if record.name == "fairlane.store.wakeups"]
+    assert "secret" not in record.getMessage()
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "redis"])
+async def test_a_server_that_accepts_and_says_nothing_holds_up_the_end_for_a_moment_only(scheme: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        wakeups = wakeups_at(f"{scheme}://nobody:secret@127.0.0.1:{silent.getsockname()[1]}/0", "none")
+        wakeups.publish(["queue:a"])
+        await asyncio.sleep(0.1)
+        before = time.monotonic()
+        wakeups.close()
+        assert time.monotonic() - before < notifier.CLOSE_SECONDS + 0.8
+        assert not threads()
