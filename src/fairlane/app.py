@@ -36,7 +36,7 @@ from .runtime.discovery import check_module, import_named, task_modules
 from .runtime.turn_session import Waiter
 from .store import open_store
 from .store.clock import Clock
-from .store.instrumented import ObservedStore, on_data_loss
+from .store.instrumented import InstrumentedStore, on_data_loss
 from .store.port import Store
 from .task import AsyncTask, Call, PlainTask, PriorityWord, Registry, Seconds, Task, TaskSettings, seconds
 from .turn import OnPosition, Turn
@@ -350,7 +350,7 @@ class Fairlane:
 
     async def open_store(self) -> Store:
         """Another store at the same place, for whoever needs one of his own; he closes it."""
-        return ObservedStore(await self._opened(), self.events)
+        return InstrumentedStore(await self._opened(), self.events)
 
     async def _opened(self) -> Store:
         return await open_store(self.settings.url, clock=self._clock, create=self.creates_store)

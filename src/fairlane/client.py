@@ -30,7 +30,7 @@ from .model.tokens import AccessToken, Scope
 from .runtime.connection import Connection
 from .store.clock import Clock
 from .store.diagnosis import Counted
-from .store.instrumented import ObservedStore
+from .store.instrumented import InstrumentedStore
 from .store.transactions import Joining, transactions_of
 from .task import Call, Seconds, Task, seconds
 
@@ -237,7 +237,7 @@ class Client:
     async def counters(self) -> dict[str, int]:
         """What the store's server has counted that should not happen, such as deadlocks; empty if it counts nothing."""
         store = await self._connection.store()
-        while isinstance(store, ObservedStore):
+        while isinstance(store, InstrumentedStore):
             store = store.inner
         return await store.counters() if isinstance(store, Counted) else {}
 

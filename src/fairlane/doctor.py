@@ -20,8 +20,8 @@ from .model.job import Job, JobState
 from .model.reading import LaneReading, QueueReading
 from .model.session import Session, SessionKind, SessionState, worker_name
 from .runtime.connection import Connection
-from .store.diagnosis import Examined, Finding, Level
-from .store.instrumented import ObservedStore
+from .store.diagnosis import Diagnosable, Finding, Level
+from .store.instrumented import InstrumentedStore
 from .store.port import Store
 
 STILL_SECONDS = 30.0
@@ -116,9 +116,9 @@ def _clock(offset: float) -> Finding:
 async def _server(evidence: Evidence) -> list[Finding]:
     """What the store says of itself, if it has something to say."""
     store = evidence.store
-    while isinstance(store, ObservedStore):
+    while isinstance(store, InstrumentedStore):
         store = store.inner
-    return await store.findings() if isinstance(store, Examined) else []
+    return await store.findings() if isinstance(store, Diagnosable) else []
 
 
 async def _leader(evidence: Evidence) -> list[Finding]:

@@ -19,7 +19,7 @@ from .model import codec, foreign_words
 from .model.ids import new_id
 from .model.job import WAITING_STATES, Job, JobKind, JobState
 from .model.names import check_seconds
-from .model.reading import Standing
+from .model.reading import JobPosition
 from .runtime.connection import Connection
 from .runtime.job_watcher import Watch
 from .runtime.running_job import places_held
@@ -187,8 +187,8 @@ class Handle(Generic[R]):
         [answer] = await store.enqueue([job.as_new(new_id())])
         return self.__class__(self._connection, answer.id, self._read_result, answer.created)
 
-    async def _standing(self) -> Standing | None:
-        [standing] = await (await self._connection.store()).standing([self._id])
+    async def _standing(self) -> JobPosition | None:
+        [standing] = await (await self._connection.store()).positions([self._id])
         return standing
 
     async def _wait(self) -> R:
@@ -264,7 +264,7 @@ async def refuse_deadlock(connection: Connection, job: Job) -> None:
     if not held or job.state not in WAITING_STATES:
         return
     try:
-        [standing] = await (await connection.store()).standing([job.id])
+        [standing] = await (await connection.store()).positions([job.id])
     except StoreUnavailable:
         return  # an outage is waited through; the next look asks again
     # A limit of 0 is a pause, which somebody else can end.
@@ -275,7 +275,7 @@ async def refuse_deadlock(connection: Connection, job: Job) -> None:
         )
 
 
-def position_of(standing: Standing | None) -> Position | None:
+def position_of(standing: JobPosition | None) -> Position | None:
     """The place in line that a standing tells, None when it tells none."""
     if standing is None or standing.place is None:
         return None

@@ -27,7 +27,7 @@ from .model.states import Transition
 from .runtime.connection import Connection
 from .runtime.job_watcher import Watch
 from .runtime.running_job import HeldPlace
-from .runtime.turn_session import Vigil, Waiter
+from .runtime.turn_session import TurnSession, Waiter
 from .task import PriorityWord, Seconds, seconds
 
 TASK = "turn"
@@ -67,7 +67,7 @@ class Turn:
         )
         self._place = HeldPlace(queue, lane)
         self._held: Held | None = None
-        self._vigil: Vigil | None = None
+        self._vigil: TurnSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._body: asyncio.Task[object] | None = None
         self._cancels = 0
@@ -150,7 +150,7 @@ class Turn:
                 self._vigil.drop(self._held)
             self._vigil.end_turn(self.id)
 
-    async def _ask(self, vigil: Vigil) -> None:
+    async def _ask(self, vigil: TurnSession) -> None:
         store = await self._connection.store()
         request = msgspec.structs.replace(self._request, waiter=vigil.session)
         asking = asyncio.ensure_future(store.enqueue([request]))
@@ -162,7 +162,7 @@ class Turn:
             asking.add_done_callback(lambda done: self._withdraw(vigil, done))
             raise
 
-    def _withdraw(self, vigil: Vigil, asked: asyncio.Future[Any]) -> None:
+    def _withdraw(self, vigil: TurnSession, asked: asyncio.Future[Any]) -> None:
         if not asked.cancelled():
             asked.exception()
         vigil.end_turn(self.id)
@@ -223,7 +223,7 @@ class Turn:
                 f"turn {self.id} was lost before its body had ended: its place may have been another's at the same time"
             )
 
-    async def _give_back(self, vigil: Vigil, transition: Transition) -> bool:
+    async def _give_back(self, vigil: TurnSession, transition: Transition) -> bool:
         """Whether the store took it. If it cannot be told now, the place was held to the end and is given up later."""
         if vigil.over or vigil.elsewhere:
             return False
@@ -244,7 +244,7 @@ class Turn:
             raise
         return finished.verdicts[0].accepted
 
-    def _tell_again(self, vigil: Vigil, transition: Transition, told: asyncio.Future[Any]) -> None:
+    def _tell_again(self, vigil: TurnSession, transition: Transition, told: asyncio.Future[Any]) -> None:
         if told.cancelled() or told.exception() is not None:
             vigil.end_turn(self.id, transition)
 

@@ -12,7 +12,7 @@ from fairlane.model.settings import LaneRule, QueueOverride, SettingsChange
 from fairlane.model.states import fail, retry
 from fairlane.runtime.connection import Connection
 from fairlane.store.clock import ManualClock
-from fairlane.store.diagnosis import Examined, Finding, Level
+from fairlane.store.diagnosis import Diagnosable, Finding, Level
 from fairlane.store.port import Store
 from tests.cli.project import Project
 from tests.conformance.kit import Kit
@@ -53,7 +53,7 @@ async def test_a_healthy_system_has_no_findings_but_good_ones(practice: Practice
     worker = await practice.kit.worker()
     await practice.store.lead(worker.session.id, lease=10.0)
     await practice.kit.enqueue(lane="user:ann")
-    own = await practice.store.findings() if isinstance(practice.store, Examined) else []
+    own = await practice.store.findings() if isinstance(practice.store, Diagnosable) else []
     findings = await practice.look(recount=True)
     assert [finding.topic for finding in findings[2 : 2 + len(own)]] == [finding.topic for finding in own]
     # What the store tells of itself depends on its server, and is tested with that.

@@ -13,7 +13,7 @@ from fairlane import Fairlane, JobState
 from fairlane.errors import StoreError
 from fairlane.handle import Handle
 from fairlane.model.session import SessionKind, SessionState
-from fairlane.store.instrumented import ObservedStore
+from fairlane.store.instrumented import InstrumentedStore
 from fairlane.store.port import Store
 from fairlane.testing import embedded, embedded_blocking
 from fairlane.worker.worker import Worker
@@ -53,7 +53,7 @@ def closing_tasks(app: Fairlane) -> dict[str, Any]:
 
 def inner(store: Store) -> Store:
     """The store that the application watches."""
-    assert isinstance(store, ObservedStore)
+    assert isinstance(store, InstrumentedStore)
     return store.inner
 
 

@@ -112,7 +112,7 @@ class Driver:
         ids += [job.id for job in page.jobs if job.id not in self.sent]
         jobs = {job.id: job for job in await self.store.get(ids) if job is not None}
         waiting = list(jobs)
-        standings = dict(zip(waiting, await self.store.standing(waiting), strict=True))
+        standings = dict(zip(waiting, await self.store.positions(waiting), strict=True))
         return Sight(
             jobs=jobs,
             standings=standings,

@@ -8,7 +8,7 @@ from typing import Any
 
 from fairlane.model.ids import new_id
 from fairlane.model.job import Claimed, Enqueued, Held, Job, JobState, NewJob, Priority, Reason
-from fairlane.model.reading import Standing
+from fairlane.model.reading import JobPosition
 from fairlane.model.session import Claim, Finished, NewSession, Renewal, Session, SessionKind
 from fairlane.model.settings import LaneRule, QueueSettings, SettingsChange
 from fairlane.model.slots import Ask, Reserved, Slots
@@ -93,9 +93,9 @@ class Kit:
         """The state of a job that must exist."""
         return (await self.job(id)).state
 
-    async def standing(self, id: str) -> Standing | None:
+    async def positions(self, id: str) -> JobPosition | None:
         """Where one job stands."""
-        [standing] = await self.store.standing([id])
+        [standing] = await self.store.positions([id])
         return standing
 
     def number(self) -> int:

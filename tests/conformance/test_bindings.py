@@ -86,7 +86,7 @@ async def test_the_scope_of_a_key_is_its_pool(kit: Kit) -> None:
 async def test_without_a_worker_a_sticky_job_waits_unbound_and_is_bound_when_one_registers(kit: Kit) -> None:
     ids = [await kit.enqueue(sticky=key) for key in ("a", "b", "a")]
     await kit.worker(pool="elsewhere")
-    standing = await kit.standing(ids[0])
+    standing = await kit.positions(ids[0])
     assert standing is not None
     assert standing.gate is Gate.UNBOUND
     assert await kit.store.bindings("default") == []
@@ -123,7 +123,7 @@ async def test_what_found_no_live_worker_is_bound_when_the_expired_one_is_back(
     await kit.store.promote()
     sent = await kit.enqueue(sticky="a")
     for id in (*due, sent):
-        standing = await kit.standing(id)
+        standing = await kit.positions(id)
         assert standing is not None
         assert standing.gate is Gate.UNBOUND
     await come_back(worker)
@@ -152,7 +152,7 @@ async def test_a_direct_job_waits_for_its_index_and_makes_no_binding(kit: Kit) -
     other = await kit.worker(index=0)
     id = await kit.enqueue(worker=2)
     assert await other.claim(10) == []
-    standing = await kit.standing(id)
+    standing = await kit.positions(id)
     assert standing is not None
     assert (standing.gate, standing.worker) == (Gate.WORKER_GONE, "default/2")
     worker = await kit.worker(index=2)
@@ -182,7 +182,7 @@ async def test_a_lone_stopping_worker_leaves_a_new_key_unbound(kit: Kit) -> None
     worker = await kit.worker()
     await worker.renew(stopping=True)
     id = await kit.enqueue(sticky="plan")
-    standing = await kit.standing(id)
+    standing = await kit.positions(id)
     assert standing is not None
     assert standing.gate is Gate.UNBOUND
 
@@ -214,7 +214,7 @@ async def test_jobs_of_a_lost_worker_wait_unbound_when_nobody_is_left(kit: Kit) 
     await kit.worker(index=0)
     id = await kit.enqueue(sticky="plan")
     assert await _lose(kit) == 1
-    standing = await kit.standing(id)
+    standing = await kit.positions(id)
     assert standing is not None
     assert standing.gate is Gate.UNBOUND
     worker = await kit.worker(index=5)

@@ -9,7 +9,7 @@ import pytest
 from fairlane.model.binding import BindingState
 from fairlane.model.job import Acceptance, Claimed, JobKind, JobState, Priority, Reason, Verdict
 from fairlane.model.maintenance import Retention
-from fairlane.model.reading import Gate, Standing
+from fairlane.model.reading import Gate, JobPosition
 from fairlane.model.settings import LaneRule
 from fairlane.model.states import (
     LONGEST_DECLINE,
@@ -25,8 +25,8 @@ from .kit import Kit, Worker
 KEEP_NOTHING = Retention(completed_seconds=0, failed_seconds=0, history_seconds=0, id_seconds=0)
 
 
-async def _stands(kit: Kit, id: str) -> Standing:
-    standing = await kit.standing(id)
+async def _stands(kit: Kit, id: str) -> JobPosition:
+    standing = await kit.positions(id)
     assert standing is not None
     return standing
 

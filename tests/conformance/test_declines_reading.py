@@ -9,7 +9,7 @@ import pytest
 from fairlane.errors import InvalidInput
 from fairlane.model.job import Held
 from fairlane.model.maintenance import Retention
-from fairlane.model.reading import DeclinedTask, Gate, Standing
+from fairlane.model.reading import DeclinedTask, Gate, JobPosition
 from fairlane.model.session import NewSession, SessionKind
 from fairlane.model.slots import Slots
 from fairlane.model.states import decline
@@ -19,8 +19,8 @@ from .kit import Kit, Worker
 KEEP_NOTHING = Retention(completed_seconds=0, failed_seconds=0, history_seconds=0, id_seconds=0)
 
 
-async def _stands(kit: Kit, id: str) -> Standing:
-    standing = await kit.standing(id)
+async def _stands(kit: Kit, id: str) -> JobPosition:
+    standing = await kit.positions(id)
     assert standing is not None
     return standing
 

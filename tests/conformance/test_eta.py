@@ -88,7 +88,7 @@ class Day:
 
     async def _look(self) -> None:
         now = self.kit.clock.now()
-        for standing in await self.kit.store.standing(sorted(self.waiting)):
+        for standing in await self.kit.store.positions(sorted(self.waiting)):
             assert standing is not None
             eta = standing.eta()
             assert eta is not None, standing.why()
@@ -182,5 +182,5 @@ async def test_a_turn_is_served_by_its_lane_and_needs_no_worker(kit: Kit) -> Non
         await kit.enqueue(id=id, kind=JobKind.TURN, lane="flux", waiter=waiter.id)
     kit.clock.advance(4)
     await waiter.complete(*(Held(id, 1) for id in ids[:2]))
-    etas = [standing.eta() for standing in await kit.store.standing(ids[4:]) if standing is not None]
+    etas = [standing.eta() for standing in await kit.store.positions(ids[4:]) if standing is not None]
     assert etas == [pytest.approx(4 * (place - 0.5) / 2) for place in range(1, 5)]

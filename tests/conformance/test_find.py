@@ -61,7 +61,7 @@ async def test_an_id_that_cannot_be_is_unknown(kit: Kit, store: Store, id: str) 
 
     assert job is not None
     assert nothing is None
-    assert await store.standing([id]) == [None]
+    assert await store.positions([id]) == [None]
     with pytest.raises(NotFound):
         await store.cancel(["job", id])
 

@@ -178,7 +178,7 @@ async def test_an_arriving_higher_class_takes_a_place_that_has_not_started(kit: 
     await kit.settings("default", LaneRule(pattern="lane", limit=2))
     older, newer = [await kit.enqueue(lane="lane") for _ in range(2)]
     high = await kit.enqueue(lane="lane", priority=Priority.HIGH)
-    standing = await kit.standing(newer)
+    standing = await kit.positions(newer)
     assert standing is not None
     assert standing.gate is Gate.LANE
     worker = await kit.worker()

@@ -42,7 +42,7 @@ async def test_the_line_is_the_order_in_which_jobs_start(kit: Kit, rule: LaneRul
     line = await _line(kit, limit=limit)
     assert [job.place for job in line] == [1, 2, 3, 4, 5, 6]
     assert {(job.task, job.state, job.running, job.attempt) for job in line} == {("paint", JobState.PENDING, False, 0)}
-    standings = await kit.store.standing([job.id for job in line])
+    standings = await kit.store.positions([job.id for job in line])
     assert [standing and standing.place for standing in standings] == [1, 2, 3, 4, 5, 6]
     await kit.store.cancel(["job-1"])
     worker = await kit.worker()

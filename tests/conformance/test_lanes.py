@@ -126,7 +126,7 @@ async def test_an_ordered_lane_is_closed_while_its_head_waits_to_run_again(kit: 
     await worker.finish(retry(claimed.held, 30, Reason.ERROR, "boom") if way == "retry" else snooze(claimed.held, 30))
     due = kit.clock.now() + 30
     assert await worker.claim(10) == []
-    standing = await kit.standing(behind)
+    standing = await kit.positions(behind)
     assert standing is not None
     assert (standing.gate, standing.until) == (Gate.LANE_RETRY, due)
     kit.clock.advance(30)
@@ -258,7 +258,7 @@ async def test_a_paused_lane_starts_nothing_until_it_is_resumed(kit: Kit) -> Non
     other = await kit.enqueue(lane="other")
     worker = await kit.worker()
     assert await worker.claim_ids(10) == [other]
-    standing = await kit.standing(ids[0])
+    standing = await kit.positions(ids[0])
     assert standing is not None
     assert standing.gate is Gate.LANE_PAUSED
     await kit.settings("default", LaneRule(pattern="user", limit=1), version=1)

@@ -72,7 +72,7 @@ async def test_the_clean_up_runs_last_and_alone_on_the_bound_worker(kit: Kit) ->
     cleanup = _cleanup(kit)
     assert await kit.store.release("default", "plan", cleanup) is Release.DRAINING
     assert (await _binding(kit)).cleanup == cleanup.id
-    standing = await kit.standing(cleanup.id)
+    standing = await kit.positions(cleanup.id)
     assert standing is not None
     assert standing.gate is Gate.CLEANUP
     second = await worker.claim(10)
@@ -177,7 +177,7 @@ async def test_a_job_that_arrives_during_the_clean_up_waits_and_then_runs_on_the
     before = await _binding(kit)
     late = await kit.enqueue(sticky="plan")
     assert await worker.claim(10) == []
-    standing = await kit.standing(late)
+    standing = await kit.positions(late)
     assert standing is not None
     assert standing.gate is Gate.CLEANUP
     await worker.complete(cleanup)

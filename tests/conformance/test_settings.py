@@ -179,7 +179,7 @@ async def test_a_paused_queue_starts_nothing_and_a_resumed_one_starts_at_once(ki
     worker = await kit.worker("default", "other")
     await kit.enqueue(queue="other", id="elsewhere")
     assert await worker.claim_ids(10) == ["elsewhere"]
-    standing = await kit.standing(id)
+    standing = await kit.positions(id)
     assert standing is not None
     assert standing.gate is Gate.QUEUE_PAUSED
     if overridden:

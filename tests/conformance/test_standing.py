@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fairlane.model.job import JobKind, JobState, Priority
-from fairlane.model.reading import EXACT_PLACES, Gate, Standing
+from fairlane.model.reading import EXACT_PLACES, Gate, JobPosition
 from fairlane.model.settings import LaneRule
 from fairlane.model.slots import Reserved
 
@@ -16,8 +16,8 @@ from .kit import Kit
 from .runs import bulk
 
 
-async def _stands(kit: Kit, id: str) -> Standing:
-    standing = await kit.standing(id)
+async def _stands(kit: Kit, id: str) -> JobPosition:
+    standing = await kit.positions(id)
     assert standing is not None, f"{id} does not wait"
     return standing
 
@@ -90,7 +90,7 @@ async def test_places_beyond_a_thousand_are_exact_or_a_lower_bound_that_says_so(
         count - 1,
         count,
     )
-    standings = await kit.store.standing([answers[place - 1].id for place in places])
+    standings = await kit.store.positions([answers[place - 1].id for place in places])
     for true, standing in zip(places, standings, strict=True):
         assert standing is not None
         assert standing.place is not None
@@ -158,12 +158,12 @@ async def test_whatever_does_not_wait_stands_nowhere(kit: Kit) -> None:
     await worker.complete(claimed[0])
     await worker.fail(claimed[1])
     await kit.store.cancel([cancelled])
-    assert await kit.store.standing([done, failed, runs, cancelled, "unknown"]) == [None] * 5
+    assert await kit.store.positions([done, failed, runs, cancelled, "unknown"]) == [None] * 5
 
 
 async def test_answers_come_in_the_order_of_the_ids(kit: Kit) -> None:
     ids = [await kit.enqueue() for _ in range(3)]
-    standings = await kit.store.standing([ids[2], "unknown", ids[0]])
+    standings = await kit.store.positions([ids[2], "unknown", ids[0]])
     assert [standing and standing.id for standing in standings] == [ids[2], None, ids[0]]
 
 

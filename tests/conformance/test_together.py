@@ -76,7 +76,7 @@ class Pair:
         ids = [job.id for job in self.jobs_of(queue, self.jobs)]
         standings = [
             each and (each.gate, each.place, each.of, each.exact, each.queue_ahead, each.lane_limit)
-            for each in await self.kit.store.standing(ids)
+            for each in await self.kit.store.positions(ids)
         ]
         lanes = [(each.lane, each.pending, each.running) for each in await self.kit.store.lanes(queue)]
         found = [

@@ -22,7 +22,7 @@ from fairlane.model.reading import QueueReading
 from fairlane.model.session import Session
 from fairlane.store import open_store
 from fairlane.store.clock import ManualClock
-from fairlane.store.instrumented import ObservedStore
+from fairlane.store.instrumented import InstrumentedStore
 from tests.conformance.kit import Kit
 
 WAIT = 30.0
@@ -39,7 +39,7 @@ async def kit(store_url: str, events: Events) -> AsyncIterator[Kit]:
     """A real store, watched."""
     clock = ManualClock()
     store = await open_store(store_url, clock=clock)
-    yield Kit(ObservedStore(store, events), clock)
+    yield Kit(InstrumentedStore(store, events), clock)
     await store.close()
 
 

@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from fairlane.manager.leader_context import COUNTED, Contact, Reign, StoreClock
+from fairlane.manager.leader_context import COUNTED, Contact, LeaderContext, StoreClock
 from fairlane.model.intervals import Intervals
 from fairlane.store import open_store
 from fairlane.store.clock import ManualClock
 from fairlane.store.port import Store
 from tests.conformance.kit import Kit
 
-MakeReign = Callable[..., Awaitable[Reign]]
+MakeReign = Callable[..., Awaitable[LeaderContext]]
 LONG = 1_000_000.0
 """A lease that a test does not outlive, however far it moves the clock."""
 
@@ -50,10 +50,12 @@ def kit(store: Store, clock: ManualClock) -> Kit:
 def make_reign(store: Store, clock: ManualClock) -> MakeReign:
     """Makes the reign of a leader that has just been elected; its clocks are the store's."""
 
-    async def make(session: str = "leader", through: Store | None = None, contact: Contact | None = None) -> Reign:
+    async def make(
+        session: str = "leader", through: Store | None = None, contact: Contact | None = None
+    ) -> LeaderContext:
         term = await store.lead(session, lease=LONG)
         assert term is not None, "somebody else leads"
-        return Reign(
+        return LeaderContext(
             store=through or store,
             term=term.number,
             intervals=Intervals(),
@@ -66,6 +68,6 @@ def make_reign(store: Store, clock: ManualClock) -> MakeReign:
 
 
 @pytest.fixture
-async def reign(make_reign: MakeReign) -> Reign:
+async def reign(make_reign: MakeReign) -> LeaderContext:
     """A leader that has just been elected."""
     return await make_reign()

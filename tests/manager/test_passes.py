@@ -8,8 +8,8 @@ import pytest
 
 from fairlane import Fairlane
 from fairlane.errors import StoreUnavailable, TermLost
-from fairlane.manager.admitter import Granter
-from fairlane.manager.leader_context import Reign, log
+from fairlane.manager.admitter import Admitter
+from fairlane.manager.leader_context import LeaderContext, log
 from fairlane.manager.promoter import Promoter
 from fairlane.manager.pruner import Pruner
 from fairlane.manager.rescuer import Rescuer
@@ -31,15 +31,17 @@ from .waiting import running, until
 from .witness import content
 
 
-def every_service(reign: Reign) -> list[Service]:
+def every_service(reign: LeaderContext) -> list[Service]:
     """All that a leader runs."""
-    return [Promoter(reign), Granter(reign), Rescuer(reign), Scheduler(reign), Pruner(reign, Retention())]
+    return [Promoter(reign), Admitter(reign), Rescuer(reign), Scheduler(reign), Pruner(reign, Retention())]
 
 
 # -- the promoter ----------------------------------------------------------------------------------------------------
 
 
-async def test_the_promoter_lets_due_jobs_arrive_and_counts_them(kit: Kit, reign: Reign, clock: ManualClock) -> None:
+async def test_the_promoter_lets_due_jobs_arrive_and_counts_them(
+    kit: Kit, reign: LeaderContext, clock: ManualClock
+) -> None:
     id = await kit.enqueue(delay=5.0)
     await kit.enqueue(id="too-late", delay=60.0, expires=4.0)
     clock.advance(5.0)
@@ -52,7 +54,7 @@ async def test_the_promoter_lets_due_jobs_arrive_and_counts_them(kit: Kit, reign
 
 
 async def test_the_promoter_comes_back_when_the_next_job_is_due_and_at_least_every_second(
-    kit: Kit, reign: Reign, clock: ManualClock
+    kit: Kit, reign: LeaderContext, clock: ManualClock
 ) -> None:
     promoter = Promoter(reign)
     assert await promoter.run_once() == 1.0
@@ -63,7 +65,7 @@ async def test_the_promoter_comes_back_when_the_next_job_is_due_and_at_least_eve
 
 
 async def test_the_promoter_never_asks_for_a_pass_at_once_unless_the_last_was_full(
-    kit: Kit, reign: Reign, clock: ManualClock
+    kit: Kit, reign: LeaderContext, clock: ManualClock
 ) -> None:
     await kit.enqueue(delay=1.0)
     clock.advance(0.999_999)
@@ -96,7 +98,7 @@ async def test_ten_thousand_due_jobs_arrive_without_a_rest_and_high_ones_first(
 
 @pytest.mark.parametrize("store_kind", TRANSACTIONAL, indirect=True)
 async def test_the_granter_admits_what_was_committed_elsewhere(
-    kit: Kit, reign: Reign, clock: ManualClock, store_url: str
+    kit: Kit, reign: LeaderContext, clock: ManualClock, store_url: str
 ) -> None:
     ledger = await ledger_in(store_url)
     async with Fairlane(store_url, clock=clock) as app:
@@ -104,7 +106,7 @@ async def test_the_granter_admits_what_was_committed_elsewhere(
         await app.enqueue_on(own, task_of(app, ledger).options(id="mine").call(1))
         await ledger.end(own, commit=True)
     await ledger.close()
-    granter = Granter(reign)
+    granter = Admitter(reign)
 
     assert await granter.run_once() == reign.intervals.admit
 
@@ -115,7 +117,7 @@ async def test_the_granter_admits_what_was_committed_elsewhere(
 
 
 async def test_the_pruner_forgets_in_full_passes_until_nothing_is_left(
-    kit: Kit, reign: Reign, clock: ManualClock
+    kit: Kit, reign: LeaderContext, clock: ManualClock
 ) -> None:
     worker = await kit.worker(slots=2_500)
     await kit.enqueue_all([kit.new() for _ in range(2_500)])
@@ -138,7 +140,9 @@ async def test_the_pruner_forgets_in_full_passes_until_nothing_is_left(
 
 
 @pytest.mark.parametrize("position", range(5))
-async def test_every_pass_names_the_term_and_a_lost_one_is_refused(kit: Kit, reign: Reign, position: int) -> None:
+async def test_every_pass_names_the_term_and_a_lost_one_is_refused(
+    kit: Kit, reign: LeaderContext, position: int
+) -> None:
     service = every_service(reign)[position]
     await kit.store.resign(reign.term)
     newer = await kit.store.lead("another", lease=10.0)
@@ -153,7 +157,7 @@ async def test_every_pass_names_the_term_and_a_lost_one_is_refused(kit: Kit, rei
         await service.run_once()
 
 
-async def test_a_stale_leader_changes_nothing(kit: Kit, reign: Reign, clock: ManualClock) -> None:
+async def test_a_stale_leader_changes_nothing(kit: Kit, reign: LeaderContext, clock: ManualClock) -> None:
     worker = await kit.worker()
     running_job = await kit.enqueue()
     await worker.claim()
@@ -176,7 +180,7 @@ async def test_a_stale_leader_changes_nothing(kit: Kit, reign: Reign, clock: Man
 
 
 async def test_passes_over_an_idle_store_write_nothing(
-    kit: Kit, store: Store, reign: Reign, clock: ManualClock, store_url: str
+    kit: Kit, store: Store, reign: LeaderContext, clock: ManualClock, store_url: str
 ) -> None:
     await kit.settings("default", LaneRule(pattern="one:*", limit=1))
     worker = await kit.worker()
@@ -202,7 +206,9 @@ async def test_passes_over_an_idle_store_write_nothing(
     assert content(store_url) != before, "a write would have been seen"
 
 
-async def test_two_leaders_at_once_are_harmless(kit: Kit, store: Store, reign: Reign, clock: ManualClock) -> None:
+async def test_two_leaders_at_once_are_harmless(
+    kit: Kit, store: Store, reign: LeaderContext, clock: ManualClock
+) -> None:
     """The same term in two places is more than the store allows; fences make even that come out right."""
     worker = await kit.worker()
     await kit.enqueue_all([kit.new(delay=1.0) for _ in range(300)])
@@ -259,7 +265,9 @@ async def test_a_pass_that_fails_spoils_the_contact(store: Store, make_reign: Ma
         await service.run_once()
 
 
-async def test_the_loop_drains_a_backlog_of_due_jobs_at_once(kit: Kit, reign: Reign, clock: ManualClock) -> None:
+async def test_the_loop_drains_a_backlog_of_due_jobs_at_once(
+    kit: Kit, reign: LeaderContext, clock: ManualClock
+) -> None:
     await kit.enqueue_all([kit.new(delay=1.0) for _ in range(3_000)])
     clock.advance(1.0)
     async with running(Loop(Promoter(reign), log).run()):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fairlane.errors import StoreUnavailable
-from fairlane.manager.leader_context import Contact, Reign, StoreClock
+from fairlane.manager.leader_context import Contact, LeaderContext, StoreClock
 from fairlane.manager.rescuer import Rescuer
 from fairlane.model.job import Held, JobState
 from fairlane.model.session import SessionState
@@ -22,7 +22,7 @@ from .faults import Faults, faulty
 class Scene:
     """A leader that passes every two seconds, and a worker that is silent from the start."""
 
-    def __init__(self, kit: Kit, worker: Worker, reign: Reign, faults: Faults) -> None:
+    def __init__(self, kit: Kit, worker: Worker, reign: LeaderContext, faults: Faults) -> None:
         self.kit = kit
         self.clock = kit.clock
         self.worker = worker

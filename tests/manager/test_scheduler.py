@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from fairlane.errors import InvalidInput, QueueFull, StoreUnavailable
-from fairlane.manager.leader_context import Reign, StoreClock
+from fairlane.manager.leader_context import LeaderContext, StoreClock
 from fairlane.manager.scheduler import Scheduler
 from fairlane.model.job import JobKind, JobState, NewJob, Priority
 from fairlane.model.reading import Filter
@@ -33,7 +33,7 @@ def schedule(name: str, timetable: Timetable, job: NewJob = TIDY) -> Schedule:
 class Scene:
     """A scheduler whose clock is read before each pass, as the rescuer does."""
 
-    def __init__(self, kit: Kit, reign: Reign) -> None:
+    def __init__(self, kit: Kit, reign: LeaderContext) -> None:
         self.kit = kit
         self.clock = kit.clock
         self.reign = reign
@@ -66,7 +66,7 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def scene(kit: Kit, reign: Reign) -> Scene:
+def scene(kit: Kit, reign: LeaderContext) -> Scene:
     return Scene(kit, reign)
 
 
@@ -223,7 +223,7 @@ async def test_two_schedulers_at_once_fire_each_slot_once(
     await store.declare([schedule(f"s{n}", EACH_SECOND) for n in range(5)])
     other_store = await open_store(store_url, clock=clock)
     try:
-        other = Scene(scene.kit, Reign(**{**scene.reign.__dict__, "store": other_store}))
+        other = Scene(scene.kit, LeaderContext(**{**scene.reign.__dict__, "store": other_store}))
         for _ in range(20):
             clock.advance(1.0)
             await asyncio.gather(scene.one_pass(), other.one_pass())

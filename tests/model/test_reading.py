@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.model.job import JobState
-from fairlane.model.reading import EXACT_PLACES, Gate, Rival, Standing, room_after, starts_before, told_count
+from fairlane.model.reading import EXACT_PLACES, Gate, JobPosition, Rival, room_after, starts_before, told_count
 from fairlane.model.slots import FLOOR
 
 
@@ -22,8 +22,8 @@ def standing(
     service_seconds: float | None = 2.0,
     exact: bool = True,
     likely: int | None = None,
-) -> Standing:
-    return Standing(
+) -> JobPosition:
+    return JobPosition(
         id="job",
         now=1_000.0,
         state=JobState.PENDING,
@@ -97,7 +97,7 @@ def test_a_lane_with_more_places_goes_on_while_one_of_them_waits_for_a_retry() -
     ],
     ids=["no place", "no servers", "no service time", "paused", "no worker"],
 )
-def test_what_cannot_be_told_is_not_told(unknown: Standing) -> None:
+def test_what_cannot_be_told_is_not_told(unknown: JobPosition) -> None:
     assert unknown.eta() is None
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from fairlane.model.intervals import Intervals
 from fairlane.model.session import Renewal
-from fairlane.runtime.lease_keeper import Holdings, Keeper
+from fairlane.runtime.lease_keeper import Holdings, LeaseKeeper
 
 from ..worker.apart import until
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 LEASE, MARGIN = 2.0, 0.2
 
 
-class Ear:
+class TopicSubscription:
     """Hears nothing."""
 
     def listen(self, topics: object) -> None:
@@ -39,8 +39,8 @@ class Answering:
         self.asked = 0
         self.wakeups = self
 
-    def subscribe(self, topics: object) -> Ear:
-        return Ear()
+    def subscribe(self, topics: object) -> TopicSubscription:
+        return TopicSubscription()
 
     async def renew(self, *_: object, **__: object) -> Renewal:
         self.asked += 1
@@ -79,7 +79,7 @@ async def told_of(*seconds: float) -> list[str]:
     async def opened() -> Any:
         return answering
 
-    keeper = Keeper(opened, Intervals(lease=LEASE, heartbeat=0.6, trust_margin=MARGIN), told)
+    keeper = LeaseKeeper(opened, Intervals(lease=LEASE, heartbeat=0.6, trust_margin=MARGIN), told)
     await keeper.start()
     try:
         await until(lambda: any(news.startswith("renewed") for news in told.news))

@@ -275,7 +275,7 @@ class Actor:
         page = await self.store.find(Filter(queue=self.rng.choice((None, *QUEUES))), limit=5)
         ids = [job.id for job in page.jobs]
         await self.store.get(ids)
-        await self.store.standing(ids)
+        await self.store.positions(ids)
         await self.store.queues()
         await self.store.lanes("crowd")
         await self.store.sessions()

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable
 
 from fairlane.store.redis.notifier import SENDER
-from fairlane.store.shared.subscriptions import Ear
+from fairlane.store.shared.subscriptions import TopicSubscription
 from fairlane.store.shared.topics import Channels
 
 
@@ -58,7 +58,7 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "fairlane-wakeups"]
 
 
-async def until(ear: Ear, *topics: str) -> frozenset[str]:
+async def until(ear: TopicSubscription, *topics: str) -> frozenset[str]:
     """Wait until all `topics` were heard, and tell everything that was."""
     heard: frozenset[str] = frozenset()
     while not heard.issuperset(topics):
@@ -68,7 +68,7 @@ async def until(ear: Ear, *topics: str) -> frozenset[str]:
     return heard
 
 
-async def listened_to(ear: Ear) -> None:
+async def listened_to(ear: TopicSubscription) -> None:
     """Wait until the server listens for an ear, and take what it was told because that took long."""
     assert ear._notifier is not None
     async with asyncio.timeout(10):

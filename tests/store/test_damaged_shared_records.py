@@ -58,7 +58,7 @@ async def _everything_is_read(store: Store, ids: list[str]) -> None:
     await store.find(Filter(state=JobState.RUNNING))
     assert [queue.name for queue in await store.queues()] == ["default"]
     await store.lanes("default")
-    await store.standing(ids)
+    await store.positions(ids)
     await store.sessions()
     await store.bindings()
     await store.bindings("default", "a")

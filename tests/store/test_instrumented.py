@@ -22,7 +22,7 @@ from fairlane.model.settings import QueueSettings, SettingsChange
 from fairlane.model.states import Move, complete, fail
 from fairlane.store import instrumented, open_store
 from fairlane.store.clock import ManualClock
-from fairlane.store.instrumented import ObservedStore
+from fairlane.store.instrumented import InstrumentedStore
 from fairlane.store.port import Store
 from tests.conformance.kit import Kit
 from tests.conformance.test_every_verb import PROPERTIES, verbs_of
@@ -66,7 +66,7 @@ async def inner(store_url: str, clock: ManualClock) -> AsyncIterator[Store]:
 @pytest.fixture
 def store(inner: Store, events: Events) -> Store:
     """The store, watched."""
-    return ObservedStore(inner, events)
+    return InstrumentedStore(inner, events)
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ async def test_every_verb_is_told_by_its_name(kit: Kit, heard: Heard) -> None:
         "leader": store.leader,
         "get": lambda: store.get([id]),
         "find": lambda: store.find(Filter(queue="default"), limit=5),
-        "standing": lambda: store.standing([id]),
+        "positions": lambda: store.positions([id]),
         "queues": store.queues,
         "lanes": lambda: store.lanes("default", limit=5),
         "lane_line": lambda: store.lane_line("default", None, limit=5),
@@ -251,7 +251,7 @@ async def test_a_repeated_finish_is_told_once(kit: Kit, heard: Heard) -> None:
 async def test_a_finish_whose_reply_was_lost_is_told_when_it_is_repeated(inner: Store, events: Events) -> None:
     heard = Heard(events)
     shaky = cast("Store", LostReplies(inner, ["finish", "claim"]))
-    kit = Kit(ObservedStore(shaky, events), ManualClock())
+    kit = Kit(InstrumentedStore(shaky, events), ManualClock())
     worker = await kit.worker()
     id = await kit.enqueue()
     claim = worker.everything(1)
@@ -348,7 +348,7 @@ async def test_a_cancelled_call_stays_cancelled_and_is_told(events: Events, hear
         async def get(self, ids: Sequence[str]) -> None:
             await asyncio.Event().wait()
 
-    call = asyncio.create_task(ObservedStore(cast("Store", Stuck()), events).get(["x"]))
+    call = asyncio.create_task(InstrumentedStore(cast("Store", Stuck()), events).get(["x"]))
     await asyncio.sleep(0)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -12,7 +12,7 @@ import pytest
 
 from fairlane.events import Events
 from fairlane.store import open_store
-from fairlane.store.instrumented import ObservedStore
+from fairlane.store.instrumented import InstrumentedStore
 from fairlane.store.port import Store
 from tests.conformance.test_every_verb import PROPERTIES, verbs_of
 
@@ -36,14 +36,14 @@ class Recording:
 
 
 def test_it_has_exactly_the_verbs_of_the_port() -> None:
-    assert verbs_of(ObservedStore) - PROPERTIES == VERBS
-    assert isinstance(ObservedStore.wakeups, property)
+    assert verbs_of(InstrumentedStore) - PROPERTIES == VERBS
+    assert isinstance(InstrumentedStore.wakeups, property)
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_a_verb_has_the_signature_of_the_port(verb: str) -> None:
-    assert inspect.signature(getattr(ObservedStore, verb)) == inspect.signature(getattr(Store, verb))
-    assert inspect.iscoroutinefunction(getattr(ObservedStore, verb))
+    assert inspect.signature(getattr(InstrumentedStore, verb)) == inspect.signature(getattr(Store, verb))
+    assert inspect.iscoroutinefunction(getattr(InstrumentedStore, verb))
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
@@ -55,7 +55,7 @@ async def test_a_verb_hands_on_every_argument_and_the_answer(verb: str) -> None:
     named = {each.name: given[each.name] for each in parameters if each.kind is each.KEYWORD_ONLY}
     inner = Recording()
 
-    answer = await getattr(ObservedStore(cast("Store", inner), Events()), verb)(*positional, **named)
+    answer = await getattr(InstrumentedStore(cast("Store", inner), Events()), verb)(*positional, **named)
 
     assert inner.calls == [(verb, given)]
     assert answer is (None if signature.return_annotation == "None" else inner.answer)
@@ -64,7 +64,7 @@ async def test_a_verb_hands_on_every_argument_and_the_answer(verb: str) -> None:
 async def test_what_a_store_has_beyond_the_port_stays_reachable(store_url: str) -> None:
     inner = await open_store(store_url)
     events = Events()
-    store = ObservedStore(inner, events)
+    store = InstrumentedStore(inner, events)
     try:
         assert store.inner is inner
         assert store.wakeups is inner.wakeups

@@ -12,7 +12,7 @@ from fairlane.errors import InvalidInput
 from fairlane.store.postgresql.channels import ANYBODY, HERE
 from fairlane.store.redis.notifier import SENDER
 from fairlane.store.shared.notifier import ServerNotifier
-from fairlane.store.shared.subscriptions import MOST_HEARD, Ear
+from fairlane.store.shared.subscriptions import MOST_HEARD, TopicSubscription
 from fairlane.store.shared.topics import MOST_WAITING
 
 from .carriers import Carrier, Open
@@ -234,7 +234,7 @@ async def test_who_comes_just_when_a_channel_is_left_is_not_left_deaf(
     wakeups = opened()
     wakeups.subscribe(["queue:a"])
     wakeups.subscribe(["job:1"]).close()
-    came: list[Ear] = []
+    came: list[TopicSubscription] = []
     still: list[bool] = []
     leave = ServerNotifier._stop_to_hear
 

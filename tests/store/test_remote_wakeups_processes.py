@@ -13,7 +13,7 @@ from statistics import median
 import pytest
 
 from fairlane import event_loops
-from fairlane.store.shared.subscriptions import Ear
+from fairlane.store.shared.subscriptions import TopicSubscription
 
 from .carriers import Carrier, Open
 from .notices import threads
@@ -124,7 +124,7 @@ async def test_every_event_loop_hears(wakeups: Wakeups, opened: Open) -> None:
 
 
 async def test_a_subscription_whose_event_loop_is_gone_is_forgotten(wakeups: Wakeups) -> None:
-    async def subscribe() -> Ear:
+    async def subscribe() -> TopicSubscription:
         return wakeups.subscribe(["queue:a"])
 
     left = await asyncio.to_thread(lambda: asyncio.run(subscribe()))

@@ -145,7 +145,13 @@ class Twins:
         """Everything that can be asked for by name."""
         unknown = [*self.ids, "unknown", "a\0b", "\udcff"]
         assert _jobs(await self.one.get(unknown)) == _jobs(await self.other.get(unknown))
-        for verb, args in (("standing", [unknown]), ("queues", []), ("sessions", []), ("leader", []), ("bindings", [])):
+        for verb, args in (
+            ("positions", [unknown]),
+            ("queues", []),
+            ("sessions", []),
+            ("leader", []),
+            ("bindings", []),
+        ):
             await self.both(verb, *args)
         for queue in (*QUEUES, "none", "no\0ne"):
             await self.both("lanes", queue)

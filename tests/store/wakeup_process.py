@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from fairlane.store.shared.subscriptions import Ear, NotifiedWakeups
+from fairlane.store.shared.subscriptions import NotifiedWakeups, TopicSubscription
 from fairlane.store.sqlite.wakeups import DatagramWakeups
 from fairlane.store.wakeups import Subscription
 
@@ -85,7 +85,7 @@ def locks_of(wakeups: AnyWakeups, ear: Subscription) -> Sequence[AbstractContext
     """All that a thread could hold while another forks."""
     if isinstance(wakeups, DatagramWakeups):
         return [wakeups._lock]
-    assert isinstance(ear, Ear)
+    assert isinstance(ear, TopicSubscription)
     return [wakeups._notifier._lock, wakeups._ears._lock, ear._lock]
 
 

@@ -18,8 +18,8 @@ import pytest
 from fairlane.errors import InvalidInput
 from fairlane.model.job import Held
 from fairlane.supervisor import crash_state
-from fairlane.supervisor.crash_state import Marks, MarksReading
-from fairlane.supervisor.parent_pipe import MARKS_FD, TETHER_FD, Tether, supervised
+from fairlane.supervisor.crash_state import CrashReading, CrashState
+from fairlane.supervisor.parent_pipe import MARKS_FD, TETHER_FD, ParentPipe, supervised
 from fairlane.supervisor.process import in_words
 
 pytestmark = pytest.mark.anyio
@@ -27,21 +27,21 @@ pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def pair() -> tuple[Marks, Marks]:
+def pair() -> tuple[CrashState, CrashState]:
     """The supervisor's view and the worker's."""
-    ours = Marks.make()
-    return ours, Marks(os.dup(ours.fd))
+    ours = CrashState.make()
+    return ours, CrashState(os.dup(ours.fd))
 
 
 def test_empty_marks_tell_nothing() -> None:
     ours, _ = pair()
-    assert ours.read() == MarksReading(None, None, ())
+    assert ours.read() == CrashReading(None, None, ())
 
 
 def test_what_one_side_writes_the_other_reads() -> None:
     ours, theirs = pair()
     theirs.session("session-1")
-    assert ours.read() == MarksReading("session-1", None, ())
+    assert ours.read() == CrashReading("session-1", None, ())
     before = time.monotonic()
     theirs.beat()
     first = theirs.begin(Held("job-1", 2**53))
@@ -59,7 +59,7 @@ def test_a_new_session_has_not_beaten_yet() -> None:
     ours, theirs = pair()
     for id in ("session-1", "a" * 200, "session-3"):
         theirs.session(id)
-        assert ours.read() == MarksReading(id, None, ())
+        assert ours.read() == CrashReading(id, None, ())
         theirs.beat()
         assert ours.read().last_beat is not None
 
@@ -101,9 +101,9 @@ WRITER = """
 import sys
 from random import Random
 from fairlane.model.job import Held
-from fairlane.supervisor.crash_state import Marks
+from fairlane.supervisor.crash_state import CrashState
 
-marks, draw = Marks(int(sys.argv[1])), Random(int(sys.argv[2]))
+marks, draw = CrashState(int(sys.argv[1])), Random(int(sys.argv[2]))
 slots = []
 for n in range(10**9):
     length = draw.randint(1, 200)
@@ -118,7 +118,7 @@ for n in range(10**9):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_writer_is_read_whole_while_it_writes_and_after_it_was_killed(seed: int) -> None:
-    marks = Marks.make()
+    marks = CrashState.make()
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(marks.fd), str(seed)], pass_fds=[marks.fd], cwd=ROOT)
     try:
         until = time.monotonic() + 30
@@ -136,7 +136,7 @@ def test_a_writer_is_read_whole_while_it_writes_and_after_it_was_killed(seed: in
     assert marks.read() == reading
 
 
-def check(reading: MarksReading) -> None:
+def check(reading: CrashReading) -> None:
     """Each note tells in each of its parts how long it is, so that a mixture of two shows."""
     for held in reading.begun:
         assert held.id == chr(97 + held.fence % 26) * held.fence
@@ -146,8 +146,8 @@ def check(reading: MarksReading) -> None:
 
 def test_a_reader_that_stood_still_does_not_mix_two_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     """While it reads one note, the writer puts another in its place, as often as makes any small number come again."""
-    writer = Marks.make()
-    reader = Marks(os.dup(writer.fd))
+    writer = CrashState.make()
+    reader = CrashState(os.dup(writer.fd))
     slot = writer.begin(Held("old", 1))
     fences = struct.Struct("@q")
 
@@ -179,7 +179,7 @@ def test_a_process_without_a_supervisor_is_given_nothing() -> None:
 
 
 def test_what_a_process_was_given_is_not_handed_on() -> None:
-    marks = Marks.make()
+    marks = CrashState.make()
     ends = os.pipe()
     environ = {MARKS_FD: str(os.dup(marks.fd)), TETHER_FD: str(ends[0]), "HOME": "/"}
     for fd in (int(environ[MARKS_FD]), ends[0]):
@@ -205,7 +205,7 @@ def test_a_wrong_environment_is_refused_by_name(environ: dict[str, str]) -> None
 
 async def test_a_tether_tells_when_the_other_end_is_gone() -> None:
     mine, other = os.pipe()
-    tether = Tether(mine)
+    tether = ParentPipe(mine)
     waiting = asyncio.create_task(tether.wait())
     done, _ = await asyncio.wait([waiting], timeout=0.05)
     assert not done

@@ -16,7 +16,7 @@ import click
 
 from ..model.ids import new_id
 from ..model.session import NewSession, Renewal, SessionKind
-from ..runtime.lease_keeper import Holdings, Keeper
+from ..runtime.lease_keeper import Holdings, LeaseKeeper
 from ..runtime.logs import configure
 from .command import Command, log_options, run, store_options
 from .context import Target, Use
@@ -42,16 +42,16 @@ async def _lead(target: Target) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     store = await target.connection.store()
-    standing = Standing(target, store)
-    await standing.begin()
+    session = ManagerSession(target, store)
+    await session.begin()
     try:
         await stopped.wait()
     finally:
-        await standing.end()
+        await session.end()
         await target.app.close()
 
 
-class Standing:
+class ManagerSession:
     """The session of a manager that runs alone. It holds no jobs; a session that is lost is replaced by a new one."""
 
     def __init__(self, target: Target, store: Store) -> None:
@@ -66,7 +66,7 @@ class Standing:
     async def begin(self) -> None:
         """Register, and stand for leadership."""
         await self._register()
-        self._keeper = Keeper(self._open_store, self._settings.intervals, self, companions=[self._manage])
+        self._keeper = LeaseKeeper(self._open_store, self._settings.intervals, self, companions=[self._manage])
         await self._keeper.start()
         logger.info("the manager is ready")
 

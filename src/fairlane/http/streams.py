@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from ..errors import FairlaneError
 from ..handle import Update, position_of
 from ..model.job import Job
-from ..model.reading import Standing
+from ..model.reading import JobPosition
 from ..runtime.job_watcher import Watch
 from .access import Caller
 from .answers import COMMON
@@ -136,7 +136,7 @@ def _kind(update: Update, last: Update | None) -> str:
     return "progress" if update.progress != last.progress else "position"
 
 
-def _job_event(kind: str, job: Job, standing: Standing | None) -> bytes:
+def _job_event(kind: str, job: Job, standing: JobPosition | None) -> bytes:
     data = _encoder.encode(update_view(job, standing))
     name = hashlib.blake2b(data, digest_size=8).hexdigest()
     return event(kind, data, f"{FINAL}{name}" if job.state.final else name)

@@ -12,16 +12,16 @@ from ..bulk import Bulk
 from ..documents import Record, listed_job, task_record, whole_job
 from ..handle import _told, position_of
 from ..model.job import Job
-from ..model.reading import Standing
+from ..model.reading import JobPosition
 from ..task import Task
 
 
-def job_view(job: Job, standing: Standing | None) -> Record:
+def job_view(job: Job, standing: JobPosition | None) -> Record:
     """A job with its place in line."""
     return whole_job(job) | place_view(job, standing)
 
 
-def place_view(job: Job, standing: Standing | None) -> Record:
+def place_view(job: Job, standing: JobPosition | None) -> Record:
     """Where a job stands, and why."""
     position = position_of(standing)
     return {
@@ -31,7 +31,7 @@ def place_view(job: Job, standing: Standing | None) -> Record:
     }
 
 
-def update_view(job: Job, standing: Standing | None) -> Record:
+def update_view(job: Job, standing: JobPosition | None) -> Record:
     """What an event of a job tells; result and error with the final state alone."""
     return {
         "id": job.id,

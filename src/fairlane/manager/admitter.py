@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from .leader_context import Reign
+from .leader_context import LeaderContext
 
 
-class Granter:
+class Admitter:
     """The safety net of admission and lanes. `repaired` stays 0 unless something went wrong."""
 
     name = "granter"
 
-    def __init__(self, reign: Reign) -> None:
+    def __init__(self, reign: LeaderContext) -> None:
         self._reign = reign
 
     async def run_once(self) -> float:

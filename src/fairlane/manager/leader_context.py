@@ -73,7 +73,7 @@ class StoreClock:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reign:
+class LeaderContext:
     """A term, and what its services work with. Made anew for each, so that nothing outlives it but the counts."""
 
     store: Store

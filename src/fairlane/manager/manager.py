@@ -18,9 +18,9 @@ from ..model.intervals import Intervals
 from ..model.maintenance import Retention
 from ..store.port import Store
 from ..store.wakeups import Wakeups
-from .admitter import Granter
+from .admitter import Admitter
 from .election import Election
-from .leader_context import COUNTED, Contact, Monotonic, Reign, StoreClock, log
+from .leader_context import COUNTED, Contact, LeaderContext, Monotonic, StoreClock, log
 from .promoter import Promoter
 from .pruner import Pruner
 from .rescuer import Rescuer
@@ -111,7 +111,7 @@ class Manager:
         return why
 
     def _services(self, term: int) -> list[Service]:
-        reign = Reign(
+        reign = LeaderContext(
             store=self._store,
             term=term,
             intervals=self._intervals,
@@ -122,7 +122,7 @@ class Manager:
         return [
             Rescuer(reign),
             Promoter(reign),
-            Granter(reign),
+            Admitter(reign),
             Scheduler(reign),
             Pruner(reign, self._retention),
         ]

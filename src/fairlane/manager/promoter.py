@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .leader_context import Reign
+from .leader_context import LeaderContext
 
 BATCH = 1_000
 SHORTEST_REST = 0.01
@@ -14,7 +14,7 @@ class Promoter:
 
     name = "promoter"
 
-    def __init__(self, reign: Reign) -> None:
+    def __init__(self, reign: LeaderContext) -> None:
         self._reign = reign
 
     async def run_once(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..model.maintenance import Retention
-from .leader_context import Reign
+from .leader_context import LeaderContext
 
 
 class Pruner:
@@ -11,7 +11,7 @@ class Pruner:
 
     name = "pruner"
 
-    def __init__(self, reign: Reign, retention: Retention) -> None:
+    def __init__(self, reign: LeaderContext, retention: Retention) -> None:
         self._reign = reign
         self._retention = retention
 

@@ -8,7 +8,7 @@ is silent has had as much time to renew as we had to look.
 from __future__ import annotations
 
 from ..model.maintenance import Rescued
-from .leader_context import Reign, log
+from .leader_context import LeaderContext, log
 
 
 class Rescuer:
@@ -16,7 +16,7 @@ class Rescuer:
 
     name = "rescuer"
 
-    def __init__(self, reign: Reign) -> None:
+    def __init__(self, reign: LeaderContext) -> None:
         self._reign = reign
 
     async def run_once(self) -> float:

@@ -14,7 +14,7 @@ import msgspec
 from ..errors import Conflict, FairlaneError, InvalidInput, Stale, StoreError
 from ..model.job import MOST_JOBS_PER_CALL, CronSlot, NewJob
 from ..model.schedule import StoredSchedule, Timetable, job_from
-from .leader_context import Reign, log
+from .leader_context import LeaderContext, log
 
 UNREAD_REST = 0.05
 """Until the rescuer's first pass has read the store's clock."""
@@ -28,7 +28,7 @@ class Scheduler:
 
     name = "scheduler"
 
-    def __init__(self, reign: Reign) -> None:
+    def __init__(self, reign: LeaderContext) -> None:
         self._reign = reign
         # The last slot of each schedule that has its job: the store does not note one whose job was a duplicate.
         self._answered: dict[str, float] = {}

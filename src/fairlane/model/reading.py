@@ -100,7 +100,7 @@ UNTIMED = frozenset(
 """Gates of which nobody can tell when they open."""
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class JobPosition(msgspec.Struct, frozen=True, kw_only=True):
     """Where a waiting job stands."""
 
     id: str
@@ -240,8 +240,8 @@ def _behind(higher: int, among: float) -> float:
 def room_after(service_seconds: float | None, servers: float, *, limit: int | None = None) -> float | None:
     """Seconds until one more job has probably started, so that a full queue or lane takes the next one.
 
-    `servers` as in `Standing`, or a lane's share of them; `limit` is the lane's. None when nothing has finished yet, or
-    nobody serves it.
+    `servers` as in `JobPosition`, or a lane's share of them; `limit` is the lane's. None when nothing has finished yet,
+    or no worker serves it.
     """
     rate = servers if limit is None else min(servers, limit)
     return None if service_seconds is None or rate <= 0 else service_seconds / rate

@@ -20,7 +20,7 @@ import msgspec
 
 from ..errors import StoreUnavailable
 from ..model.job import MOST_JOBS_PER_CALL, WAITING_STATES, Job
-from ..model.reading import Standing
+from ..model.reading import JobPosition
 from ..store.port import Store
 from ..store.wakeups import Subscription, job_topic, place_topic
 from .connection import Connection
@@ -37,7 +37,7 @@ class Look(msgspec.Struct, frozen=True):
     """A job at one moment; `standing` only where it was asked for, and while the job waits."""
 
     job: Job | None
-    standing: Standing | None = None
+    standing: JobPosition | None = None
 
 
 class Watch:
@@ -199,7 +199,7 @@ class Watching:
         try:
             jobs = dict(zip(ids, await store.get(ids), strict=True))
             waiting = [id for id, job in jobs.items() if job is not None and self._wants_place(job)]
-            standings = dict(zip(waiting, await store.standing(waiting), strict=True)) if waiting else {}
+            standings = dict(zip(waiting, await store.positions(waiting), strict=True)) if waiting else {}
         except StoreUnavailable as exc:
             if not self._out_of_reach:
                 logger.warning("the store cannot be reached; whoever waits for a job waits on: %s", exc)

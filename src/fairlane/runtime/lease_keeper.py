@@ -60,7 +60,7 @@ class Holder(Protocol):
         """The lease is about to end without contact. Called once until there is contact again."""
 
 
-class Keeper:
+class LeaseKeeper:
     """Renews a session until it is stopped, or until the event loop of its `owner` is closed."""
 
     def __init__(

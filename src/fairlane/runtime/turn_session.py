@@ -30,7 +30,7 @@ from ..model.session import NewSession, Renewal, SessionKind
 from ..model.states import Transition
 from ..store.port import Store
 from .connection import Connection, OpenStore
-from .lease_keeper import Holdings, Keeper
+from .lease_keeper import Holdings, LeaseKeeper
 
 logger = logging.getLogger("fairlane.turn")
 Lose = Callable[[FairlaneError], None]
@@ -51,11 +51,11 @@ class Waiter:
 
     def _forget(self) -> None:
         self._door = threading.Lock()
-        self._beginning: Future[Vigil] | None = None
+        self._beginning: Future[TurnSession] | None = None
         # Set pid last: a thread that reads its own pid must see the other fields reset.
         self._pid = os.getpid()
 
-    async def vigil(self) -> Vigil:
+    async def vigil(self) -> TurnSession:
         """The session with its keeper; begun at the first call, and anew when the last one is over."""
         if self._pid != os.getpid():
             # The keeper's thread and even the lock as it was held stayed with the parent.
@@ -71,11 +71,11 @@ class Waiter:
         assert last is not None
         return await asyncio.wrap_future(last)
 
-    async def _begin(self, beginning: Future[Vigil], last: Future[Vigil] | None) -> Vigil:
+    async def _begin(self, beginning: Future[TurnSession], last: Future[TurnSession] | None) -> TurnSession:
         try:
             if last is not None:
                 await last.result().end(await self._connection.store())
-            vigil = Vigil(self._open_store, self._intervals, self._retention)
+            vigil = TurnSession(self._open_store, self._intervals, self._retention)
             await vigil.begin(await self._connection.store())
         except BaseException as exc:
             with self._door:
@@ -103,7 +103,7 @@ class Unended(msgspec.Struct, frozen=True):
     transition: Transition | None
 
 
-class Vigil:
+class TurnSession:
     """One session of a waiter, from its registration until it has ended or was lost."""
 
     def __init__(self, open_store: OpenStore, intervals: Intervals, retention: Retention) -> None:
@@ -121,7 +121,7 @@ class Vigil:
         self._work: Callable[[], object] | None = None
         self._intervals = intervals
         self._retention = retention
-        self._keeper = Keeper(open_store, intervals, self, companions=[self._manage, self._end_turns])
+        self._keeper = LeaseKeeper(open_store, intervals, self, companions=[self._manage, self._end_turns])
 
     async def begin(self, store: Store) -> None:
         """Register the session and start its keeper."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..model.job import JobState
+import re
+
+from ..model.job import JobKind, JobState, Priority
 from ..model.states import Move
 
 ARRIVING, SCHEDULED, PENDING, RUNNING, COMPLETED, FAILED, CANCELLED = range(7)
@@ -26,3 +28,20 @@ UNGATED, UNBOUND, CLEANUP, UNADMITTED, PARENT = range(5)
 MOVES = tuple(Move)
 """The move for each code; a new one goes to the end of `Move`, because the codes are in files."""
 MOVE_CODES = {move: code for code, move in enumerate(MOVES)}
+
+_TOKENS = {
+    **{f"STATE.{name}": code for code, name in enumerate(("ARRIVING", *(state.name for state in STATES[1:])))},
+    **{f"GATE.{name}": code for code, name in enumerate(("NONE", "UNBOUND", "CLEANUP", "UNADMITTED", "PARENT"))},
+    **{f"MOVE.{move.name}": code for move, code in MOVE_CODES.items()},
+    **{f"KIND.{kind.name}": code for code, kind in enumerate(JobKind)},
+    **{f"CLASS.{priority.name}": int(priority) for priority in Priority},
+}
+_TOKEN = re.compile(r"\b(?:STATE|GATE|MOVE|KIND|CLASS)\.[A-Z_]+\b")
+
+
+def with_codes(text: str) -> str:
+    """Replace every ``STATE.RUNNING``, ``MOVE.RETRY`` and so on in a SQL text by its number.
+
+    The numbers are written once, above; a name that does not exist is an error when the text is loaded.
+    """
+    return _TOKEN.sub(lambda match: str(_TOKENS[match[0]]), text)

@@ -27,7 +27,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 @runtime_checkable
-class Examined(Protocol):
+class Diagnosable(Protocol):
     """A store that knows more of its health than the port tells, such as the settings of its server."""
 
     async def findings(self) -> list[Finding]:

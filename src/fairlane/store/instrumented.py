@@ -15,7 +15,7 @@ from ..model.binding import Binding, Release
 from ..model.job import Acceptance, Claimed, Enqueued, Held, Job, JobState, NewJob, Reason, Verdict
 from ..model.listings import FailureGroup, LaneListing, LanePage
 from ..model.maintenance import Admitted, Promoted, Pruned, Recount, Rescued, Retention
-from ..model.reading import DeclinedTask, Filter, Page, QueueReading, Standing
+from ..model.reading import DeclinedTask, Filter, JobPosition, Page, QueueReading
 from ..model.schedule import Schedule, StoredSchedule
 from ..model.session import Claim, Finished, NewSession, Renewal, Session, Term
 from ..model.settings import SettingsChange
@@ -35,7 +35,7 @@ class _Run(NamedTuple):
     began: float
 
 
-class ObservedStore:
+class InstrumentedStore:
     """Implements `fairlane.store.port.Store` by another store, and emits what happens there."""
 
     def __init__(self, inner: Store, events: news.Events) -> None:
@@ -260,8 +260,8 @@ class ObservedStore:
     async def find(self, where: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
         return await self._timed("find", self._inner.find(where, limit=limit, cursor=cursor))
 
-    async def standing(self, ids: Sequence[str]) -> list[Standing | None]:
-        return await self._timed("standing", self._inner.standing(ids))
+    async def positions(self, ids: Sequence[str]) -> list[JobPosition | None]:
+        return await self._timed("positions", self._inner.positions(ids))
 
     async def queues(self) -> list[QueueReading]:
         return await self._timed("queues", self._inner.queues())
@@ -303,7 +303,7 @@ class ObservedStore:
 
 def on_data_loss(store: Store, call: Callable[[], Awaitable[None]]) -> None:
     """Have `call` called whenever a store finds that it has lost data, if it is one that can find out."""
-    while isinstance(store, ObservedStore):
+    while isinstance(store, InstrumentedStore):
         store = store.inner
     listen: Callable[[Callable[[], Awaitable[None]]], None] | None = getattr(store, "on_data_loss", None)
     if listen is not None:

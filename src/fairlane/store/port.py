@@ -27,7 +27,7 @@ from ..model.binding import Binding, Release
 from ..model.job import Claimed, Enqueued, Held, Job, JobState, NewJob, Verdict
 from ..model.listings import FailureGroup, LaneListing, LanePage
 from ..model.maintenance import Admitted, Promoted, Pruned, Recount, Rescued, Retention
-from ..model.reading import DeclinedTask, Filter, Page, QueueReading, Standing
+from ..model.reading import DeclinedTask, Filter, JobPosition, Page, QueueReading
 from ..model.schedule import Schedule, StoredSchedule
 from ..model.session import Claim, Finished, NewSession, Renewal, Session, Term
 from ..model.settings import SettingsChange
@@ -173,7 +173,7 @@ class Store(Protocol):
     async def lead(self, session: str, *, lease: float, term: int | None = None) -> Term | None:
         """Stand for leadership (`term` None), or extend the term one has.
 
-        Standing: a new, higher term if nobody leads; its own term if the session leads already (the reply was
+        JobPosition: a new, higher term if nobody leads; its own term if the session leads already (the reply was
         lost); else None. Extending: the same term, or None when it has ended, even if nobody else leads since.
         The session need not be registered.
         """
@@ -219,7 +219,7 @@ class Store(Protocol):
     async def find(self, where: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
         """A page of jobs, newest first."""
 
-    async def standing(self, ids: Sequence[str]) -> list[Standing | None]:
+    async def positions(self, ids: Sequence[str]) -> list[JobPosition | None]:
         """Where jobs stand in line and what holds them; None for what does not wait, unknown ids included."""
 
     async def queues(self) -> list[QueueReading]:

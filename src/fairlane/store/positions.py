@@ -13,7 +13,7 @@ import msgspec
 from ..model.fairness import charge, tag
 from ..model.job import JobKind, JobState, Priority
 from ..model.lanes import terms
-from ..model.reading import Gate, Rival, Standing, starts_before
+from ..model.reading import Gate, JobPosition, Rival, starts_before
 from ..model.settings import QueueSettings
 from ..model.slots import Reserved, Slots
 from .codes import ARRIVING, CLEANUP, SCHEDULED, UNBOUND
@@ -132,9 +132,9 @@ def _slots(worker: Worker) -> Slots:
     return Slots(total=worker[0], reserved=Reserved(high=worker[1], normal=worker[2]))
 
 
-def standing_of(job: JobFigures, queue: QueueFigures, now: float) -> Standing:
+def standing_of(job: JobFigures, queue: QueueFigures, now: float) -> JobPosition:
     """Where a job stands at a moment."""
-    return _Stander(job, queue).standing(now)
+    return _Stander(job, queue).positions(now)
 
 
 class _Stander:
@@ -146,11 +146,11 @@ class _Stander:
         self.terms = terms(queue.settings, job.lane)
         self.workers: Sequence[Worker] = queue.workers if job.workers is None else job.workers
 
-    def standing(self, now: float) -> Standing:
+    def positions(self, now: float) -> JobPosition:
         job = self.job
         free, all_slots = self._servers()
         gate, until = self._gate(free)
-        return Standing(
+        return JobPosition(
             id=job.id,
             now=now,
             state=JobState.SCHEDULED if job.state == SCHEDULED else JobState.PENDING,

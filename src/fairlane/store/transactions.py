@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from ..errors import FairlaneError, NotSupported, Stale
 from ..model.job import MOST_JOBS_PER_CALL, Enqueued, Held, NewJob
 from ..model.states import Transition
-from .instrumented import ObservedStore
+from .instrumented import InstrumentedStore
 from .port import Store
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class Transactions(Protocol):
 
 def transactions_of(store: Store) -> Transactions:
     """What a store offers beyond the port. Raises `NotSupported` when it does not."""
-    while isinstance(store, ObservedStore):
+    while isinstance(store, InstrumentedStore):
         store = store.inner
     found: Transactions | None = getattr(store, "transactions", None)
     if found is None:

@@ -35,7 +35,7 @@ Numbers and the beat are written as items of a view: each is one store. `struct`
 _fence = struct.Struct("@q")
 
 
-class MarksReading(msgspec.Struct, frozen=True):
+class CrashReading(msgspec.Struct, frozen=True):
     """What a worker has written down."""
 
     session: str | None
@@ -44,7 +44,7 @@ class MarksReading(msgspec.Struct, frozen=True):
     begun: tuple[Held, ...]
 
 
-class Marks:
+class CrashState:
     """The memory behind a file descriptor: a worker writes, from any of its threads; its supervisor reads."""
 
     def __init__(self, fd: int) -> None:
@@ -56,7 +56,7 @@ class Marks:
         self._turn = 0
 
     @classmethod
-    def make(cls) -> Marks:
+    def make(cls) -> CrashState:
         """Empty marks; the process that is to write them is started with their descriptor."""
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create("fairlane-marks")
@@ -130,13 +130,13 @@ class Marks:
 
     # -- the supervisor ------------------------------------------------------------------------------------------------
 
-    def read(self) -> MarksReading:
+    def read(self) -> CrashReading:
         """What is written there now, also while the worker writes."""
         if os.fstat(self.fd).st_size != len(self._memory):
             self._map()
         begun = [self._read_note(slot) for slot in range(self._notes())]
         session, last_beat = self._read_session()
-        return MarksReading(session, last_beat, tuple(held for held in begun if held is not None))
+        return CrashReading(session, last_beat, tuple(held for held in begun if held is not None))
 
     def _read_session(self) -> tuple[str | None, float | None]:
         memory = self._memory

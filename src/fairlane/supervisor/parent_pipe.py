@@ -12,7 +12,7 @@ from collections.abc import MutableMapping
 from typing import NamedTuple
 
 from ..errors import InvalidInput
-from .crash_state import Marks
+from .crash_state import CrashState
 
 MARKS_FD = "FAIRLANE_MARKS_FD"
 TETHER_FD = "FAIRLANE_TETHER_FD"
@@ -20,7 +20,7 @@ PROCESS_NUMBER = "FAIRLANE_PROCESS_NUMBER"
 """Which of the supervisor's places the process fills, from 0; the one that replaces it has the same number."""
 
 
-class Tether:
+class ParentPipe:
     """Tells when the supervisor is gone."""
 
     def __init__(self, fd: int) -> None:
@@ -45,8 +45,8 @@ class Tether:
 class Supervised(NamedTuple):
     """What a supervisor gives to a process that it starts."""
 
-    marks: Marks
-    tether: Tether
+    marks: CrashState
+    tether: ParentPipe
 
 
 def supervised(environ: MutableMapping[str, str]) -> Supervised | None:
@@ -60,7 +60,7 @@ def supervised(environ: MutableMapping[str, str]) -> Supervised | None:
         return None
     try:
         marks, tether = (int(fd or "") for fd in given)
-        return Supervised(Marks(marks), Tether(tether))
+        return Supervised(CrashState(marks), ParentPipe(tether))
     except (ValueError, OSError):
         names = f"{MARKS_FD} and {TETHER_FD}"
         raise InvalidInput(names, "do not name open descriptors; unset them, only the supervisor sets them") from None

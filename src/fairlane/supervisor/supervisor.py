@@ -21,7 +21,7 @@ from ..model.intervals import Intervals
 from ..model.job import Held
 from ..model.states import hand_back
 from ..runtime.connection import Connection, OpenStore
-from .crash_state import Marks
+from .crash_state import CrashState
 from .parent_pipe import MARKS_FD, PROCESS_NUMBER, TETHER_FD
 from .process import Process, in_words
 
@@ -223,7 +223,7 @@ class Child:
     """A worker process, its marks, and the tether that ends with its supervisor."""
 
     def __init__(self, command: Sequence[str], number: int) -> None:
-        self.marks = Marks.make()
+        self.marks = CrashState.make()
         theirs, self._tether = os.pipe()
         told = {MARKS_FD: str(self.marks.fd), TETHER_FD: str(theirs), PROCESS_NUMBER: str(number)}
         try:

@@ -17,8 +17,8 @@ import msgspec
 
 from ..errors import FairlaneError, JobFailed, Retry
 from ..events import Tracer
-from ..manager.admitter import Granter
-from ..manager.leader_context import Reign
+from ..manager.admitter import Admitter
+from ..manager.leader_context import LeaderContext
 from ..manager.promoter import Promoter
 from ..manager.scheduler import Scheduler
 from ..manager.service import Service
@@ -135,7 +135,7 @@ class Rehearsal:
     def __init__(
         self,
         connection: Connection,
-        reign: Reign,
+        reign: LeaderContext,
         workers: list[LabWorker],
         tasks: LabTasks,
         tracer: Tracer | None,
@@ -157,7 +157,7 @@ class Rehearsal:
             # There are no other workers to wait for.
             unknown_task=0.0,
         )
-        self._services: list[Service] = [Promoter(reign), Granter(reign), Scheduler(reign)]
+        self._services: list[Service] = [Promoter(reign), Admitter(reign), Scheduler(reign)]
         self._sources: list[str | None] = [None]
         self._runs: dict[Run, LabWorker] = {}
         self._endings: list[tuple[Run, Transition | None]] = []

@@ -11,7 +11,7 @@ from ..app import Fairlane
 from ..blocking import BlockingHandle
 from ..errors import FairlaneError, InvalidInput
 from ..handle import Handle, find_job
-from ..manager.leader_context import COUNTED, Contact, Reign, StoreClock
+from ..manager.leader_context import COUNTED, Contact, LeaderContext, StoreClock
 from ..model.ids import new_id
 from ..model.job import Job, JobState
 from ..model.names import LONGEST_SECONDS, check_count
@@ -197,7 +197,7 @@ class Lab:
     async def _drawn_up(self, store: Store, caller: Caller | None) -> AsyncIterator[Rehearsal]:
         await self._app.declare(store)
         monotonic = self.clock.monotonic
-        reign = Reign(
+        reign = LeaderContext(
             store=store,
             term=self._term,
             intervals=self._app.settings.intervals,

@@ -45,7 +45,7 @@ AGAIN_SECONDS = 5.0
 """After this a job is tried again that no child process could be started for: uncharged, for it never began."""
 
 
-class Marks(Protocol):
+class CrashMarks(Protocol):
     """Where a worker under a supervisor writes down what must survive it."""
 
     def session(self, id: str) -> None:
@@ -72,7 +72,7 @@ class Executor:
         report: running_job.Report,
         *,
         store: Store | None = None,
-        marks: Marks | None = None,
+        marks: CrashMarks | None = None,
         tracer: Tracer | None = None,
         threads: RunsFunctions | None = None,
         torn_down: Callable[[], bool] = lambda: False,

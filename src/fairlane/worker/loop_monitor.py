@@ -18,7 +18,7 @@ from .run import Run
 logger = logging.getLogger("fairlane.worker")
 
 
-class LoopWatch:
+class LoopMonitor:
     """Asks the loop for a sign of life, and reports when none comes."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, thread: int, patience: float) -> None:

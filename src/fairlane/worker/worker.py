@@ -27,20 +27,20 @@ from ..model.names import ERROR_BYTES, PAYLOAD_BYTES
 from ..model.session import Claim, Renewal, Session
 from ..model.states import Transition
 from ..runtime.connection import OpenStore
-from ..runtime.lease_keeper import Companion, Holdings, Keeper
+from ..runtime.lease_keeper import Companion, Holdings, LeaseKeeper
 from ..store.port import Store
 from ..store.wakeups import queue_topic, worker_topic
 from ..task import Registry
 from .completer import Completer, endings_by_call
-from .executor import Executor, Marks
+from .executor import CrashMarks, Executor
 from .fetcher import Fetcher
 from .job_log import tell
 from .lifetime import StoppedEarlyError, lifetime
-from .loop_monitor import LoopWatch
+from .loop_monitor import LoopMonitor
 from .run import Run, Stop
 from .settings import WorkerSettings
 from .stray_tasks import guard_tasks
-from .worker_session import Membership
+from .worker_session import WorkerSession
 
 logger = logging.getLogger("fairlane.worker")
 UNWIND_SECONDS = 3.0
@@ -63,7 +63,7 @@ class Worker:
         *,
         release: Callable[[], Awaitable[None]] | None = None,
         declare: Callable[[Store], Awaitable[None]] | None = None,
-        marks: Marks | None = None,
+        marks: CrashMarks | None = None,
         tracer: Tracer | None = None,
         modules: Sequence[str] = (),
         registered: Callable[[Session], None] | None = None,
@@ -142,13 +142,13 @@ class Worker:
             modules=self._modules,
             unknown_task=self._settings.intervals.unknown_task,
         )
-        self._membership = Membership(
+        self._membership = WorkerSession(
             *(self._store, self._settings, self._stopping, self._registry),
             declare=self._declare,
             marks=self._marks,
             registered=self._registered,
         )
-        self._keeper = Keeper(
+        self._keeper = LeaseKeeper(
             self._open_store, self._settings.intervals, self, companions=self._companions(), owner=self._loop
         )
         guard_tasks(self._loop)
@@ -373,7 +373,7 @@ class Worker:
             await asyncio.sleep(min(left, 0.5))
 
     def _companions(self) -> list[Companion]:
-        watch = LoopWatch(self._loop, threading.get_ident(), self._settings.intervals.loop_lag)
+        watch = LoopMonitor(self._loop, threading.get_ident(), self._settings.intervals.loop_lag)
         companions: list[Companion] = [watch.run]
         if self._settings.manager:
             companions.append(self._manage)

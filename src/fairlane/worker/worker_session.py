@@ -14,7 +14,7 @@ from ..model.ids import new_id
 from ..model.session import NewSession, Session, SessionKind, SessionState
 from ..store.port import Store
 from ..task import Registry
-from .executor import Marks
+from .executor import CrashMarks
 from .settings import WorkerSettings
 
 logger = logging.getLogger("fairlane.worker")
@@ -36,7 +36,7 @@ def runs(pid: int) -> bool:
     return True
 
 
-class Membership:
+class WorkerSession:
     """Gives a worker its place in the fleet. `stopping` is set when it is not wanted any more."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Membership:
         registry: Registry,
         *,
         declare: Callable[[Store], Awaitable[None]] | None = None,
-        marks: Marks | None = None,
+        marks: CrashMarks | None = None,
         registered: Callable[[Session], None] | None = None,
     ) -> None:
         self._store = store

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fairlane.model.binding import Binding, BindingState
 from fairlane.model.job import Job, JobKind, JobState, NewJob, Priority, Reason
 from fairlane.model.lanes import LaneTerms, terms
-from fairlane.model.reading import QueueReading, Standing
+from fairlane.model.reading import JobPosition, QueueReading
 from fairlane.model.session import NewSession, Session, SessionKind, SessionState, Term
 from fairlane.model.settings import QueueOverride, QueueSettings
 from fairlane.model.states import Transition
@@ -29,7 +29,7 @@ class Sight:
     """What readers of the store see after a step."""
 
     jobs: Mapping[str, Job]
-    standings: Mapping[str, Standing | None]
+    standings: Mapping[str, JobPosition | None]
     queues: Mapping[str, QueueReading]
     sessions: Mapping[str, Session]
     bindings: tuple[Binding, ...]

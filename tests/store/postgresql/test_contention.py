@@ -35,7 +35,7 @@ async def test_what_a_sender_left_unadmitted_when_it_died_is_admitted_by_the_nex
         await kit.enqueue(id="left")
         await kit.store.enqueue([kit.new(id="left-too"), kit.new(id="later", delay=3_600)])
         assert time.monotonic() - begun < 1.0, "a plain enqueue waits for nobody's lock"
-        standing = await kit.standing("left")
+        standing = await kit.positions("left")
         assert standing is not None
         assert standing.gate is Gate.ARRIVING
 

@@ -104,7 +104,7 @@ READINGS: dict[str, Read] = {
     "find with three filters": lambda view: reading.find(
         view, Filter(queue="default", task="task", state=JobState.PENDING), 1, None
     ),
-    "standing": lambda view: positions.standings(view, ["job-1", "job-2", "unknown"]),
+    "positions": lambda view: positions.standings(view, ["job-1", "job-2", "unknown"]),
     "queues": reading.queues,
     "lanes": lambda view: reading.lanes(view, "default", 10),
     "lane_line": lambda view: lane_order.lane_line(view, "default", "user", 10, LineCursor()),
@@ -189,7 +189,7 @@ async def test_who_reads_waits_for_no_writer(busy: Kit, connection: Any) -> None
         async with asyncio.timeout(5):
             await busy.store.get(["job-1"])
             await busy.store.find(Filter())
-            await busy.store.standing(["job-3"])
+            await busy.store.positions(["job-3"])
             await busy.store.queues()
             await busy.store.lanes("default")
             await busy.store.sessions()
@@ -201,11 +201,11 @@ async def test_who_reads_waits_for_no_writer(busy: Kit, connection: Any) -> None
 async def test_where_a_job_stands_is_read_out_of_one_snapshot(kit: Kit, connection: Any) -> None:
     for _ in range(3):
         await kit.enqueue(lane="ann")
-    await kit.standing("job-3")
+    await kit.positions("job-3")
     async with connection.transaction():
         # The call has begun, and has yet to count, when the jobs before this one go.
         await connection.execute("LOCK TABLE fairlane.flow IN ACCESS EXCLUSIVE MODE")
-        reading = asyncio.create_task(kit.standing("job-3"))
+        reading = asyncio.create_task(kit.positions("job-3"))
         waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'fairlane.flow'::regclass"
         while not await connection.fetchval(waiting):
             await asyncio.sleep(0.005)
@@ -214,7 +214,7 @@ async def test_where_a_job_stands_is_read_out_of_one_snapshot(kit: Kit, connecti
 
     assert standing is not None
     assert (standing.place, standing.of) == (3, 3)
-    after = await kit.standing("job-3")
+    after = await kit.positions("job-3")
     assert after is not None
     assert (after.place, after.of) == (1, 1)
 
@@ -228,7 +228,7 @@ async def test_a_job_that_is_stored_and_not_admitted_is_pending_in_every_reading
         # Nobody can be admitted while somebody holds the store alone.
         await connection.execute("SELECT fairlane.lock_alone()")
         await kit.enqueue()
-    [standing] = await kit.store.standing(["job-2"])
+    [standing] = await kit.store.positions(["job-2"])
     [queue] = await kit.store.queues()
 
     assert standing is not None
@@ -262,7 +262,7 @@ async def test_times_are_exact_whatever_the_database_is_set_to(url: str, connect
         worker = await kit.worker()
         await kit.enqueue()
         await worker.retry(*await worker.claim(), delay=60.000001)
-        standing = await kit.standing("job-1")
+        standing = await kit.positions("job-1")
         [attempt] = (await kit.job("job-1")).attempts
     finally:
         await store.close()

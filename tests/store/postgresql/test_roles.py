@@ -179,7 +179,7 @@ async def look_around(store: Store) -> None:
     assert job is not None
     assert job.payload == b"[[],{}]"
     assert (await store.find(Filter(queue="default"))).jobs
-    await store.standing(["a", "b", "later"])
+    await store.positions(["a", "b", "later"])
     assert await store.queues()
     await store.lanes("default")
     await store.lane_line("default", "user:ann")
@@ -214,7 +214,7 @@ async def test_a_producer_sends_jobs_and_gets_its_answers(opened: Open) -> None:
     special = [NewJob(id="u", task="task", unique="x"), NewJob(id="s", task="task", sticky="key", queue="new")]
     assert len(await store.enqueue(special)) == 2
     assert await store.enqueue([NewJob(id="all", task="task", kind=JobKind.BROADCAST)])
-    [standing] = await store.standing(["a"])
+    [standing] = await store.positions(["a"])
     assert standing is not None
     assert standing.place == 1
 

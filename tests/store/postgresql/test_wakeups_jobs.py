@@ -11,7 +11,7 @@ import pytest
 
 from fairlane.store.postgresql import notifier
 from fairlane.store.postgresql.channels import ANYBODY, HERE
-from fairlane.store.shared.subscriptions import Ear
+from fairlane.store.shared.subscriptions import TopicSubscription
 
 from ..carriers import POSTGRESQL, Open
 from ..notices import Tap, until
@@ -24,7 +24,7 @@ MARKER = "session:marker"
 
 
 @asynccontextmanager
-async def quiet_about_jobs(wakeups: Wakeups) -> AsyncIterator[Ear]:
+async def quiet_about_jobs(wakeups: Wakeups) -> AsyncIterator[TopicSubscription]:
     """A subscription to other topics, whose process has found out that nobody listens to jobs."""
     ear = wakeups.subscribe(["queue:any", MARKER])
     await asyncio.sleep(notifier.GRACE_SECONDS + 0.05)

@@ -60,7 +60,7 @@ async def test_a_place_that_was_taken_ahead_is_taken(idle: Idle) -> None:
     other = await idle.kit.worker()
     assert await other.claim(10) == []
     assert [await idle.kit.state(id) for id in (first, second)] == [JobState.RUNNING, JobState.PENDING]
-    standing = await idle.kit.standing(second)
+    standing = await idle.kit.positions(second)
     assert standing is not None
     assert standing.place == 1
     [claimed] = await idle.claim(104)

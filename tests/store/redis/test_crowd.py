@@ -197,7 +197,7 @@ class Crowd:
         await self.settling.go_on(self.rng.choice([1, 2, 5]))
 
     async def look(self) -> None:
-        await self.store.standing(self.ids[-30:])
+        await self.store.positions(self.ids[-30:])
         assert (await self.store.recount()).differences == ()
 
     async def free_all(self) -> None:

@@ -14,7 +14,7 @@ from fairlane.model.maintenance import Retention
 from fairlane.model.settings import LaneRule
 from fairlane.model.states import complete
 from fairlane.store.clock import ManualClock
-from fairlane.store.diagnosis import Examined, Level
+from fairlane.store.diagnosis import Diagnosable, Level
 from fairlane.store.redis.store import RedisStore
 from fairlane.task import Task
 from tests.conformance.kit import Kit
@@ -89,7 +89,7 @@ async def test_nothing_of_what_was_refused_is_there(mine: ValkeyServer, kit: Kit
     assert await kit.store.get([job.id for job in batch]) == [None] * 50
     assert [queue.name for queue in await kit.store.queues()] == ["default"]
     assert len((await kit.store.recount()).differences) == 0
-    [standing] = await kit.store.standing([taken[-1]])
+    [standing] = await kit.store.positions([taken[-1]])
     assert standing is not None
     assert standing.place == len(taken)
 
@@ -118,7 +118,7 @@ async def test_what_is_there_runs_on_and_what_was_refused_finds_room_then(mine: 
     await kit.store.promote(term=term.number)
     await kit.store.rescue(term=term.number)
     assert (await kit.store.recount()).differences == ()
-    assert isinstance(kit.store, Examined)
+    assert isinstance(kit.store, Diagnosable)
     assert [each.level for each in await kit.store.findings() if each.topic == "memory"] == [Level.ERROR]
 
     # Retention makes room.

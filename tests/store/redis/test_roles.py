@@ -89,7 +89,7 @@ async def look_around(store: Store) -> None:
     assert job is not None
     for where in (Filter(queue="default"), Filter(state=JobState.RUNNING), Filter(task="task"), Filter()):
         await store.find(where)
-    await store.standing(["a", "b", "later"])
+    await store.positions(["a", "b", "later"])
     assert await store.queues()
     await store.lanes("default")
     await store.lane_line("default", "user:ann")

@@ -132,7 +132,7 @@ READS: dict[str, Call] = {
     "leader": lambda store: store.leader(),
     "get": lambda store: store.get(["done-1", "later"]),
     "find": lambda store: store.find(Filter(queue="default")),
-    "standing": lambda store: store.standing(["one-2", "later", "shut", "bound"]),
+    "positions": lambda store: store.positions(["one-2", "later", "shut", "bound"]),
     "queues": lambda store: store.queues(),
     "lanes": lambda store: store.lanes("default"),
     "sessions": lambda store: store.sessions(),

@@ -63,7 +63,7 @@ async def job(store: SqliteStore, id: str) -> Job | None:
 
 
 async def gate(store: SqliteStore, id: str) -> Gate | None:
-    [standing] = await store.standing([id])
+    [standing] = await store.positions([id])
     return None if standing is None else standing.gate
 
 

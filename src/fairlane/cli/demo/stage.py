@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 
 from ...model.session import Session, SessionKind, SessionState
-from ...supervisor.crash_state import Marks
+from ...supervisor.crash_state import CrashState
 from ...supervisor.parent_pipe import MARKS_FD, TETHER_FD
 from .scene import app
 
@@ -59,7 +59,7 @@ class Stage:
         """Start one more worker; it is there when the store knows it."""
         command = [sys.executable, "-m", "fairlane", "worker", "-A", "fairlane.cli.demo.scene:app"]
         command += ["--slots", str(SLOTS), "--grace", "1", "--index", "auto", "--log-level", "warning"]
-        marks = Marks.make()
+        marks = CrashState.make()
         told = {MARKS_FD: str(marks.fd), TETHER_FD: str(self._theirs)}
         with (self.directory / "workers.log").open("ab") as log:
             process = subprocess.Popen(

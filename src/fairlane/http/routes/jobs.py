@@ -327,7 +327,7 @@ async def get_job(exchange: Exchange) -> Answer:
     job = await visible_job(exchange, exchange.path("id"))
     standing = None
     if job.state in WAITING_STATES:
-        [standing] = await store.standing([job.id])
+        [standing] = await store.positions([job.id])
         if standing is None:
             job = await find_job(store, job.id)
     return json_answer(views.job_view(job, standing))

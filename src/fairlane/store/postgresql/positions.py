@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ...model.reading import EXACT_PLACES, Standing
+from ...model.reading import EXACT_PLACES, JobPosition
 from ..positions import MANY_LANES, MOST_COUNTED, MOST_LANES, JobFigures, QueueFigures, Worker, standing_of
 from ..shared.stored_settings import read_settings
 from .reading import View, wanted
@@ -45,7 +45,7 @@ MOST_PLACES = 5 * EXACT_PLACES
 """Places are counted up to here. Each costs a look at a row, so counting further is left to a sample."""
 
 
-async def standings(view: View, ids: Sequence[str]) -> list[Standing | None]:
+async def standings(view: View, ids: Sequence[str]) -> list[JobPosition | None]:
     """Where jobs stand; None for whatever does not wait."""
     asked = wanted(ids)
     if not asked:

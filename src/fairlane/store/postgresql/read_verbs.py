@@ -9,7 +9,7 @@ from ...model import listings
 from ...model.binding import Binding
 from ...model.job import Job
 from ...model.listings import FailureGroup, LaneListing, LanePage, LanesCursor, LineCursor, check_failures, check_lane
-from ...model.reading import DeclinedTask, Filter, Page, QueueReading, Standing, check_page
+from ...model.reading import DeclinedTask, Filter, JobPosition, Page, QueueReading, check_page
 from ...model.schedule import StoredSchedule
 from ...model.session import Session, Term
 from ...model.tokens import AccessToken
@@ -36,7 +36,7 @@ class Reader(ABC):
     async def find(self, where: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
         return await reading.find(self._view(), where, limit, cursor)
 
-    async def standing(self, ids: Sequence[str]) -> list[Standing | None]:
+    async def positions(self, ids: Sequence[str]) -> list[JobPosition | None]:
         return await positions.standings(self._view(), ids)
 
     async def queues(self) -> list[QueueReading]:

@@ -15,7 +15,7 @@ from functools import partial
 from weakref import WeakSet, WeakValueDictionary
 
 from ... import event_loops
-from ..shared.subscriptions import Ear, NotifiedWakeups
+from ..shared.subscriptions import NotifiedWakeups, TopicSubscription
 from .address import Address
 from .channels import Channels
 from .notifier import Notifier
@@ -48,7 +48,7 @@ class BorrowedWakeups:
         self._lender = lender
         self._make = make
         self._own: NotifyWakeups | None = None
-        self._ears: WeakSet[Ear] = WeakSet()
+        self._ears: WeakSet[TopicSubscription] = WeakSet()
         self._closed = False
 
     def _wakeups(self) -> NotifyWakeups:
@@ -66,7 +66,7 @@ class BorrowedWakeups:
         if not self._closed:
             self._wakeups().was_sent(topics)
 
-    def subscribe(self, topics: Iterable[str], ring: Callable[[], None] | None = None) -> Ear:
+    def subscribe(self, topics: Iterable[str], ring: Callable[[], None] | None = None) -> TopicSubscription:
         """Listen from the running event loop."""
         if self._closed:
             raise RuntimeError("the wake-ups were closed; open the store again")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ...model.reading import Standing, room_after
+from ...model.reading import JobPosition, room_after
 from ..positions import MANY_LANES, MOST_COUNTED, MOST_LANES, JobFigures, QueueFigures, Worker, servers, standing_of
 from ..shared.stored_settings import read_settings
 
@@ -57,7 +57,7 @@ def room_of(answer: bytes, class_: int, lane: str | None, limit: int | None) -> 
     return room_after(queue.seconds, able / max(1, service.lanes), limit=limit)
 
 
-def standings_of(answer: bytes) -> dict[str, Standing]:
+def standings_of(answer: bytes) -> dict[str, JobPosition]:
     """Where jobs stand, by id; whatever does not wait is not there."""
     line = _line.decode(answer)
     queues = {queue.id: queue.figures() for queue in line.queues}

@@ -16,10 +16,10 @@ from ...model.reading import (
     Counts,
     DeclinedTask,
     Filter,
+    JobPosition,
     LaneReading,
     Page,
     QueueReading,
-    Standing,
     check_page,
 )
 from ...model.schedule import StoredSchedule
@@ -229,7 +229,7 @@ async def tokens(functions: Functions) -> list[AccessToken]:
     return sorted(found, key=lambda token: (token.created_at, token.id))
 
 
-async def standing(functions: Functions, ids: Sequence[str]) -> list[Standing | None]:
+async def positions(functions: Functions, ids: Sequence[str]) -> list[JobPosition | None]:
     """Where waiting jobs stand."""
     asked = encode([id for id in ids if storable(id)])
     found = figures.standings_of(await functions.send("standing", asked, encode(figures.LIMITS)))

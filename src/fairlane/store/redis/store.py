@@ -27,7 +27,7 @@ from ...model.job import (
 from ...model.listings import FailureGroup, LaneListing, LanePage, LanesCursor, LineCursor, check_failures, check_lane
 from ...model.maintenance import Admitted, Promoted, Pruned, Recount, Rescued, Retention
 from ...model.names import PAYLOAD_BYTES, check_count, check_key, check_name, check_seconds, check_size
-from ...model.reading import DeclinedTask, Filter, Page, QueueReading, Standing, check_page
+from ...model.reading import DeclinedTask, Filter, JobPosition, Page, QueueReading, check_page
 from ...model.schedule import Schedule, StoredSchedule
 from ...model.session import Claim, Finished, NewSession, Renewal, Session, Term
 from ...model.settings import SettingsChange
@@ -342,8 +342,8 @@ class RedisStore:
     async def find(self, where: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
         return await reading.find(self._functions, where, limit=limit, cursor=cursor)
 
-    async def standing(self, ids: Sequence[str]) -> list[Standing | None]:
-        return await reading.standing(self._functions, ids)
+    async def positions(self, ids: Sequence[str]) -> list[JobPosition | None]:
+        return await reading.positions(self._functions, ids)
 
     async def queues(self) -> list[QueueReading]:
         return await reading.queues(self._functions)

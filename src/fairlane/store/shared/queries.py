@@ -12,6 +12,8 @@ from importlib.resources import files
 
 import msgspec
 
+from ..codes import with_codes
+
 _FRAGMENT = re.compile(r"/\*(\w+)\*/")
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
@@ -28,7 +30,7 @@ def load_queries(package: str, folder: str = "sql") -> dict[str, str]:
                 raise ValueError(f"the query {name} is written twice, again in {file.name}")
             lines = (line for line in body.splitlines() if line.strip() and not line.lstrip().startswith("--"))
             queries[name] = "\n".join(lines)
-    return {name: _FRAGMENT.sub(lambda match: queries[match[1]], text) for name, text in queries.items()}
+    return {name: _FRAGMENT.sub(lambda match: queries[match[1]], with_codes(text)) for name, text in queries.items()}
 
 
 class Migration(msgspec.Struct, frozen=True):
@@ -45,7 +47,7 @@ def load_migrations(package: str, folder: str = "migrations") -> list[Migration]
     for file in files(package).joinpath(folder).iterdir():
         number, _, name = file.name.removesuffix(".sql").partition("_")
         if file.name.endswith(".sql"):
-            found.append(Migration(int(number), name, file.read_text()))
+            found.append(Migration(int(number), name, with_codes(file.read_text())))
     found.sort(key=lambda migration: migration.number)
     if [migration.number for migration in found] != list(range(1, len(found) + 1)):
         raise ValueError(f"the migrations of {package} are not numbered 1, 2, 3 …")

@@ -30,19 +30,19 @@ logger = logging.getLogger("fairlane.store.wakeups")
 N = TypeVar("N", bound=ServerNotifier[Any])
 
 
-class Ears:
+class Subscriptions:
     """The open subscriptions of one store object. They change rarely and are gone through often, without a lock."""
 
     def __init__(self) -> None:
-        self._all: tuple[Ear, ...] = ()
+        self._all: tuple[TopicSubscription, ...] = ()
         self._lock = threading.RLock()
 
-    def add(self, ear: Ear) -> None:
+    def add(self, ear: TopicSubscription) -> None:
         """One more."""
         with self._lock:
             self._all = (*self._all, ear)
 
-    def discard(self, ear: Ear) -> None:
+    def discard(self, ear: TopicSubscription) -> None:
         """One less."""
         with self._lock:
             self._all = tuple(each for each in self._all if each is not ear)
@@ -69,7 +69,7 @@ class Ears:
         everybody = self._all
         return any(ear.jobs for ear in everybody), any(ear.others for ear in everybody)
 
-    def all(self) -> tuple[Ear, ...]:
+    def all(self) -> tuple[TopicSubscription, ...]:
         """Everybody, at this moment."""
         return self._all
 
@@ -82,7 +82,7 @@ class NotifiedWakeups(Generic[N]):
     for a second at most.
     """
 
-    def __init__(self, make: Callable[[Ears], N], *, listen: bool = True) -> None:
+    def __init__(self, make: Callable[[Subscriptions], N], *, listen: bool = True) -> None:
         self._make = make
         self._listen = listen
         self._closed = False
@@ -91,7 +91,7 @@ class NotifiedWakeups(Generic[N]):
         self._begin()
 
     def _begin(self) -> None:
-        self._ears = Ears()
+        self._ears = Subscriptions()
         self._notifier = self._make(self._ears)
         # Nobody may have closed the store when the process ends, or when it is forgotten.
         self._ending = weakref.finalize(self, self._notifier.close)
@@ -121,12 +121,12 @@ class NotifiedWakeups(Generic[N]):
         """Whether anybody of this object listens to anything but jobs."""
         return self._ears.wants()[1]
 
-    def subscribe(self, topics: Iterable[str], ring: Callable[[], None] | None = None) -> Ear:
+    def subscribe(self, topics: Iterable[str], ring: Callable[[], None] | None = None) -> TopicSubscription:
         """Listen from the running event loop. A topic ending in ``*`` stands for all that begin like it."""
         if self._closed:
             raise RuntimeError("the wake-ups were closed; open the store again")
         self._notice_fork()
-        return Ear(topics, self._ears, self._notifier if self._listen else None, ring)
+        return TopicSubscription(topics, self._ears, self._notifier if self._listen else None, ring)
 
     def close(self) -> None:
         """Close every subscription, send what waits and end the connection. Closing twice is harmless."""
@@ -150,13 +150,13 @@ class NotifiedWakeups(Generic[N]):
                 self._begin()
 
 
-class Ear:
+class TopicSubscription:
     """One listener's ear. After a fork it belongs to the parent alone: the child can only close its copy."""
 
     def __init__(
         self,
         topics: Iterable[str],
-        siblings: Ears,
+        siblings: Subscriptions,
         notifier: ServerNotifier[Any] | None,
         ring: Callable[[], None] | None = None,
     ) -> None:

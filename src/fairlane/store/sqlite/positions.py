@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ...model.job import JobKind
 from ...model.lanes import terms
-from ...model.reading import Standing
+from ...model.reading import JobPosition
 from ...model.settings import QueueSettings
 from ..codes import RUNNING, SCHEDULED
 from ..positions import JobFigures, QueueFigures, standing_of
@@ -22,12 +22,12 @@ from .reading import View
 FAR = 2**62
 
 
-def standings(view: View, ids: Sequence[str]) -> list[Standing | None]:
+def standings(view: View, ids: Sequence[str]) -> list[JobPosition | None]:
     """Where jobs stand; None for whatever does not wait."""
     settings = view.settings()
     entries = {e.id: e for e in map(entry_of, view.all("entries_by_ids", json_texts(ids)))}
     queues: dict[int, QueueFigures] = {}
-    answers: list[Standing | None] = []
+    answers: list[JobPosition | None] = []
     for id in ids:
         e = entries.get(id)
         if e is None or e.state == RUNNING:

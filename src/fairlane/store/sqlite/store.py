@@ -18,7 +18,7 @@ from ...model.job import Claimed, Enqueued, Held, Job, JobState, NewJob, Verdict
 from ...model.listings import FailureGroup, LaneListing, LanePage, LanesCursor, LineCursor, check_failures, check_lane
 from ...model.maintenance import Admitted, Promoted, Pruned, Recount, Rescued, Retention
 from ...model.names import check_count, check_key, check_name
-from ...model.reading import DeclinedTask, Filter, Page, QueueReading, Standing, check_page
+from ...model.reading import DeclinedTask, Filter, JobPosition, Page, QueueReading, check_page
 from ...model.schedule import Schedule, StoredSchedule
 from ...model.session import Claim, Finished, NewSession, Renewal, Session, Term
 from ...model.settings import SettingsChange
@@ -221,7 +221,7 @@ class SqliteStore:
     async def find(self, where: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
         return await self._read(lambda view: reading.find(view, where, limit, cursor))
 
-    async def standing(self, ids: Sequence[str]) -> list[Standing | None]:
+    async def positions(self, ids: Sequence[str]) -> list[JobPosition | None]:
         return await self._read(lambda view: positions.standings(view, ids))
 
     async def queues(self) -> list[QueueReading]:
