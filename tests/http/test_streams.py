@@ -144,6 +144,25 @@ async def test_a_slow_reader_is_cut_off_and_nothing_is_queued_for_it(app: Fairla
     assert service_of(web).open_streams == 0
 
 
+class ReadsNoEnd(Stream):
+    """A client whose buffers are full when the stream is complete."""
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            await asyncio.Event().wait()
+        await super()._send(message)
+
+
+@pytest.mark.parametrize("store_kind", ["sqlite"], indirect=True)
+async def test_a_reader_that_is_slow_at_the_end_is_cut_off_too(app: Fairlane) -> None:
+    web = create_app(app, settings=HttpSettings(slow_reader=0.1))
+    handle = await app.registry.find("steps").enqueue(1)
+    await handle.cancel()
+    async with ReadsNoEnd(web, f"{API}/jobs/{handle.id}/events") as stream:
+        await asyncio.wait_for(asyncio.shield(stream.task), 5)
+    assert service_of(web).open_streams == 0
+
+
 @pytest.mark.parametrize("store_kind", ["sqlite"], indirect=True)
 async def test_one_caller_has_so_many_streams(app: Fairlane) -> None:
     web = create_app(app, settings=HttpSettings(streams_per_caller=1))

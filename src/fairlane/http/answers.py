@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import socket
+import struct
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,7 +16,13 @@ Headers = Iterable[tuple[bytes, bytes]]
 JSON = b"application/json"
 NDJSON = b"application/x-ndjson"
 COMMON: tuple[tuple[bytes, bytes], ...] = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
+logger = logging.getLogger("fairlane.http")
+_RESET = struct.pack("ii", 1, 0)
 _encoder = msgspec.json.Encoder()
+
+
+class Disconnected(Exception):
+    """The client has gone; nobody reads an answer."""
 
 
 class Answer:
@@ -37,3 +47,51 @@ class Answer:
 def json_answer(document: Any, status: int = 200, headers: Headers = ()) -> Answer:
     """A document as JSON."""
     return Answer(_encoder.encode(document), status, headers)
+
+
+class Parts:
+    """An answer in parts to a client that has so many seconds to read each of them."""
+
+    def __init__(self, receive: Receive, send: Send, seconds: float) -> None:
+        self._receive = receive
+        self._send = send
+        self._seconds = seconds
+
+    async def begin(self, content_type: bytes, headers: Headers = ()) -> None:
+        """Send the head of the answer."""
+        head = [*COMMON, (b"content-type", content_type), *headers]
+        await self._within({"type": "http.response.start", "status": 200, "headers": head})
+
+    async def write(self, part: bytes) -> None:
+        """Send a part, which waits while the client's buffers are full."""
+        await self._within({"type": "http.response.body", "body": part, "more_body": True})
+
+    async def end(self) -> None:
+        """Complete the answer."""
+        await self._within({"type": "http.response.body", "body": b""})
+
+    async def _within(self, message: dict[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._send(message)
+        except TimeoutError:
+            logger.info("a client did not read its answer for %g s: disconnected", self._seconds)
+            await self._disconnect()
+            raise Disconnected from None
+
+    async def _disconnect(self) -> None:
+        """Close the connection without waiting until the client has read what was sent.
+
+        ASGI has no message for this. A server that is left with an unfinished answer closes the connection once its
+        buffer is empty, which is never, and until then it does not stop either. So the transport behind uvicorn's
+        `receive` is aborted; with another server, or a middleware in between, the server's own way remains.
+        """
+        transport: Any = getattr(getattr(self._receive, "__self__", None), "transport", None)
+        if not hasattr(transport, "abort"):
+            return
+        connection = transport.get_extra_info("socket")
+        if connection is not None:
+            # Else the kernel keeps what it has of the answer, up to some megabytes, for minutes.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        transport.abort()
+        await asyncio.sleep(0)  # the server takes note before the answer is left unfinished

@@ -10,16 +10,13 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.types import Receive
 
+from .answers import Disconnected
 from .problems import Problem
 from .settings import HttpSettings
 
 T = TypeVar("T")
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 NESTED = "arrays and objects are nested more than {} deep"
-
-
-class Disconnected(Exception):
-    """The client has gone; nobody reads an answer."""
 
 
 async def chunks(receive: Receive, seconds: float) -> AsyncIterator[bytes]:

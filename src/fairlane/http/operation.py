@@ -17,7 +17,8 @@ from starlette.types import Scope as Connection
 from ..client import Client
 from ..errors import InvalidInput
 from .access import Caller, Scope, check_host, check_origin
-from .bodies import Disconnected, read_json
+from .answers import Disconnected
+from .bodies import read_json
 from .problems import Problem, problem_of
 
 if TYPE_CHECKING:

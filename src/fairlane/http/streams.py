@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -22,7 +21,7 @@ from ..model.job import Job
 from ..model.reading import JobPosition
 from ..runtime.job_watcher import Watch
 from .access import Caller
-from .answers import COMMON
+from .answers import Parts
 from .problems import problem_of
 from .service import Service
 from .views import update_view
@@ -33,7 +32,6 @@ RETRY = b"retry: 1000\n\n"
 """Milliseconds after which a browser comes back when the connection broke."""
 FINAL = "final-"
 """How the id of a job's last event begins: a client that comes back with it has seen the end."""
-logger = logging.getLogger("fairlane.http")
 _encoder = msgspec.json.Encoder()
 
 Events = AsyncGenerator[bytes, None]
@@ -56,22 +54,16 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._service.stream(self._caller):
-            headers = [*COMMON, (b"content-type", EVENT_STREAM), (b"x-accel-buffering", b"no")]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            try:
-                await self._send_all(receive, send)
-            except TimeoutError:
-                # Without a last message the server ends the connection.
-                logger.info(
-                    "a client did not read its stream for %g s: disconnected", self._service.settings.slow_reader
-                )
+            parts = Parts(receive, send, self._service.settings.slow_reader)
+            await parts.begin(EVENT_STREAM, [(b"x-accel-buffering", b"no")])
+            await self._send_all(receive, parts)
 
-    async def _send_all(self, receive: Receive, send: Send) -> None:
+    async def _send_all(self, receive: Receive, parts: Parts) -> None:
         settings = self._service.settings
         ends = [asyncio.ensure_future(_disconnected(receive)), asyncio.ensure_future(self._service.stopped())]
         following: asyncio.Future[bytes] | None = None
         try:
-            await self._write(send, RETRY)
+            await parts.write(RETRY)
             following = asyncio.ensure_future(anext(self._events))
             while True:
                 await asyncio.wait([following, *ends], timeout=settings.heartbeat, return_when=asyncio.FIRST_COMPLETED)
@@ -84,24 +76,19 @@ class EventStream:
                         part = following.result()
                     except StopAsyncIteration:
                         break
-                    await self._write(send, part)
+                    await parts.write(part)
                     following = asyncio.ensure_future(anext(self._events))
                 elif ends[1].done():
                     break
                 else:
-                    await self._write(send, HEARTBEAT)
-            await send({"type": "http.response.body", "body": b""})
+                    await parts.write(HEARTBEAT)
+            await parts.end()
         finally:
             tasks: list[asyncio.Future[Any]] = [*ends, *([following] if following is not None else [])]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._events.aclose()
-
-    async def _write(self, send: Send, part: bytes) -> None:
-        """Send a part. It waits here while the client's buffers are full, and not longer than it may."""
-        async with asyncio.timeout(self._service.settings.slow_reader):
-            await send({"type": "http.response.body", "body": part, "more_body": True})
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from ...model.job import MOST_BYTES_PER_CALL, NewJob
 from ...task import Call
 from .. import shapes
 from ..access import Scope
-from ..answers import COMMON, NDJSON, json_answer
+from ..answers import NDJSON, Parts, json_answer
 from ..bodies import check_json, check_nesting, chunks, media_type, read_body
 from ..operation import Exchange, Operations, Response
 from ..problems import Problem, problem_of
@@ -100,19 +99,14 @@ class _Lines:
 
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
         with self._exchange.service.stream(self._exchange.caller):
-            headers = [*COMMON, (b"content-type", NDJSON)]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            parts = Parts(receive, send, self._settings.slow_reader)
+            await parts.begin(NDJSON)
             try:
                 async for answers in self._answers():
-                    body = b"".join(_encoder.encode(answer) + b"\n" for answer in answers)
-                    async with asyncio.timeout(self._settings.slow_reader):
-                        await send({"type": "http.response.body", "body": body, "more_body": True})
-            except TimeoutError:
-                return
+                    await parts.write(b"".join(_encoder.encode(answer) + b"\n" for answer in answers))
             except Problem as problem:
-                last = _encoder.encode({"line": None, "problem": problem.document()}) + b"\n"
-                await send({"type": "http.response.body", "body": last, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+                await parts.write(_encoder.encode({"line": None, "problem": problem.document()}) + b"\n")
+            await parts.end()
 
     async def _answers(self) -> AsyncIterator[list[dict[str, Any]]]:
         number = 0
