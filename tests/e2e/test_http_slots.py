@@ -12,6 +12,7 @@ import pytest
 from fairlane import InvalidInput, NotFound
 from fairlane.http import Client
 from fairlane.model.job import Priority
+from tests.sizes import sized
 
 from . import tasks
 from .fleet import Process
@@ -19,7 +20,7 @@ from .instances import Site, sites
 from .ledger import BEGIN, most_at_once, now
 from .world import Stage, World, play_on_all
 
-MANY = 100_000 if os.environ.get("FAIRLANE_TEST_FULL") else 300
+MANY = sized(300, 100_000)
 """Submissions that must have as many ids."""
 
 
@@ -75,6 +76,7 @@ async def test_refusals_have_a_body_and_store_nothing(stage: Stage) -> None:
         assert (await plain.job()).priority is Priority.NORMAL
 
 
+@pytest.mark.timeout(sized(120, 1_800))
 async def test_every_submission_has_an_id_of_its_own(stage: Stage) -> None:
     async with stage.world() as world, sites(world, env={"E2E_WORK_SECONDS": "0"}) as [site]:
         ids = set[str]()

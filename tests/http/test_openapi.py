@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +18,13 @@ from hypothesis import strategies as st
 from schemathesis.core.result import Ok
 
 from fairlane.http import HttpSettings, create_app
+from tests.sizes import sized
 
 from .conftest import API, client_of, make_app
 from .test_access import operations
 
 pytestmark = pytest.mark.parametrize("store_kind", ["sqlite"], indirect=True)
-EXAMPLES = 100 if os.environ.get("FAIRLANE_TEST_FULL") else 4
+EXAMPLES = sized(4, 100)
 
 
 async def test_every_operation_is_documented_with_an_example_that_fits(web: FastAPI) -> None:
@@ -62,6 +62,7 @@ def served(store_url: str) -> Iterator[str]:
     thread.join()
 
 
+@pytest.mark.timeout(sized(120, 1_800))
 def test_the_service_keeps_its_contract(served: str, tmp_path: Path) -> None:
     schema = schemathesis.openapi.from_url(f"{served}{API}/openapi.json").exclude(path_regex="/events$")
     checked = 0
