@@ -2,89 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import select
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 
 from .conftest import API
-from .test_serve import ROOT, events_of
+from .serving import closed, strict
+from .test_serve import events_of
 
 pytestmark = pytest.mark.parametrize("store_kind", ["sqlite"], indirect=True)
-SMALL = 4_096
-"""Bytes of a kernel buffer: what is not read reaches the server's own buffers soon."""
 READERS = 60
 MOST_BYTES = 256 * 1024
 """What one stream may keep: uvicorn's buffer of 64 KiB, one event of 15 KB, and the objects of a connection."""
-
-
-class Strict:
-    """A server process of `tests.http.strict` whose connections have small buffers."""
-
-    def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
-        self.process = process
-        self.port = port
-        self.base = f"http://127.0.0.1:{port}{API}"
-
-    def connect(self) -> socket.socket:
-        """A connection with a small receive buffer."""
-        client = socket.socket()
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL)
-        client.settimeout(20)
-        client.connect(("127.0.0.1", self.port))
-        return client
-
-    def ask(self, path: str) -> socket.socket:
-        """A request whose answer nobody reads."""
-        client = self.connect()
-        client.sendall(f"GET {API}{path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-        return client
-
-    @property
-    def memory(self) -> int:
-        """Bytes in memory."""
-        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-@contextmanager
-def strict(url: str, log: Path, *options: str) -> Iterator[Strict]:
-    with socket.create_server(("127.0.0.1", 0)) as listening, log.open("wb") as output:
-        # Accepted connections inherit it.
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL)
-        command = [sys.executable, "-m", "uvicorn", "tests.http.strict:web", "--fd", str(listening.fileno()), *options]
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**os.environ, "FAIRLANE_URL": url, "FAIRLANE_GRACE": "1"},
-            pass_fds=[listening.fileno()],
-            stdout=output,
-            stderr=output,
-        )
-        port = listening.getsockname()[1]
-        try:
-            # The socket listens already: the request waits there until the server has started.
-            assert httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=30).status_code == 200, log.read_text()
-            yield Strict(process, port)
-        finally:
-            process.kill()
-            process.wait()
-
-
-def closed(client: socket.socket) -> bool:
-    """Whether the server has ended the connection, found out without reading from it."""
-    poll = select.poll()
-    poll.register(client, 0)
-    return bool(poll.poll(0))
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])

@@ -22,6 +22,7 @@ from .problems import Problem
 from .routes import operations_of
 from .service import Service
 from .settings import HttpSettings
+from .unread import UnreadBodies
 
 
 def create_app(app: Fairlane, *, settings: HttpSettings | None = None, extra: Iterable[Operations] = ()) -> FastAPI:
@@ -39,7 +40,7 @@ def create_app(app: Fairlane, *, settings: HttpSettings | None = None, extra: It
         async with service.lifespan():
             yield
 
-    middleware = []
+    middleware = [Middleware(UnreadBodies, service.settings.batch_bytes)]
     if service.settings.origins:
         middleware.append(
             Middleware(

@@ -27,16 +27,13 @@ async def chunks(receive: Receive, seconds: float) -> AsyncIterator[bytes]:
             async with asyncio.timeout(seconds):
                 message = await receive()
         except TimeoutError:
-            raise Problem(408, f"nothing of the body came for {seconds:g} s", headers=CLOSE) from None
+            raise Problem(408, f"nothing of the body came for {seconds:g} s") from None
         if message["type"] == "http.disconnect":
             raise Disconnected
         more = message.get("more_body", False)
         body = message.get("body", b"")
         if body:
             yield body
-
-
-CLOSE = ((b"connection", b"close"),)
 
 
 async def read_body(receive: Receive, headers: dict[bytes, bytes], most: int, seconds: float) -> bytes:
@@ -59,7 +56,7 @@ async def read_body(receive: Receive, headers: dict[bytes, bytes], most: int, se
                 if len(parts) > most:
                     raise _too_large(most)
     except TimeoutError:
-        raise Problem(408, f"the body took longer than {seconds:g} s", headers=CLOSE) from None
+        raise Problem(408, f"the body took longer than {seconds:g} s") from None
     return bytes(parts)
 
 
@@ -68,14 +65,14 @@ async def _first(receive: Receive, seconds: float) -> Any:
         async with asyncio.timeout(seconds):
             message = await receive()
     except TimeoutError:
-        raise Problem(408, f"nothing of the body came for {seconds:g} s", headers=CLOSE) from None
+        raise Problem(408, f"nothing of the body came for {seconds:g} s") from None
     if message["type"] == "http.disconnect":
         raise Disconnected
     return message
 
 
 def _too_large(most: int) -> Problem:
-    return Problem(413, f"the body may have {most} bytes at most", headers=CLOSE)
+    return Problem(413, f"the body may have {most} bytes at most")
 
 
 def media_type(headers: dict[bytes, bytes]) -> str:

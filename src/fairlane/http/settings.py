@@ -49,7 +49,7 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     slow_reader: float = 10.0
     """A client that takes longer than this to read what was sent is disconnected."""
     body_seconds: float = 30.0
-    """How long a body may take to arrive; of an NDJSON body, each part of it."""
+    """How long a body may take to arrive; of an NDJSON body, each line."""
     store_seconds: float = 2.0
     """How long the store may take to answer before the client gets 503."""
     token_seconds: float = 2.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -149,10 +150,15 @@ class _Lines:
                 answer |= {"id": sent.id, "created": sent.created, "state": sent.state.value}
 
     async def _parts(self) -> AsyncIterator[list[bytes]]:
-        """Lines, as many as came together, each within the size of a body."""
-        most, rest = self._settings.body_bytes, b""
-        async for chunk in chunks(self._exchange.receive, self._settings.body_seconds):
+        """Lines, as many as came together, each within the size and the time of a body."""
+        most, seconds, rest = self._settings.body_bytes, self._settings.body_seconds, b""
+        began = time.monotonic()
+        async for chunk in chunks(self._exchange.receive, seconds):
             *lines, rest = (rest + chunk).split(b"\n")
+            if lines:
+                began = time.monotonic()
+            elif time.monotonic() - began > seconds:
+                raise Problem(408, f"a line took longer than {seconds:g} s")
             if len(rest) > most or any(len(line) > most for line in lines):
                 raise Problem(413, f"a line may have {most} bytes at most")
             lines = [line for line in lines if line.strip()]
