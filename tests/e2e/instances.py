@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -32,6 +34,21 @@ class Site:
         answer = await self.http.get("/task", params={} if priority is None else {"priority": priority})
         assert answer.status_code == 200, answer.text
         return str(answer.json()["id"])
+
+    async def submit_many(self, count: int) -> list[str]:
+        """Submit jobs one after the other by a connection of its own, at a fraction of what httpx costs."""
+        url = httpx.URL(self.address)
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        ids = []
+        for _ in range(count):
+            writer.write(b"GET /task HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            body = await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0]))
+            assert head.startswith(b"http/1.1 200 "), body
+            ids.append(str(json.loads(body)["id"]))
+        writer.close()
+        await writer.wait_closed()
+        return ids
 
     async def status(self, id: str) -> dict[str, Any]:
         """What the old API says of a job."""

@@ -103,7 +103,9 @@ async def test_a_tenant_sends_to_and_sees_its_own_lane_alone(web: FastAPI, http:
     Tokens(web, token("ann", "operate", "enqueue", queues=("default",), lane="user:ann"))
     async with client_of(web, headers=bearer("ann")) as ann:
         own = await send(ann, "render", "ann")
-        assert is_problem(await ann.post(f"{API}/jobs", json={"task": "render", "args": ["bob"]}), 403, "lane")
+        refused = await ann.post(f"{API}/jobs", json={"task": "render", "args": ["bob"]})
+        assert is_problem(refused, 403, "lane")
+        assert refused.json()["detail"] == "this token is bound to lane 'user:ann'"
         assert is_problem(await ann.post(f"{API}/jobs", json={"task": "render", "args": ["anna"]}), 403, "lane")
         assert is_problem(await ann.post(f"{API}/jobs", json={"task": "add", "args": [1]}), 403, "lane")
         other = {"task": "render", "args": ["ann"], "options": {"queue": "other"}}
@@ -114,7 +116,9 @@ async def test_a_tenant_sends_to_and_sees_its_own_lane_alone(web: FastAPI, http:
                 assert is_problem(await ann.get(f"{API}/jobs/{hidden}{path}"), 404)
             assert is_problem(await ann.post(f"{API}/jobs/{hidden}/cancel"), 404)
             assert is_problem(await ann.post(f"{API}/jobs/{hidden}/retry"), 404)
-        assert is_problem(await ann.get(f"{API}/jobs"), 403, "queue")
+        unnamed = await ann.get(f"{API}/jobs")
+        assert is_problem(unnamed, 403, "queue")
+        assert "a queue and one of its lanes" in unnamed.json()["detail"]
         assert is_problem(await ann.get(f"{API}/jobs", params={"queue": "default"}), 403, "lane")
         listed = await ann.get(f"{API}/jobs", params={"queue": "default", "lane": "user:ann"})
         assert [job["id"] for job in listed.json()["jobs"]] == [own]

@@ -91,7 +91,9 @@ async def test_the_same_idempotency_key_makes_one_job(http: httpx.AsyncClient, a
     first = await http.post(f"{API}/jobs", json={"task": "add", "args": [1]}, headers=key)
     again = await http.post(f"{API}/jobs", json={"task": "add", "args": [1]}, headers=key)
     assert again.json() == {**first.json(), "created": False}
-    assert is_problem(await http.post(f"{API}/jobs", json={"task": "add", "args": [2]}, headers=key), 409)
+    other = await http.post(f"{API}/jobs", json={"task": "add", "args": [2]}, headers=key)
+    assert is_problem(other, 409)
+    assert "Idempotency-Key" in other.json()["detail"], "the client knows no id"
     both = {"task": "add", "args": [1], "options": {"id": "x"}}
     assert is_problem(await http.post(f"{API}/jobs", json=both, headers=key), 422, "options.id")
     assert len((await app.client.find()).jobs) == 1

@@ -89,7 +89,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         if not self.covers_queue(queue):
             raise Problem(403, "this token is bound to other queues", field="queue")
         if not self.covers(queue, lane):
-            raise Problem(403, f"this token is bound to lanes that begin with {self.lane_prefix!r}", field="lane")
+            kind = "lane" if self.token is not None and self.token.one_lane else "lanes that begin with"
+            raise Problem(403, f"this token is bound to {kind} {self.lane_prefix!r}", field="lane")
 
     def check_queue(self, queue: str) -> None:
         """Refuse a whole queue that is not its own."""

@@ -142,7 +142,12 @@ class AccessToken(msgspec.Struct, frozen=True, kw_only=True):
             return True
         if lane is None:
             return False
-        return lane == prefix if prefix[-1].isalnum() else lane.startswith(prefix)
+        return lane == prefix if self.one_lane else lane.startswith(prefix)
+
+    @property
+    def one_lane(self) -> bool:
+        """Whether its prefix is the name of a lane."""
+        return self.lane_prefix is not None and self.lane_prefix[-1].isalnum()
 
 
 def make(

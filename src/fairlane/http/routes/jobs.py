@@ -9,7 +9,7 @@ from urllib.parse import quote
 import msgspec
 
 from ...documents import listed_job
-from ...errors import NotFound
+from ...errors import Conflict, NotFound
 from ...handle import find_job
 from ...model.job import WAITING_STATES, Job, JobState
 from ...model.reading import MOST_PER_PAGE
@@ -60,7 +60,12 @@ async def send_job(exchange: Exchange) -> Answer:
     request: JobRequest = exchange.content
     caller = exchange.caller
     call = request.call(exchange.service, caller, idempotent_id(caller, exchange.header("idempotency-key")))
-    [answer] = await exchange.client.send((call.job,))
+    try:
+        [answer] = await exchange.client.send((call.job,))
+    except Conflict:
+        if exchange.header("idempotency-key") is None:
+            raise
+        raise Problem(409, "this Idempotency-Key was sent before with other content; use another key") from None
     if caller.bound:
         await check_own(exchange, call.job.id, answer.id)
     location = exchange.url(f"/jobs/{quote(answer.id, safe='')}").encode()
@@ -163,7 +168,10 @@ async def list_jobs(exchange: Exchange) -> Answer:
 def check_selection(exchange: Exchange, queue: str | None, lane: str | None) -> None:
     """A bound token selects within its bounds."""
     if queue is None:
-        raise Problem(403, "this token is bound: name one of its queues", field="queue")
+        own = (
+            "name a queue and one of its lanes" if exchange.caller.lane_prefix is not None else "name one of its queues"
+        )
+        raise Problem(403, f"this token sees a part of the jobs only: {own}", field="queue")
     if lane is None:
         exchange.caller.check_queue(queue)
     else:
