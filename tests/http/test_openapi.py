@@ -118,6 +118,8 @@ def name_what_exists(case: Any, ids: Iterator[str]) -> None:
         case.path_parameters["id"] = next(ids)
     if "queue" in case.path_parameters:
         case.path_parameters["queue"] = "pictures"
+    if case.operation.path.endswith(("/jobs:cancel", "/jobs:retry", "/jobs:purge")):
+        case.body = {"queue": "pictures"}
     for each in case.body if isinstance(case.body, list) else [case.body]:
         if isinstance(each, dict) and "task" in each:
             each |= {"task": "add", "args": [1], "kwargs": {}}
