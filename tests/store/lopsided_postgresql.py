@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fairlane.store.postgresql.statements import placed
+
 OLD = 50
 """One job in so many is of the rare kind, and they came first."""
 RUNNING = 40
@@ -89,7 +91,8 @@ SELECT setval('fairlane.arrival', {jobs});
 async def fill(connection: Any, jobs: int) -> None:
     """Let the schema have so many jobs. What was filled before stays, and the rest is added as if it came later."""
     async with connection.transaction():
-        await connection.execute(FILL.format(jobs=jobs, old=OLD, ended=last_ended(jobs), running=RUNNING))
+        text = FILL.format(jobs=jobs, old=OLD, ended=last_ended(jobs), running=RUNNING)
+        await connection.execute(placed(text, "fairlane"))
 
 
 def last_ended(jobs: int) -> int:

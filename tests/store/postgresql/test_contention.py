@@ -14,6 +14,7 @@ from fairlane.model.reading import Gate
 from fairlane.model.session import Claim
 from fairlane.model.slots import Ask
 from fairlane.model.states import complete
+from fairlane.store.postgresql.statements import placed
 from tests.conformance.kit import Kit
 
 pytestmark = pytest.mark.anyio
@@ -30,7 +31,7 @@ async def test_what_a_sender_left_unadmitted_when_it_died_is_admitted_by_the_nex
     assert await worker.claim_ids() == ["known"]
     monkeypatch.setattr(kit.store, "_admit", dies)
     async with other.transaction():
-        await other.execute("SELECT fairlane.lock_alone()")
+        await other.execute(placed("SELECT fairlane.lock_alone()", "fairlane"))
         begun = time.monotonic()
         await kit.enqueue(id="left")
         await kit.store.enqueue([kit.new(id="left-too"), kit.new(id="later", delay=3_600)])
@@ -56,7 +57,7 @@ async def test_what_is_admitted_beside_what_was_claimable_already_counts_once(
         await kit.enqueue(id=f"known-{priority.name}", priority=priority)
     monkeypatch.setattr(kit.store, "_admit", dies)
     async with other.transaction():
-        await other.execute("SELECT fairlane.lock_alone()")
+        await other.execute(placed("SELECT fairlane.lock_alone()", "fairlane"))
         await kit.enqueue(id="left")
 
     assert set(await worker.claim_ids(10)) == {"left", "known-HIGH", "known-NORMAL", "known-LOW"}

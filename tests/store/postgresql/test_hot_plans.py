@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from fairlane.store.postgresql.address import driver
+from fairlane.store.postgresql.statements import placed
 from tests.servers.postgresql import server
 
 from ..explained import Plan, plans
@@ -29,10 +30,20 @@ TABLES = frozenset(("job", "live", "outcome", "attempt", "progress", "held_uniqu
 FLOWS = frozenset(("flow_pkey", "flow_domain_lane_key", "lane_pkey", "lane_queue_key_key"))
 """What grows with lanes."""
 
-EXCHANGE = "SELECT * FROM fairlane.exchange({})".format(", ".join(f"${n}" for n in range(1, 17)))
-ENQUEUE = "SELECT * FROM fairlane.enqueue({})".format(", ".join(f"${n}" for n in range(1, 18)))
-ENQUEUE_ONE = "SELECT fairlane.enqueue_one({})".format(", ".join(f"${n}" for n in range(1, 16)))
-RESCUE = "SELECT * FROM fairlane.rescue(100, true, NULL)"
+
+def call(text: str, arguments: int = 0) -> str:
+    """A statement of the store, with so many arguments."""
+    return placed(text.format(", ".join(f"${n}" for n in range(1, arguments + 1))), "fairlane")
+
+
+EXCHANGE = call("SELECT * FROM fairlane.exchange({})", 16)
+ENQUEUE = call("SELECT * FROM fairlane.enqueue({})", 17)
+ENQUEUE_ONE = call("SELECT fairlane.enqueue_one({})", 15)
+CANCEL = call("SELECT * FROM fairlane.cancel({})", 1)
+PROMOTE = call("SELECT * FROM fairlane.promote(100, NULL)")
+ADMIT = call("SELECT * FROM fairlane.admit(100, NULL)")
+RENEW = call("SELECT * FROM fairlane.renew('worker', $1, $2, $3, false)")
+RESCUE = call("SELECT * FROM fairlane.rescue(100, true, NULL)")
 
 Collected = dict[str, list[Plan]]
 
@@ -54,8 +65,8 @@ class Caller:
         yield "claim", self._exchange
         yield "finish and claim", self._exchange
         yield "cancel", self._cancel
-        yield "promote", lambda: self.connection.fetchrow("SELECT * FROM fairlane.promote(100, NULL)")
-        yield "admit", lambda: self.connection.fetchrow("SELECT * FROM fairlane.admit(100, NULL)")
+        yield "promote", lambda: self.connection.fetchrow(PROMOTE)
+        yield "admit", lambda: self.connection.fetchrow(ADMIT)
         yield "renew", self._renew
         yield "rescue", lambda: self.connection.fetchrow(RESCUE)
 
@@ -91,13 +102,11 @@ class Caller:
         await self.connection.fetchrow(
             ENQUEUE, ids, ["task"], ["calm"], [b"[]"], None, *([None] * 11), "2s"
         )  # fmt: skip
-        await self.connection.fetchrow("SELECT * FROM fairlane.cancel($1)", ids)
+        await self.connection.fetchrow(CANCEL, ids)
 
     async def _renew(self) -> None:
         ids, _, fences = self._held
-        await self.connection.fetchrow(
-            "SELECT * FROM fairlane.renew('worker', $1, $2, $3, false)", ids, fences, self._number
-        )
+        await self.connection.fetchrow(RENEW, ids, fences, self._number)
 
 
 @pytest.fixture(scope="module", params=SIZES, ids=[f"{size:,} jobs" for size in SIZES])

@@ -18,6 +18,7 @@ from fairlane.model.settings import LaneRule
 from fairlane.model.slots import Ask
 from fairlane.model.states import complete, snooze
 from fairlane.store.postgresql.address import driver
+from fairlane.store.postgresql.statements import placed
 from fairlane.store.postgresql.store import PostgresqlStore
 from tests.conformance.kit import Kit
 from tests.servers.postgresql import server
@@ -100,7 +101,7 @@ async def test_a_call_that_finishes_in_one_queue_and_claims_from_another_locks_b
     claim = Claim(number=kit.number(), asks=(Ask("first", Priority.NORMAL, 1),), total=1)
 
     async with other.transaction():
-        await other.execute("SELECT fairlane.lock_some(NULL, ARRAY[$1::integer])", first)
+        await other.execute(placed("SELECT fairlane.lock_some(NULL, ARRAY[$1::integer])", "fairlane"), first)
         call = asyncio.create_task(kit.store.finish(worker.id, [ending], claim=claim))
         held = await _until_waiting(other, first)
 
@@ -118,7 +119,7 @@ async def test_a_leader_renews_its_term_while_a_pass_of_it_waits_for_a_queue(kit
     queue = await _number(other, "default")
 
     async with other.transaction():
-        await other.execute("SELECT fairlane.lock_some(NULL, ARRAY[$1::integer])", queue)
+        await other.execute(placed("SELECT fairlane.lock_some(NULL, ARRAY[$1::integer])", "fairlane"), queue)
         promoting = asyncio.create_task(kit.store.promote(term=term.number))
         await _until_waiting(other, queue)
         async with asyncio.timeout(2):
@@ -190,7 +191,7 @@ async def test_cancelling_what_is_being_finished_waits_without_holding_its_queue
         await other.execute("SELECT 1 FROM fairlane.live FOR UPDATE")
         cancelling = asyncio.create_task(kit.store.cancel(["job"]))
         await asyncio.sleep(0.05)
-        assert await other.fetchval("SELECT pg_try_advisory_xact_lock(fairlane.space(), $1)", queue)
+        assert await other.fetchval(placed("SELECT pg_try_advisory_xact_lock(fairlane.space(), $1)", "fairlane"), queue)
 
     await cancelling
     await worker.complete(claimed)

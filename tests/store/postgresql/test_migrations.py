@@ -4,6 +4,7 @@ not change it."""
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -136,27 +137,35 @@ async def test_eight_processes_at_once(url: str, database: Database) -> None:
 
 
 async def test_only_what_is_missing_is_applied(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = Change(1, "first", "CREATE TABLE fairlane.first (); INSERT INTO fairlane.first DEFAULT VALUES", 1)
-    second = Change(2, "second", "CREATE TABLE fairlane.second (); INSERT INTO fairlane.first DEFAULT VALUES", 1)
-    monkeypatch.setattr(migrator, "changes", lambda _: (first,))
-    assert await migrate(database) == 1
-    monkeypatch.setattr(migrator, "changes", lambda _: (first, second))
-    assert await migrate(database) == 2
+    known = changes("fairlane")
+    first = Change(NEWEST + 1, "first", "CREATE TABLE fairlane.first (); INSERT INTO fairlane.first DEFAULT VALUES", 1)
+    second = Change(
+        NEWEST + 2, "second", "CREATE TABLE fairlane.second (); INSERT INTO fairlane.first DEFAULT VALUES", 1
+    )
+    monkeypatch.setattr(migrator, "changes", lambda _: (*known, first))
+    assert await migrate(database) == NEWEST + 1
+    monkeypatch.setattr(migrator, "changes", lambda _: (*known, first, second))
+    assert await migrate(database) == NEWEST + 2
 
     assert len(await database.fetch("SELECT FROM fairlane.first")) == 2
-    assert await recorded(database) == [(1, "first", 1), (2, "second", 1)]
+    assert (await recorded(database))[-2:] == [(NEWEST + 1, "first", 1), (NEWEST + 2, "second", 1)]
 
 
 async def test_a_migration_that_fails_leaves_nothing_behind(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good = Change(1, "good", "CREATE TABLE fairlane.good ()", 1)
-    bad = Change(2, "bad", "CREATE TABLE fairlane.half (); SELECT 1 / 0", 2)
-    monkeypatch.setattr(migrator, "changes", lambda _: (good, bad))
+    known = changes("fairlane")
+    bad = Change(NEWEST + 1, "bad", "CREATE TABLE fairlane.half (); SELECT 1 / 0", 2)
+    monkeypatch.setattr(migrator, "changes", lambda _: (*known, bad))
     with pytest.raises(StoreError):
         await migrate(database)
 
     assert not await database.fetch("SELECT FROM pg_namespace WHERE nspname = 'fairlane'")
+
+
+def test_migrations_create_no_function() -> None:
+    for change in changes("fairlane"):
+        assert not re.search(r"\bCREATE\b[^;]*\b(FUNCTION|PROCEDURE|TRIGGER)\b", change.script), change.name
 
 
 # -- old and new code --------------------------------------------------------------------------------------------------
@@ -249,7 +258,7 @@ async def test_somebody_who_holds_a_table_is_waited_for_and_then_told_of(
     monkeypatch.setattr(migrator, "LOCK_SECONDS", 0.2)
     async with database.transaction() as connection:
         await connection.fetch("SELECT * FROM fairlane.job")
-        with pytest.raises(StoreUnavailable, match="holds its tables"):
+        with pytest.raises(StoreUnavailable, match="a long transaction holds its tables"):
             await migrate(database)
 
         late = asyncio.create_task(migrate(database))

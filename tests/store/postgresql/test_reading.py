@@ -19,7 +19,7 @@ from fairlane.store.clock import ManualClock
 from fairlane.store.port import Store
 from fairlane.store.postgresql import lane_order, positions, reading, service_times
 from fairlane.store.postgresql.address import driver
-from fairlane.store.postgresql.statements import queries
+from fairlane.store.postgresql.statements import placed, queries
 from tests.conformance.kit import Kit
 from tests.servers.stores import KINDS, EmptyStores, empty_stores, second_postgresql
 
@@ -171,7 +171,7 @@ async def test_nothing_that_reads_writes(busy: Kit, connection: Any) -> None:
 
 async def test_who_reads_waits_for_no_writer(busy: Kit, connection: Any) -> None:
     async with connection.transaction():
-        await connection.execute("SELECT fairlane.lock_alone()")
+        await connection.execute(placed("SELECT fairlane.lock_alone()", "fairlane"))
         for table in (
             "job",
             "live",
@@ -226,7 +226,7 @@ async def test_a_job_that_is_stored_and_not_admitted_is_pending_in_every_reading
     await kit.enqueue()
     async with connection.transaction():
         # Nobody can be admitted while somebody holds the store alone.
-        await connection.execute("SELECT fairlane.lock_alone()")
+        await connection.execute(placed("SELECT fairlane.lock_alone()", "fairlane"))
         await kit.enqueue()
     [standing] = await kit.store.positions(["job-2"])
     [queue] = await kit.store.queues()

@@ -21,10 +21,11 @@ from fairlane.model.slots import Ask, Slots
 from fairlane.model.states import complete
 from fairlane.store import open_store
 from fairlane.store.port import Store
+from fairlane.store.postgresql import library
 from fairlane.store.postgresql.address import driver, parse
 from fairlane.store.postgresql.database import Database
 from fairlane.store.postgresql.migrator import migrate
-from fairlane.store.postgresql.statements import PACKAGE, grants, quoted
+from fairlane.store.postgresql.statements import PACKAGE, grants, placed, quoted
 from fairlane.store.postgresql.store import PostgresqlStore
 from fairlane.store.shared.queries import load_queries
 from tests.servers.postgresql import server
@@ -47,6 +48,7 @@ LENT = {
     "read_seconds",
     "read_standings",
     "read_workers",
+    "use_library",
 }
 """The functions that run with the rights of the schema's owner."""
 EVERYTHING = Claim(number=1, asks=tuple(Ask("default", priority, 10) for priority in Priority), total=10)
@@ -107,7 +109,9 @@ async def site(made: Site) -> Site:
     """The same without a job."""
     admin = Database(parse(made.url))
     look = "SELECT oid::regclass::text AS name FROM pg_class WHERE relkind = 'r' AND relnamespace = to_regnamespace($1)"
-    tables = {row["name"] for row in await admin.fetch(look, quoted(SCHEMA))} - {f"{quoted(SCHEMA)}.migration"}
+    tables = {row["name"] for row in await admin.fetch(look, quoted(SCHEMA))} - {
+        f"{quoted(SCHEMA)}.{name}" for name in ("migration", "library")
+    }
     await admin.execute(f"TRUNCATE {', '.join(tables)}")
     await admin.close()
     return made
@@ -239,7 +243,7 @@ async def test_a_producer_gets_its_jobs_in_when_others_hold_the_line(site: Site,
     store, admin = await opened("producer"), Database(parse(url))
     await store.enqueue([NewJob(id="first", task="task")])
     async with admin.transaction() as connection:
-        await connection.execute(f"SELECT {quoted(SCHEMA)}.lock_alone()")
+        await connection.execute(placed("SELECT fairlane.lock_alone()", SCHEMA))
         one = asyncio.create_task(store.enqueue([NewJob(id="a", task="task")]))
         await asyncio.sleep(0.2)
         two = asyncio.create_task(store.enqueue([NewJob(id="b", task="task"), NewJob(id="c", task="task")]))
@@ -291,7 +295,7 @@ async def test_a_producer_reads_nobody_elses_payload_and_breaks_nothing(site: Si
     for sql in (
         f"SELECT payload FROM {place}.job",
         f"SELECT id FROM {place}.job",
-        f"SELECT * FROM {place}.read_jobs(NULL, ARRAY[1::bigint])",
+        placed("SELECT * FROM fairlane.read_jobs(NULL, ARRAY[1::bigint])", SCHEMA),
         f"SELECT * FROM {place}.session",
         f"SELECT lane FROM {place}.flow",
         f"UPDATE {place}.live SET class = 0",
@@ -311,6 +315,7 @@ async def test_nobody_but_the_owner_changes_the_schema(site: Site, kind: str) ->
         f"CREATE TABLE {place}.mine ()",
         f"INSERT INTO {place}.migration VALUES (9001, 'mine', now(), 9001)",
         f"DELETE FROM {place}.migration",
+        f"UPDATE {place}.library SET used_at = '-infinity'",
     ):
         await denied(database.execute(sql))
     with pytest.raises(StoreError, match="must be owner"):
@@ -329,7 +334,7 @@ async def test_whoever_was_granted_nothing_can_call_nothing(site: Site, url: str
         site.role("stranger"),
         quoted(SCHEMA),
     )
-    assert {row["name"].split(".")[-1].split("(")[0] for row in rows} == LENT
+    assert {row["name"].split(".")[-1].split("(")[0] for row in rows} == set(map(library.versioned, LENT))
     assert not any(row["may"] for row in rows)
     await admin.close()
     await stranger.close()
@@ -344,7 +349,7 @@ async def test_what_is_called_from_outside_finds_its_names_in_the_catalog_alone(
     )
     await admin.close()
 
-    assert {row["proname"] for row in rows} > LENT | {"exchange", "renew", "promote"}
+    assert {row["proname"] for row in rows} > set(map(library.versioned, LENT | {"exchange", "renew", "promote"}))
     for row in rows:
         assert "search_path=pg_catalog, pg_temp" in row["proconfig"], row["proname"]
 

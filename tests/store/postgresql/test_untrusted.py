@@ -12,7 +12,7 @@ from fairlane.model.job import NewJob
 from fairlane.store import open_store
 from fairlane.store.postgresql.address import driver, parse
 from fairlane.store.postgresql.database import Database
-from fairlane.store.postgresql.statements import quoted
+from fairlane.store.postgresql.statements import placed, quoted
 from tests.servers.postgresql import server
 
 from ..postgresql_urls import as_role
@@ -128,7 +128,7 @@ async def test_nor_of_a_kind_that_is_not_his(site: Site, field: str, change: dic
 
 async def test_nor_in_a_transaction_of_its_own(site: Site) -> None:
     connection = await asyncpg.connect(as_role(site.url, site.role("producer")))
-    schema = quoted(SCHEMA)
+    schema, insert = quoted(SCHEMA), placed("SELECT fairlane.insert_arriving($1)", SCHEMA)
     number = await connection.fetchval(f"SELECT id FROM {schema}.queue WHERE name = 'default'")
     job = {
         "id": "evil", "task": "x", "queue": "default", "number": number, "cost": 1, "retries": 3, "class": 1,
@@ -137,11 +137,11 @@ async def test_nor_in_a_transaction_of_its_own(site: Site) -> None:
     database = site.url.rpartition("/")[2]
     for field, change in {"cost": {"cost": "NaN"}, "backoff": {"backoff": "[]"}, "unique": {"unique": "a\nb"}}.items():
         request = msgspec.json.encode({"database": database, "jobs": [job | change]}).decode()
-        answer = msgspec.json.decode(await connection.fetchval(f"SELECT {schema}.insert_arriving($1)", request))
+        answer = msgspec.json.decode(await connection.fetchval(insert, request))
         assert (answer["code"], answer["detail"]) == ("FL008", field)
     request = msgspec.json.encode({"database": database, "now": 9e9, "jobs": [job]}).decode()
     with pytest.raises(asyncpg.PostgresError) as caught:
-        await connection.fetchval(f"SELECT {schema}.insert_arriving($1)", request)
+        await connection.fetchval(insert, request)
     assert caught.value.detail == "now"
     with pytest.raises(asyncpg.CheckViolationError):
         await connection.execute(f"INSERT INTO {schema}.queue (name) VALUES (E'two\\nlines')")
@@ -152,7 +152,7 @@ async def refused(site: Site, call: str, field: str) -> None:
     """As the producer; the refusal names the field, and nothing is stored."""
     connection = await asyncpg.connect(as_role(site.url, site.role("producer")))
     with pytest.raises(asyncpg.PostgresError) as caught:
-        await connection.fetchval(call.replace("fairlane.", f"{quoted(SCHEMA)}."))
+        await connection.fetchval(placed(call, SCHEMA))
     await connection.close()
     assert (caught.value.sqlstate, caught.value.detail) == ("FL008", field), str(caught.value)
     admin = await asyncpg.connect(site.url)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, cast
@@ -81,10 +82,22 @@ class Database(Pools["_Pool"]):
         self.address = address
         self._collisions = Collisions(address)
         self._deadlines = deadlines.Deadlines()
+        self._use, self._use_seconds, self._next_use = "", 0.0, float("inf")
         event_loops.ease_receiving()
 
     def _make(self, loop: asyncio.AbstractEventLoop) -> _Pool:
         return _Pool(self.address, loop)
+
+    def keep_used(self, statement: str, seconds: float) -> None:
+        """Run a statement before the next call, and before a later one each time so many seconds have passed."""
+        if not self._use:
+            self._use, self._use_seconds, self._next_use = statement, seconds, 0.0
+
+    async def _renew_use(self) -> None:
+        # Later calls need not wait for this one, nor fail with it: it is repeated long before it is needed.
+        self._next_use = time.monotonic() + self._use_seconds
+        with contextlib.suppress(StoreError):
+            await self._call("fetchrow", self._use, (), None)
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -103,6 +116,8 @@ class Database(Pools["_Pool"]):
         return self._call("execute", sql, args, timeout)
 
     async def _call(self, verb: str, sql: str, args: tuple[Any, ...], timeout: float | None, sent: int = 0) -> Any:
+        if time.monotonic() >= self._next_use:
+            await self._renew_use()
         collisions = 0
         seconds = timeout or self._deadlines.seconds(sql, sent)
         while True:

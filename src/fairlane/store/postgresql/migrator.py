@@ -1,8 +1,9 @@
 """Brings the schema up to date, in one transaction that only one process at a time can be in.
 
 The table `migration` says what was applied, and for each what it needs: the number of the oldest migration that code
-must know to work with the schema from then on. So old processes go on while new ones have migrated already, unless the
-change is one that they cannot live with. Whoever may not change the schema just uses it when it is new enough.
+must know to work with the schema from then on. So old processes go on while new ones have migrated already, unless a
+migration needs newer code. The functions are installed beside those of other versions (`library`). A role that may not
+change the schema uses it when it is new enough and has the library.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import hashlib
 from collections.abc import Sequence
 
 from ...errors import Busy, SchemaMismatch, StoreError, StoreMissing, StoreUnavailable
+from . import library
 from .database import Connection, Database, Record
 from .driver_errors import asyncpg, fail
-from .statements import Change, changes, placed, quoted
+from .statements import Change, changes, library_scripts, placed, quoted
 
 OLDEST_SERVER = 150_000
 LOCK_SECONDS = 10
-"""For a table that somebody's long transaction holds: whoever comes after us waits behind us, so not for long."""
+"""For a table that a long transaction holds. Short, because every call that comes after ours waits behind it."""
 ATTEMPTS = 3
 SCRIPT_SECONDS = 3_600.0
 
@@ -25,7 +27,9 @@ LOOK = """
 SELECT current_setting('server_version_num')::int AS version, current_setting('server_encoding') AS encoding,
     EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = $1) AS made,
     EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-            WHERE n.nspname = $1 AND c.relname = 'migration') AS known
+            WHERE n.nspname = $1 AND c.relname = 'migration') AS known,
+    EXISTS (SELECT FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+            WHERE n.nspname = $1 AND p.proname = $2) AS installed
 """
 APPLIED = "SELECT number, needs FROM fairlane.migration ORDER BY number"
 RECORDED = "INSERT INTO fairlane.migration (number, name, needs) VALUES ($1, $2, $3)"
@@ -40,13 +44,14 @@ CREATE TABLE fairlane.migration (
 
 
 async def migrate(database: Database, *, create: bool = True) -> int:
-    """Apply what is missing, and answer the number of the last migration there is. Harmless when repeated.
+    """Apply and install what is missing, and return the number of the last migration there is. Harmless when repeated.
 
-    With `create` False a schema that is not there is not made, and `StoreMissing` is raised.
+    With `create` False a schema that does not exist is not made, and `StoreMissing` is raised.
     """
     for attempt in range(ATTEMPTS):
         missing, last = await _missing(database)
         if not missing:
+            database.keep_used(placed(library.USE, database.address.schema), library.RENEWAL_SECONDS)
             return last
         if not last and not create:
             raise StoreMissing(f"there is no schema {database.address.schema} of Fairlane in {database.address}")
@@ -55,19 +60,22 @@ async def migrate(database: Database, *, create: bool = True) -> int:
         except Busy as exc:
             if attempt == ATTEMPTS - 1:
                 raise StoreUnavailable(
-                    f"{database.address} cannot be migrated: somebody holds its tables. End what runs there for long."
+                    f"{database.address} cannot be migrated: a long transaction holds its tables. End it and try again."
                 ) from exc
-    return (await _missing(database))[1]
+    last = (await _missing(database))[1]
+    database.keep_used(placed(library.USE, database.address.schema), library.RENEWAL_SECONDS)
+    return last
 
 
-async def _missing(database: Database) -> tuple[list[Change], int]:
-    """What is not applied yet, and the number of the last migration that is. Refuses what this code cannot use."""
+async def _missing(database: Database) -> tuple[bool, int]:
+    """Whether anything is missing, and the number of the last migration there is. Rejects what this code cannot use."""
     schema = database.address.schema
-    look = await database.fetchrow(LOOK, schema)
+    look = await database.fetchrow(LOOK, schema, library.versioned(library.INSTALLED))
     assert look is not None
     _check_server(look, database)
     applied = await database.fetch(placed(APPLIED, schema)) if look["known"] else []
-    return _compare(applied, changes(schema), database)
+    missing, last = _compare(applied, changes(schema), database)
+    return bool(missing) or not look["installed"], last
 
 
 def _check_server(look: Record, database: Database) -> None:
@@ -102,10 +110,13 @@ async def _apply(database: Database) -> None:
             # Both for this transaction alone: the pool's connections are used by others next.
             await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'; SET LOCAL statement_timeout = 0")
             await connection.execute("SELECT pg_advisory_xact_lock($1)", _lock(schema), timeout=LOCK_SECONDS + 5)
-            applied = await _made(connection, schema)
+            applied, installed = await _made(connection, schema)
             for change in _compare(applied, known, database)[0]:
                 await connection.execute(change.script, timeout=SCRIPT_SECONDS)
                 await connection.execute(placed(RECORDED, schema), change.number, change.name, change.needs)
+            if not installed:
+                for script in library_scripts(schema):
+                    await connection.execute(script, timeout=SCRIPT_SECONDS)
     except asyncpg.InsufficientPrivilegeError as exc:
         raise SchemaMismatch(
             f"the schema {schema} in {database.address} is older than this Fairlane, and this user may not change it "
@@ -115,16 +126,16 @@ async def _apply(database: Database) -> None:
         fail(exc, database.address)
 
 
-async def _made(connection: Connection, schema: str) -> list[Record]:
-    """What is applied, seen under the lock; the schema and its first table are made when they are not there."""
-    look = await connection.fetchrow(LOOK, schema)
+async def _made(connection: Connection, schema: str) -> tuple[list[Record], bool]:
+    """What is applied and whether the library is installed, read under the lock. Makes a schema that is missing."""
+    look = await connection.fetchrow(LOOK, schema, library.versioned(library.INSTALLED))
     assert look is not None
     if not look["made"]:
         await connection.execute(f"CREATE SCHEMA {quoted(schema)}")
     if not look["known"]:
         await connection.execute(placed(FIRST, schema))
-        return []
-    return await connection.fetch(placed(APPLIED, schema))
+        return [], False
+    return await connection.fetch(placed(APPLIED, schema)), look["installed"]
 
 
 def _lock(schema: str) -> int:

@@ -1,9 +1,10 @@
-"""The texts of this store for one schema: named queries, migrations and grants.
+"""The texts of this store for one schema: named queries, migrations, functions and grants.
 
 In every `.sql` file the schema is written ``fairlane.``, and loading puts the quoted name of the chosen one there. The
 rule: ``fairlane.`` is the schema wherever a name may begin, in texts too (``nextval('fairlane.arrival')``). It is not
 after a letter, a digit or a dot, where it is the end or the middle of a longer name. Settings that functions make use
-of are therefore called ``fairlane_step.…``.
+of are therefore called ``fairlane_step.…``. The name of a function of the library gets the library's version, and
+``fairlane.LIBRARY`` is that version itself.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from functools import lru_cache
 import msgspec
 
 from ..shared.queries import Migration, load_migrations, load_queries
+from . import library
 from .address import SCHEMA
 
-PACKAGE = "fairlane.store.postgresql"
-_SCHEMA = re.compile(r"(?<![\w.])fairlane\.")
+PACKAGE = library.PACKAGE
+_SCHEMA = re.compile(r"(?<![\w.])fairlane\.(\w*)")
 _NEEDS = re.compile(r"^-- needs: (\d+)$", re.MULTILINE)
 
 
@@ -27,9 +29,15 @@ def quoted(name: str) -> str:
 
 
 def placed(text: str, schema: str) -> str:
-    """The text, with the schema put where ``fairlane.`` stands for it."""
-    place = f"{quoted(schema)}."
-    return _SCHEMA.sub(lambda _: place, text)
+    """The text, with the schema put where ``fairlane.`` stands for it, and functions by their names in the database."""
+    functions, prefix = library.names(), f"{quoted(schema)}."
+
+    def name(match: re.Match[str]) -> str:
+        if match[1] == "LIBRARY":
+            return library.version()
+        return prefix + (library.versioned(match[1]) if match[1] in functions else match[1])
+
+    return _SCHEMA.sub(name, text)
 
 
 @lru_cache(maxsize=16)
@@ -53,6 +61,12 @@ class Change(msgspec.Struct, frozen=True):
     script: str
     needs: int
     """Code that knows this migration can work with the schema, and newer code can; older code cannot."""
+
+
+@lru_cache(maxsize=16)
+def library_scripts(schema: str) -> tuple[str, ...]:
+    """What installs the function library."""
+    return tuple(placed(script, schema) for script in library.scripts())
 
 
 @lru_cache(maxsize=16)

@@ -26,7 +26,7 @@ from ..wakeups import Wakeups, queue_topic
 from .channels import Channels, payloads
 from .database import Connection, Database
 from .driver_errors import OWN_ERRORS, is_ours, translate
-from .statements import placed, quoted
+from .statements import placed
 from .store_clock import Moments
 from .user_connections import Statement, async_driver_of, blocking_driver_of, own_error
 
@@ -61,7 +61,7 @@ class PostgresqlTransactions:
         self._database = database
         self._moments = moments
         self._schema = database.address.schema
-        self._statement = Statement(f"{quoted(self._schema)}.insert_arriving")
+        self._statement = Statement(placed("fairlane.insert_arriving", self._schema))
         self._channel = Channels.of(self._schema).others if database.address.listen else None
         self._numbers: dict[str, int] = {}
         """Queues that exist, with their numbers."""

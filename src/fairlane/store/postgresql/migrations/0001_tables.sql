@@ -400,6 +400,12 @@ CREATE TABLE fairlane.token (
     hint        text NOT NULL
 );
 
+-- The time of a call.
+CREATE TYPE fairlane.moment AS (
+    now   double precision,        -- for due times, which a person may have named
+    lease double precision         -- for leases and terms
+);
+
 -- What is never read in a hurry reads both parts as one.
 CREATE VIEW fairlane.domains AS
 SELECT d.id, d.queue, d.class, d.inbox, c.value AS clock FROM fairlane.domain d JOIN fairlane.clock c ON c.domain = d.id;
@@ -419,3 +425,10 @@ SELECT j.id, j.task, q.name AS queue, j.lane,
     to_timestamp(coalesce(l.started_at, o.started_at)) AS started_at, to_timestamp(o.finished_at) AS finished_at, o.error
 FROM fairlane.job j JOIN fairlane.queue q ON q.id = j.queue LEFT JOIN fairlane.live l ON l.seq = j.seq
 LEFT JOIN fairlane.outcome o ON o.seq = j.seq;
+
+-- The function libraries in this schema: one for each version of the code in use; see `library.py`.
+CREATE TABLE fairlane.library (
+    version      text PRIMARY KEY,
+    installed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    used_at      timestamptz NOT NULL DEFAULT clock_timestamp()  -- renewed by every process that uses it
+);

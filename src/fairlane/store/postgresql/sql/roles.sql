@@ -1,13 +1,14 @@
--- Who may do what: run by the owner of the schema, once for each role and again after an upgrade. Repeating it is
--- harmless. The names of the roles are put in when the texts are loaded (`statements.grants`).
+-- Grants for the roles of an application, run by the owner of the schema for each role. Repeating them is harmless. The
+-- names of the roles are put in when the texts are loaded (`statements.grants`). A new library takes over the grants on
+-- the functions of the one before it (`library.PREPARE`).
 
 -- name: grant_worker
--- Everything but changing the schema: workers, managers, whoever takes turns, and operators who pause or configure.
+-- Everything but changing the schema: for workers, managers, clients that take turns, and operators that pause or configure.
 GRANT USAGE ON SCHEMA fairlane TO fairlane_worker;
 GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA fairlane TO fairlane_worker;
 GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA fairlane TO fairlane_worker;
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA fairlane TO fairlane_worker;
-REVOKE INSERT, UPDATE, DELETE ON fairlane.migration FROM fairlane_worker;
+REVOKE INSERT, UPDATE, DELETE ON fairlane.migration, fairlane.library FROM fairlane_worker;
 ALTER DEFAULT PRIVILEGES IN SCHEMA fairlane GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO fairlane_worker;
 ALTER DEFAULT PRIVILEGES IN SCHEMA fairlane GRANT USAGE, SELECT ON SEQUENCES TO fairlane_worker;
 ALTER DEFAULT PRIVILEGES IN SCHEMA fairlane GRANT EXECUTE ON FUNCTIONS TO fairlane_worker;
@@ -19,9 +20,15 @@ GRANT SELECT ON fairlane.migration, fairlane.queue, fairlane.rule TO fairlane_pr
 GRANT INSERT (name) ON fairlane.queue TO fairlane_producer;
 GRANT SELECT ON fairlane.domains TO fairlane_producer;
 GRANT SELECT (domain, tag) ON fairlane.line TO fairlane_producer;
-GRANT EXECUTE ON FUNCTION fairlane.enqueue, fairlane.enqueue_one, fairlane.enqueue_any, fairlane.admit_queues,
-    fairlane.insert_arriving, fairlane.cancel, fairlane.read_jobs(text[]), fairlane.read_standings,
-    fairlane.read_seconds, fairlane.read_workers TO fairlane_producer;
+DO $grant$
+DECLARE
+    v_function regprocedure;
+BEGIN
+    FOR v_function IN SELECT p.oid FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_class c ON c.relnamespace = p.pronamespace
+        WHERE c.oid = 'fairlane.library'::regclass AND p.prosecdef LOOP
+        EXECUTE 'GRANT EXECUTE ON FUNCTION ' || v_function || $role$ TO fairlane_producer$role$;
+    END LOOP;
+END $grant$;
 
 -- name: grant_viewer
 -- Looking: every reading verb, payloads and results included.
@@ -31,5 +38,12 @@ GRANT SELECT ON fairlane.migration, fairlane.queue, fairlane.rule, fairlane.tall
     fairlane.domains, fairlane.flow, fairlane.pace, fairlane.flows, fairlane.line, fairlane.lane, fairlane.session,
     fairlane.load, fairlane.sessions, fairlane.task_set, fairlane.declined, fairlane.unknown_task, fairlane.binding,
     fairlane.leader, fairlane.schedule, fairlane.jobs TO fairlane_viewer;
-GRANT EXECUTE ON FUNCTION fairlane.read_jobs(text[]), fairlane.read_standings, fairlane.read_seconds,
-    fairlane.read_workers TO fairlane_viewer;
+DO $grant$
+DECLARE
+    v_function regprocedure;
+BEGIN
+    FOR v_function IN SELECT p.oid FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_class c ON c.relnamespace = p.pronamespace
+        WHERE c.oid = 'fairlane.library'::regclass AND p.prosecdef AND p.proname ~ '^(read|use)_' LOOP
+        EXECUTE 'GRANT EXECUTE ON FUNCTION ' || v_function || $role$ TO fairlane_viewer$role$;
+    END LOOP;
+END $grant$;

@@ -1,69 +1,12 @@
--- The leader's passes over time, arrivals and what is finished, and recounting everything that is derived. A pass first
--- looks without a lock, and locks only the queues and pools of what it saw: one that finds nothing writes nothing.
-
--- What is wrong with a policy, NULL when nothing is. A job whose policy cannot be read waits by the usual one after a crash, and
--- ends with its next claim.
-CREATE FUNCTION fairlane.backoff_problem(p_backoff bytea) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
-DECLARE
-    v_policy jsonb;
-    v_field text;
-    v_value double precision;
-BEGIN
-    v_policy := convert_from(p_backoff, 'UTF8');
-    IF jsonb_typeof(v_policy) <> 'object' THEN
-        RETURN 'must be a JSON object';
-    END IF;
-    FOREACH v_field IN ARRAY ARRAY['base', 'factor', 'most'] LOOP
-        IF coalesce(jsonb_typeof(v_policy -> v_field), 'number') <> 'number' THEN
-            RETURN v_field || ' must be a number';
-        END IF;
-        v_value := v_policy ->> v_field;
-        IF NOT (CASE v_field WHEN 'factor' THEN v_value BETWEEN 0.01 AND 100 ELSE v_value BETWEEN 0 AND 315360000 END) THEN
-            RETURN format('%s is out of range: %s', v_field, v_value);
-        END IF;
-    END LOOP;
-    RETURN CASE WHEN coalesce(jsonb_typeof(v_policy -> 'jitter'), 'boolean') <> 'boolean' THEN 'jitter must be true or false' END;
-EXCEPTION WHEN data_exception THEN
-    RETURN 'is not JSON';
-END $$;
-
--- Seconds to wait after the `p_attempt`-th charged run: between 0 and base * factor ^ (attempt - 1), at most `most`; without
--- jitter the whole of it. What leaves the range of floats is far beyond the cap, or nothing at all.
-CREATE FUNCTION fairlane.backoff_delay(p_backoff bytea, p_attempt integer, p_draw double precision) RETURNS double precision
-LANGUAGE plpgsql IMMUTABLE AS $$
-DECLARE
-    v_policy jsonb := CASE WHEN p_backoff IS NULL OR fairlane.backoff_problem(p_backoff) IS NOT NULL THEN '{}'
-        ELSE convert_from(p_backoff, 'UTF8') END;
-    v_base double precision := coalesce((v_policy ->> 'base')::double precision, 1.0);
-    v_factor double precision := coalesce((v_policy ->> 'factor')::double precision, 2.0);
-    v_most double precision := coalesce((v_policy ->> 'most')::double precision, 300.0);
-    v_whole double precision := 0;
-    v_power double precision := (p_attempt - 1) * ln(v_factor);
-BEGIN
-    IF v_base > 0 THEN
-        v_whole := CASE WHEN v_power > 700 OR v_power + ln(v_base) > 700 THEN v_most
-            WHEN v_power < -700 OR v_power + ln(v_base) < -700 THEN 0
-            ELSE least(v_most, v_base * power(v_factor, p_attempt - 1)) END;
-    END IF;
-    RETURN CASE WHEN coalesce((v_policy ->> 'jitter')::boolean, true) THEN v_whole * p_draw ELSE v_whole END;
-END $$;
-
--- What makes two requests the same, for ids that outlive their jobs. Headers are not part of it: a repeated request has
--- another trace. Numbers and bytes are written so that no setting of a session changes them.
-CREATE FUNCTION fairlane.fingerprint(j fairlane.job) RETURNS bytea LANGUAGE sql STABLE AS $$
-    SELECT sha256(convert_to(ROW(j.task, (SELECT q.name FROM fairlane.queue q WHERE q.id = j.queue), j.kind, j.class, j.lane,
-        encode(float8send(j.cost), 'hex'), encode(sha256(j.payload), 'hex'), j.retries, encode(j.backoff, 'hex'),
-        encode(float8send(j.timeout), 'hex'), j.uniq, j.pool, j.sticky, j.direct, j.retry_of, encode(float8send(j.delay), 'hex'),
-        encode(float8send(j.run_at), 'hex'), encode(float8send(j.expires), 'hex'))::text, 'UTF8'))
-$$;
+-- The leader's passes over due and arriving jobs. A pass first looks without a lock, and locks only the queues and pools of
+-- what it saw: one that finds nothing writes nothing.
 
 -- Cancel what has expired, then let due jobs arrive: by class, then due time, then id. `next_due`: seconds until there is
 -- something to do again.
 CREATE FUNCTION fairlane.promote(p_limit integer, p_term bigint, p_now double precision DEFAULT NULL,
     p_lease double precision DEFAULT NULL, OUT promoted integer, OUT expired integer, OUT more boolean,
     OUT next_due double precision, OUT topics text[])
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     m fairlane.moment := fairlane.moment_of(p_now, p_lease);
     l fairlane.live;
@@ -232,8 +175,7 @@ END $$;
 CREATE FUNCTION fairlane.admit(p_limit integer, p_term bigint, p_now double precision DEFAULT NULL,
     p_lease double precision DEFAULT NULL, OUT admitted integer, OUT moved integer, OUT repaired integer, OUT more boolean,
     OUT topics text[])
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     m fairlane.moment := fairlane.moment_of(p_now, p_lease);
     l fairlane.live;

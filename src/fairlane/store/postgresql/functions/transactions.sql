@@ -1,8 +1,9 @@
--- Jobs that are stored without the locks that a place in line takes: in a user's own transaction, together with rows of his
--- own, or by an enqueue that found them taken. They are arriving until the next claim or the leader lets them in.
+-- Jobs that are stored without the locks that a place in line takes: in a user's own transaction together with rows of the
+-- application, or by an enqueue that found the locks taken. They are arriving until the next claim or the leader admits them.
 --
--- A user's transaction may stay open for long, so nothing here keeps others waiting: no lock of the store, a pool or a queue, and no row
--- that exists already is locked. Only somebody who stores the same id or takes the same unique value waits for its end.
+-- A user's transaction may stay open for long, so nothing here keeps other calls waiting: no lock of the store, a pool or a
+-- queue is taken, and no row that exists already is locked. Only a call that stores the same id or takes the same unique
+-- value waits for its end.
 
 -- A job out of the request, with the number of its queue, which was made before.
 CREATE FUNCTION fairlane.arriving_job(r jsonb, m fairlane.moment) RETURNS fairlane.job LANGUAGE plpgsql AS $$
@@ -124,8 +125,7 @@ END $$;
 -- The call: JSON in, JSON out, so that every driver can make it. What can be refused by looking is refused in the answer,
 -- and leaves the user's transaction as it was; an error would end it.
 CREATE FUNCTION fairlane.insert_arriving(p_request text) RETURNS text
-LANGUAGE plpgsql SET search_path = pg_catalog SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
-SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET lock_timeout = '2s' AS $$
+LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
 DECLARE
     v_request jsonb := p_request;
     v_trusted boolean := fairlane.is_trusted();
@@ -204,9 +204,7 @@ END $$;
 -- by itself or by whoever had the locks.
 CREATE FUNCTION fairlane.admit_queues(p_queues text[], p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
     OUT topics text[])
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1
-SET enable_material = off SET lock_timeout = '200ms' AS $$
+LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
 DECLARE
     v_queues integer[];
 BEGIN

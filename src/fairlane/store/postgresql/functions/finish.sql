@@ -340,8 +340,7 @@ CREATE FUNCTION fairlane.exchange(p_session text, p_ids text[], p_seqs bigint[],
     OUT tasks text[], OUT queues text[], OUT lanes text[], OUT classes smallint[], OUT payloads bytea[], OUT retries integer[],
     OUT backoffs bytea[], OUT timeouts double precision[], OUT kinds smallint[], OUT stickies text[], OUT suspects boolean[],
     OUT limited boolean[], OUT headers bytea[], OUT waits double precision[], OUT topics text[])
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     s fairlane.session;
     r record;
@@ -394,8 +393,7 @@ END $$;
 CREATE FUNCTION fairlane.report(p_session text, p_ids text[], p_fences integer[], p_values bytea[],
     p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL, OUT acceptances smallint[],
     OUT states smallint[], OUT topics text[])
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_seq bigint;
     v_judged record;

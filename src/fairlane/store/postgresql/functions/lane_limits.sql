@@ -1,159 +1,32 @@
--- Who may start next: the fair order between lanes, and the places of limited lanes. Everything here runs under the lock
--- of its queue. Functions that take a live row return it changed, for the caller to save.
+-- The terms of lanes and the places of limited ones. Everything here runs under the lock of its queue. Functions that take a
+-- live row return it changed, for the caller to save.
 
-CREATE FUNCTION fairlane.domain_for(p_queue integer, p_class integer, p_inbox text) RETURNS fairlane.domain LANGUAGE plpgsql AS $$
+-- What holds for a lane: the longest literal prefix wins, an exact key before a prefix of equal length.
+CREATE FUNCTION fairlane.terms(p_queue integer, p_lane text) RETURNS fairlane.rule LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    d fairlane.domain;
+    v_rule fairlane.rule;
 BEGIN
-    SELECT * INTO d FROM fairlane.domain x WHERE x.inbox = p_inbox AND x.class = p_class AND x.queue = p_queue;
-    IF NOT FOUND THEN
-        INSERT INTO fairlane.domain (queue, class, inbox) VALUES (p_queue, p_class, p_inbox) RETURNING * INTO d;
-        INSERT INTO fairlane.clock VALUES (d.id, 0);
-    END IF;
-    RETURN d;
-END $$;
-
--- The flow of the jobs of a class that have no lane and are for every worker, by far the most. Its number follows from the
--- queue's, so it needs no look-up: those cost an enqueue as much as its writes (measured: 20 of 420 µs).
-CREATE FUNCTION fairlane.bare_flow(p_queue integer, p_class integer) RETURNS bigint LANGUAGE sql IMMUTABLE
-RETURN -(4 * p_queue::bigint + p_class);
-
-CREATE FUNCTION fairlane.flow_number(d fairlane.domain, p_lane text) RETURNS bigint LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN CASE WHEN p_lane = '' AND d.inbox = '' THEN fairlane.bare_flow(d.queue, d.class) ELSE nextval('fairlane.flow_id_seq') END;
-END $$;
-
--- The newest versions of what changes with every call, found from the end; see `0001_tables.sql`.
-CREATE FUNCTION fairlane.clock_of(p_domain bigint) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    RETURN (SELECT c.value FROM fairlane.clock c WHERE c.domain >= p_domain AND c.domain <= p_domain ORDER BY c.domain DESC LIMIT 1);
-END $$;
-
-CREATE FUNCTION fairlane.pace_of(p_flow bigint) RETURNS fairlane.pace LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    p fairlane.pace;
-BEGIN
-    SELECT * INTO p FROM fairlane.pace x WHERE x.flow >= p_flow AND x.flow <= p_flow ORDER BY x.flow DESC LIMIT 1;
-    RETURN p;
-END $$;
-
--- Where they lie. Nobody but who holds the lock of their queue moves them.
-CREATE FUNCTION fairlane.paces_at(p_flows bigint[]) RETURNS tid[] LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    RETURN ARRAY(SELECT x.place FROM unnest(p_flows) g(flow) CROSS JOIN LATERAL (
-        SELECT y.ctid AS place FROM fairlane.pace y WHERE y.flow >= g.flow AND y.flow <= g.flow ORDER BY y.flow DESC LIMIT 1) x);
-END $$;
-
-CREATE FUNCTION fairlane.set_clock(p_domain bigint, p_value bigint) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_place tid;
-BEGIN
-    SELECT c.ctid INTO v_place FROM fairlane.clock c WHERE c.domain >= p_domain AND c.domain <= p_domain
-    ORDER BY c.domain DESC LIMIT 1;
-    UPDATE fairlane.clock SET value = p_value WHERE ctid = v_place;
-END $$;
-
--- Give a flow another tag and head, or neither when nothing of it is claimable. Where it stood in line is told by its pace.
-CREATE FUNCTION fairlane.move_flow(p fairlane.pace, p_tag bigint, p_head bigint) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF p.tag IS NOT NULL THEN
-        DELETE FROM fairlane.line x WHERE x.domain = p.domain AND x.tag = p.tag AND x.head = p.head;
-    END IF;
-    UPDATE fairlane.pace SET tag = p_tag, head = p_head WHERE ctid = ANY (fairlane.paces_at(ARRAY[p.flow]));
-    IF p_tag IS NOT NULL THEN
-        INSERT INTO fairlane.line VALUES (p.domain, p_tag, p_head, p.flow);
-    END IF;
-END $$;
-
--- Put an arrival into the flow of its lane, and tell those who could start it. Returns the number of the flow.
-CREATE FUNCTION fairlane.join_flow(p_queue integer, p_class integer, p_inbox text, p_lane text, p_arrival bigint)
-RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-    d fairlane.domain := fairlane.domain_for(p_queue, p_class, p_inbox);
-    p fairlane.pace;
-    v_flow bigint;
-    v_clock bigint;
-BEGIN
-    SELECT x.id INTO v_flow FROM fairlane.flow x WHERE x.domain = d.id AND x.lane = p_lane;
-    IF v_flow IS NULL THEN
-        v_clock := fairlane.clock_of(d.id);
-        INSERT INTO fairlane.flow (id, domain, lane) VALUES (fairlane.flow_number(d, p_lane), d.id, p_lane) RETURNING id INTO v_flow;
-        INSERT INTO fairlane.pace (flow, domain, finish, tag, head, weight)
-        VALUES (v_flow, d.id, 0, v_clock, p_arrival, (fairlane.terms(p_queue, p_lane)).weight);
-        INSERT INTO fairlane.line VALUES (d.id, v_clock, p_arrival, v_flow);
-    ELSE
-        p := fairlane.pace_of(v_flow);
-        IF p.tag IS NULL OR p_arrival < p.head THEN
-            PERFORM fairlane.move_flow(p, coalesce(p.tag, greatest(fairlane.clock_of(d.id), p.finish)), p_arrival);
+    IF p_lane IS NOT NULL AND p_lane <> '' THEN
+        SELECT r.* INTO v_rule FROM fairlane.rule r
+        WHERE r.queue = p_queue AND CASE WHEN r.exact THEN r.pattern = p_lane ELSE starts_with(p_lane, r.prefix) END
+        ORDER BY length(r.prefix) DESC, r.exact DESC LIMIT 1;
+        IF FOUND THEN
+            RETURN v_rule;
         END IF;
     END IF;
-    PERFORM fairlane.tell_ready(p_queue, p_inbox);
-    RETURN v_flow;
+    v_rule.queue := p_queue;
+    v_rule.weight := 1.0;
+    v_rule.ordered := false;
+    RETURN v_rule;
 END $$;
 
-CREATE FUNCTION fairlane.lane_key(p_seq bigint) RETURNS text LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    RETURN coalesce((SELECT j.lane FROM fairlane.job j WHERE j.seq = p_seq), '');
-END $$;
-
--- Make a job claimable. It is pending, granted and ungated.
-CREATE FUNCTION fairlane.enter(l fairlane.live, m fairlane.moment) RETURNS fairlane.live LANGUAGE plpgsql AS $$
-BEGIN
-    l.flow := fairlane.join_flow(l.queue, l.class, l.inbox, fairlane.lane_key(l.seq), l.arrival);
-    -- Only a job that somebody else cannot take can hold its lane's place idle; see `move_idle_grants`.
-    l.granted_at := CASE WHEN l.lane IS NOT NULL AND l.inbox <> '' THEN m.now END;
-    RETURN l;
-END $$;
-
--- Look up the next job of a flow after its head has gone; its tag stays, because nobody has paid. It comes after the
--- one that has gone: looked for from the beginning, every dead row of the flow would be in the way.
-CREATE FUNCTION fairlane.find_head(p_flow bigint) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    p fairlane.pace := fairlane.pace_of(p_flow);
-    v_head bigint;
-BEGIN
-    SELECT l.arrival INTO v_head FROM fairlane.live l
-    WHERE l.flow = p_flow AND l.flow IS NOT NULL AND l.session IS NULL AND l.arrival >= p.head ORDER BY l.arrival LIMIT 1;
-    IF v_head IS DISTINCT FROM p.head THEN
-        PERFORM fairlane.move_flow(p, CASE WHEN v_head IS NOT NULL THEN p.tag END, v_head);
-    END IF;
-END $$;
-
--- Take a job out of the line, before it has started. Nothing was charged for it, so nothing is owed.
-CREATE FUNCTION fairlane.withdraw(l fairlane.live) RETURNS fairlane.live LANGUAGE plpgsql AS $$
-DECLARE
-    v_flow bigint := l.flow;
-BEGIN
-    IF v_flow IS NULL THEN
-        RETURN l;
-    END IF;
-    l.flow := NULL;
-    l.granted_at := NULL;
-    UPDATE fairlane.live SET flow = NULL, granted_at = NULL WHERE seq = l.seq;
-    IF (fairlane.pace_of(v_flow)).head = l.arrival THEN
-        PERFORM fairlane.find_head(v_flow);
-    END IF;
-    RETURN l;
-END $$;
-
--- Return what an interrupted start had paid, so that starting again pays once in all.
-CREATE FUNCTION fairlane.give_back(l fairlane.live) RETURNS fairlane.live LANGUAGE plpgsql AS $$
-DECLARE
-    d fairlane.domain := fairlane.domain_for(l.queue, l.class, l.inbox);
-    p fairlane.pace;
-    v_flow bigint;
-BEGIN
-    SELECT f.id INTO v_flow FROM fairlane.flow f WHERE f.domain = d.id AND f.lane = fairlane.lane_key(l.seq);
-    IF v_flow IS NOT NULL THEN
-        UPDATE fairlane.pace u SET finish = greatest(0, u.finish - l.paid) WHERE u.ctid = ANY (fairlane.paces_at(ARRAY[v_flow]))
-        RETURNING * INTO p;
-        IF p.tag IS NOT NULL THEN
-            PERFORM fairlane.move_flow(p, greatest(fairlane.clock_of(d.id), p.finish), p.head);
-        END IF;
-    END IF;
-    l.paid := 0;
-    RETURN l;
-END $$;
+-- Free slots for a class, out of a limit, its reservations and what runs: the rule of workers and of limited queues.
+CREATE FUNCTION fairlane.room(p_total integer, p_high integer, p_normal integer, r0 bigint, r1 bigint, r2 bigint, p_class integer)
+RETURNS integer LANGUAGE sql IMMUTABLE AS $$
+    SELECT greatest(0, least(p_total - r0 - r1 - r2,
+        CASE WHEN p_class >= 1 THEN p_total - p_high - r1 - r2 ELSE p_total END,
+        CASE WHEN p_class = 2 THEN p_total - p_high - p_normal - r2 ELSE p_total END))::integer
+$$;
 
 -- The limited lane of a key, made when it has no jobs yet; nothing (a NULL id) when the lane has no limit.
 CREATE FUNCTION fairlane.lane_for(p_queue integer, p_key text) RETURNS fairlane.lane LANGUAGE plpgsql AS $$

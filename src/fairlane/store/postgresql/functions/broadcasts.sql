@@ -198,8 +198,7 @@ END $$;
 -- Cancel jobs; nothing is cancelled when one of them is unknown. `states`: the state each is in now.
 CREATE FUNCTION fairlane.cancel(p_ids text[], p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
     OUT states smallint[], OUT topics text[])
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     m fairlane.moment;
     v_seqs bigint[];

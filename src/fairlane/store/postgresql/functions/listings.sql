@@ -1,4 +1,4 @@
--- Queues, sessions and bindings as readers see them; see 0015_reading.sql for the settings.
+-- Queues, lanes, sessions and bindings as readers see them.
 
 -- Every queue, by name. `tallies` has a row for each class that ever had a job: the class, then jobs by state. What is
 -- stored and not admitted yet is pending too, and in no tally.
@@ -7,8 +7,6 @@ CREATE FUNCTION fairlane.read_queues(p_lease double precision DEFAULT NULL, p_no
 RETURNS TABLE (name text, version bigint, declared text, override text, tallies bigint[], workers bigint,
     oldest_wait double precision)
 LANGUAGE plpgsql STABLE
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET jit = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -49,8 +47,6 @@ CREATE FUNCTION fairlane.read_lanes(p_queue text, p_limit integer, p_whole integ
     p_running bigint DEFAULT NULL, p_key text DEFAULT NULL, p_shown integer DEFAULT 0, p_now double precision DEFAULT NULL)
 RETURNS TABLE (declared text, override text, lanes json, whole boolean)
 LANGUAGE plpgsql STABLE
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET enable_material = off SET join_collapse_limit = 1 SET jit = off
 AS $$
 DECLARE
     c_pages CONSTANT double precision := 150;
@@ -168,101 +164,6 @@ BEGIN
         FROM fairlane.job j WHERE j.seq = v_seq);
 END $$;
 
--- Jobs of a lane (NULL: none), at least the next `p_count` after a place in its line, in no order: those that run (if `p_running`),
--- claimable ones, and in a limited lane those without a place and those that hold one behind a gate or until their retry. Where
--- jobs stand by class, those of classes below `p_rank` are on earlier pages. Of jobs behind a gate that are in no limited lane
--- `p_whole` are looked at; `exact` is whether those were all. No row for a queue that does not exist.
-CREATE FUNCTION fairlane.read_lane_line(p_queue text, p_lane text, p_running boolean, p_rank integer, p_after bigint,
-    p_count integer, p_whole integer)
-RETURNS TABLE (declared text, override text, jobs json, exact boolean)
-LANGUAGE plpgsql STABLE
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET enable_material = off SET join_collapse_limit = 1 SET jit = off SET extra_float_digits = 1
-AS $$
-DECLARE
-    q fairlane.queue;
-    n fairlane.lane;
-    v_ordered boolean;
-    v_after bigint[];              -- by class: after which arrival to go on; NULL: nowhere
-    v_seqs bigint[] := '{}';
-    v_gated bigint[] := '{}';
-BEGIN
-    SELECT * INTO q FROM fairlane.queue x WHERE x.name = p_queue;
-    IF NOT FOUND THEN
-        RETURN;
-    END IF;
-    SELECT * INTO n FROM fairlane.lane x WHERE x.queue = q.id AND x.key = p_lane;
-    v_ordered := coalesce(n.ordered, false);
-    v_after := ARRAY(SELECT CASE WHEN r.rank > p_rank THEN -1 WHEN r.rank = p_rank THEN p_after END
-        FROM (SELECT CASE WHEN v_ordered THEN 0 ELSE c END AS rank, c FROM generate_series(0, 2) c) r ORDER BY r.c);
-    IF p_running THEN
-        v_seqs := ARRAY(SELECT x.seq FROM fairlane.live x CROSS JOIN LATERAL (SELECT i.lane FROM fairlane.job i WHERE i.seq = x.seq OFFSET 0) j
-                WHERE x.session IS NOT NULL AND x.queue = q.id AND j.lane IS NOT DISTINCT FROM p_lane
-            UNION ALL SELECT a.seq FROM fairlane.aside a CROSS JOIN LATERAL (SELECT i.queue, i.lane FROM fairlane.job i WHERE i.seq = a.seq OFFSET 0) j
-                WHERE a.gate = 4 AND j.queue = q.id AND j.lane IS NOT DISTINCT FROM p_lane);
-    END IF;
-    v_seqs := v_seqs || ARRAY(SELECT r.seq FROM fairlane.domain d
-        CROSS JOIN LATERAL (SELECT x.id, x.head FROM fairlane.flows x
-            WHERE x.domain = d.id AND x.lane = coalesce(p_lane, '') AND x.tag IS NOT NULL OFFSET 0) f
-        CROSS JOIN LATERAL (SELECT x.seq FROM fairlane.live x WHERE x.flow = f.id AND x.flow IS NOT NULL AND x.session IS NULL
-            AND x.arrival >= f.head AND x.arrival > v_after[d.class + 1] ORDER BY x.flow, x.arrival LIMIT p_count) r
-        WHERE d.queue = q.id);
-    IF n.id IS NULL THEN
-        v_gated := ARRAY(SELECT a.seq FROM fairlane.aside a
-            CROSS JOIN LATERAL (SELECT x.queue, x.state, x.lane FROM fairlane.live x WHERE x.seq = a.seq OFFSET 0) x
-            WHERE a.gate IN (1, 2) AND x.queue = q.id AND x.state = 2 AND x.lane IS NULL LIMIT p_whole);
-        v_seqs := v_seqs || ARRAY(SELECT j.seq FROM unnest(v_gated) g (seq) JOIN fairlane.job j ON j.seq = g.seq
-            WHERE j.lane IS NOT DISTINCT FROM p_lane);
-    ELSE
-        v_seqs := v_seqs || ARRAY(SELECT w.seq FROM generate_series(0, CASE WHEN v_ordered THEN 0 ELSE 2 END) r (rank)
-                CROSS JOIN LATERAL (SELECT x.seq FROM fairlane.live x WHERE x.lane = n.id AND x.lane IS NOT NULL AND x.session IS NULL
-                    AND NOT x.granted AND x.rank = r.rank::smallint AND x.arrival > v_after[r.rank + 1]
-                    ORDER BY x.lane, x.granted, x.rank, x.arrival LIMIT p_count) w
-            UNION ALL SELECT x.seq FROM fairlane.live x WHERE x.lane = n.id AND x.lane IS NOT NULL AND x.session IS NULL AND x.granted
-                AND (x.due IS NOT NULL OR x.gate > 0) AND x.state < 3);
-    END IF;
-    RETURN QUERY SELECT q.declared, q.override, (SELECT json_agg(json_build_array(
-            l.seq, j.id, j.task, l.state, l.class, j.enqueued_at, l.attempt, l.started_at, l.arrival))
-        FROM unnest(v_seqs) w (seq) JOIN fairlane.live l ON l.seq = w.seq JOIN fairlane.job j ON j.seq = w.seq),
-        cardinality(v_gated) < p_whole;
-END $$;
-
--- Failed jobs by task and error group, the largest group first: of the newest `p_most`, of a queue if one is named. `exact` is
--- whether those were all. `error` is the end of the newest one's.
-CREATE FUNCTION fairlane.read_failures(p_queue text, p_task text, p_limit integer, p_most integer, p_tail integer)
-RETURNS TABLE (task text, error_group text, count bigint, first_at double precision, last_at double precision, reason text,
-    example_id text, error text, exact boolean)
-LANGUAGE plpgsql STABLE
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET enable_material = off SET join_collapse_limit = 1 SET jit = off SET extra_float_digits = 1
-AS $$
-#variable_conflict use_column
-DECLARE
-    v_queue integer;
-    v_seqs bigint[];
-BEGIN
-    IF p_queue IS NULL THEN
-        v_seqs := ARRAY(SELECT o.seq FROM fairlane.outcome o WHERE o.state > 4 AND o.state < 6::smallint
-            ORDER BY o.state DESC, o.seq DESC LIMIT p_most + 1);
-    ELSE
-        SELECT q.id INTO v_queue FROM fairlane.queue q WHERE q.name = p_queue;
-        v_seqs := ARRAY(SELECT o.seq FROM fairlane.outcome o WHERE o.queue = v_queue AND o.state = 5::smallint
-            ORDER BY o.queue DESC, o.state DESC, o.finished_at DESC LIMIT p_most + 1);
-    END IF;
-    RETURN QUERY
-    SELECT g.task, g.kind, g.jobs, g.first_at, g.last_at, o.reason, j.id, right(o.error, p_tail), cardinality(v_seqs) <= p_most
-    FROM (
-        SELECT j.task, coalesce(o.error_group, o.reason) AS kind, count(*) AS jobs, min(o.finished_at) AS first_at,
-            max(o.finished_at) AS last_at, (array_agg(o.seq ORDER BY o.finished_at DESC, o.seq DESC))[1] AS seq
-        FROM unnest(v_seqs[:p_most]) w (seq)
-        CROSS JOIN LATERAL (SELECT x.* FROM fairlane.outcome x WHERE x.seq = w.seq OFFSET 0) o
-        CROSS JOIN LATERAL (SELECT x.task FROM fairlane.job x WHERE x.seq = w.seq OFFSET 0) j
-        WHERE p_task IS NULL OR j.task = p_task
-        GROUP BY 1, 2 ORDER BY 3 DESC, 5 DESC, 1, 2 LIMIT p_limit) g
-    JOIN fairlane.outcome o ON o.seq = g.seq JOIN fairlane.job j ON j.seq = g.seq
-    ORDER BY g.jobs DESC, g.last_at DESC, g.task COLLATE "C", g.kind COLLATE "C";
-END $$;
-
 -- Since when the job of a queue waits that arrived first: it was sent, or due, or ran last. The first of each flow, the first
 -- of those that wait for a place of a lane, and those behind a gate; of each at most so many, those that come next.
 CREATE FUNCTION fairlane.oldest_waiting(p_queue integer, p_lanes integer) RETURNS double precision LANGUAGE plpgsql STABLE AS $$
@@ -302,7 +203,6 @@ RETURNS TABLE (
     task_set text
 )
 LANGUAGE plpgsql STABLE
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -333,8 +233,6 @@ RETURNS TABLE (
     closed_at double precision, cleanup text, cleanup_failed boolean
 )
 LANGUAGE plpgsql STABLE
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET enable_material = off SET join_collapse_limit = 1 SET jit = off
 AS $$
 #variable_conflict use_column
 DECLARE

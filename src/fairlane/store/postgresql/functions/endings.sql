@@ -1,6 +1,4 @@
 -- How jobs end and how they go back: every way out of running or waiting, with all that follows in the same step.
--- States: 4 completed, 5 failed, 6 cancelled. Moves: 3 complete, 4 fail, 5 retry, 6 snooze, 7 hand back, 8 crash,
--- 9 take back, 10 cancel.
 
 -- A job leaves its session: the slot it had is free.
 CREATE FUNCTION fairlane.unload(l fairlane.live) RETURNS void LANGUAGE plpgsql AS $$

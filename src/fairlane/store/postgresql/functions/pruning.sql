@@ -1,4 +1,4 @@
--- Forgetting: what retention does not keep, jobs by id, and the lines of lanes that have nothing left.
+-- Removes what retention does not keep: jobs, old records of other kinds, and the flows of lanes that are empty.
 
 -- Forget what retention does not keep: finished jobs past their age or beyond their number, and old records of other kinds.
 -- Queues are locked only to tidy their flows, and not in a pass that has all it can do with jobs: such passes follow each
@@ -7,8 +7,7 @@ CREATE FUNCTION fairlane.prune(p_completed_seconds double precision, p_completed
     p_failed_count bigint, p_history_seconds double precision, p_id_seconds double precision, p_limit integer, p_term bigint,
     p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
     OUT jobs integer, OUT other integer, OUT more boolean, OUT topics text[])
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     m fairlane.moment := fairlane.moment_of(p_now, p_lease);
     v_jobs bigint[] := '{}';
@@ -122,8 +121,7 @@ END $$;
 -- Forget the jobs among these that are final; `gone` are their ids.
 CREATE FUNCTION fairlane.forget_final(p_ids text[], p_id_seconds double precision, p_retry_id_seconds double precision,
     p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL, OUT gone text[])
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_seqs bigint[];
     v_ids text[];

@@ -328,8 +328,7 @@ CREATE FUNCTION fairlane.release(p_pool text, p_key text, p_id text, p_task text
     p_cost double precision, p_payload bytea, p_headers bytea, p_retries integer, p_backoff bytea, p_timeout double precision,
     p_uniq text, p_unique_for double precision, p_retry_of text, p_expires double precision,
     p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL, OUT answer text, OUT topics text[])
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off SET lock_timeout = '2s' AS $$
+LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
 DECLARE
     m fairlane.moment := fairlane.moment_of(p_now, p_lease);
     b fairlane.binding;

@@ -1,17 +1,5 @@
--- What is counted of waiting jobs, for `figures.py` to tell where they stand: everything in one call and one snapshot.
--- Counts go only so far, and no further than an index leads: see the constants there, which are the parameters here.
-
--- Live workers that serve a queue: slots, those reserved for high and for normal, and what it runs by class.
-CREATE FUNCTION fairlane.read_workers(p_queue text, p_lease double precision DEFAULT NULL)
-RETURNS SETOF integer[] LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    v_lease double precision := coalesce(p_lease, extract(epoch FROM clock_timestamp()));
-BEGIN
-    RETURN QUERY
-    SELECT ARRAY[s.slots, s.reserved_high, s.reserved_normal, s.running_high, s.running_normal, s.running_low]
-    FROM fairlane.sessions s
-    WHERE s.state = 'live' AND s.kind = 'worker' AND s.expires > v_lease AND p_queue = ANY (s.queues);
-END $$;
+-- What is counted of waiting jobs, from which `positions.py` computes where they stand: everything in one call and one
+-- snapshot. Counts stop at a limit, and go no further than an index leads; the limits are parameters.
 
 -- Whether a live worker knows a task, or does not say: the one that an inbox names, else any that serves the queue.
 CREATE FUNCTION fairlane.read_known(p_task text, p_queue text, p_inbox text, p_lease double precision DEFAULT NULL)
@@ -38,14 +26,6 @@ BEGIN
             WHERE l.state <> 3 ORDER BY a.since LIMIT p_most) d
         JOIN fairlane.job j ON j.seq = d.seq JOIN fairlane.queue q ON q.id = d.queue
         GROUP BY q.name, j.task ORDER BY min(d.since), q.name COLLATE "C", j.task COLLATE "C" LIMIT p_limit) x;
-END $$;
-
--- The median run time of the last jobs of a queue that completed; NULL while none has.
-CREATE FUNCTION fairlane.read_seconds(p_queue integer) RETURNS double precision LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    RETURN (SELECT (array_agg(t.seconds ORDER BY t.seconds))[count(*) / 2 + 1] FROM (
-        SELECT greatest(0.0, o.finished_at - o.started_at) AS seconds FROM fairlane.outcome o
-        WHERE o.queue = p_queue AND o.state = 4 AND o.started_at IS NOT NULL ORDER BY o.finished_at DESC LIMIT 101) t);
 END $$;
 
 -- `figures.QueueFigures`.
@@ -278,8 +258,7 @@ CREATE FUNCTION fairlane.read_standings(
     p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL
 )
 RETURNS json LANGUAGE plpgsql STABLE
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET enable_material = off SET join_collapse_limit = 1 SET jit = off SET extra_float_digits = 1
+SET extra_float_digits = 1
 AS $$
 DECLARE
     v_clock double precision := extract(epoch FROM clock_timestamp());

@@ -12,8 +12,7 @@ $$;
 CREATE FUNCTION fairlane.register(p_id text, p_kind text, p_seconds double precision, p_host text, p_pid integer, p_pool text,
     p_idx integer, p_queues text[], p_slots integer, p_reserved_high integer, p_reserved_normal integer,
     p_task_set text, p_tasks text[], p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL, OUT topics text[])
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     m fairlane.moment := fairlane.moment_of(p_now, p_lease);
     v_index integer;
@@ -111,8 +110,7 @@ END $$;
 CREATE FUNCTION fairlane.renew(p_session text, p_ids text[], p_fences integer[], p_claim bigint, p_stopping boolean,
     p_alone boolean DEFAULT false, p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
     OUT lost integer[], OUT cancel text[], OUT taken_back text[], OUT again boolean, OUT now double precision, OUT topics text[])
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     m fairlane.moment;
     s fairlane.session;
@@ -165,8 +163,7 @@ END $$;
 -- others uncharged.
 CREATE FUNCTION fairlane.leave(p_session text, p_ids text[], p_fences integer[], p_now double precision DEFAULT NULL,
     p_lease double precision DEFAULT NULL, OUT topics text[])
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     m fairlane.moment;
     s fairlane.session;
@@ -268,8 +265,7 @@ $$;
 CREATE FUNCTION fairlane.rescue(p_limit integer, p_declare boolean, p_term bigint, p_now double precision DEFAULT NULL,
     p_lease double precision DEFAULT NULL, OUT declared text[], OUT retried integer, OUT failed integer, OUT cancelled integer,
     OUT lost_bindings integer, OUT drained integer, OUT more boolean, OUT now double precision, OUT topics text[])
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     m fairlane.moment := fairlane.moment_of(p_now, p_lease);
     s fairlane.session;

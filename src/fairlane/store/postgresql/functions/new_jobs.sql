@@ -1,4 +1,4 @@
--- What follows the identity of new jobs: their live rows, together where they are alike and one by one where they are not.
+-- The rows that follow the identity of new jobs: written together where the jobs are alike, one by one where they are not.
 
 -- The live rows of new jobs that are due, of one queue and class: the arrays of the call are used as they are. Their arrivals
 -- lie side by side.
@@ -124,8 +124,7 @@ CREATE FUNCTION fairlane.enqueue_any(p_ids text[], p_tasks text[], p_queues text
     p_workers integer[], p_waiters text[], p_ttls double precision[], p_crons text[], p_slots double precision[],
     p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
     OUT ids text[], OUT created boolean[], OUT states smallint[], OUT topics text[])
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off SET lock_timeout = '2s' AS $$
+LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
 DECLARE
     m fairlane.moment := fairlane.moment_of(p_now, p_lease);
     j fairlane.job;
@@ -269,3 +268,12 @@ BEGIN
         PERFORM fairlane.begin_broadcast(l.seq, p_ttl, m);
     END IF;
 END $$;
+
+-- What makes two requests the same, for ids that outlive their jobs. Headers are not part of it: a repeated request has
+-- another trace. Numbers and bytes are written so that no setting of a session changes them.
+CREATE FUNCTION fairlane.fingerprint(j fairlane.job) RETURNS bytea LANGUAGE sql STABLE AS $$
+    SELECT sha256(convert_to(ROW(j.task, (SELECT q.name FROM fairlane.queue q WHERE q.id = j.queue), j.kind, j.class, j.lane,
+        encode(float8send(j.cost), 'hex'), encode(sha256(j.payload), 'hex'), j.retries, encode(j.backoff, 'hex'),
+        encode(float8send(j.timeout), 'hex'), j.uniq, j.pool, j.sticky, j.direct, j.retry_of, encode(float8send(j.delay), 'hex'),
+        encode(float8send(j.run_at), 'hex'), encode(float8send(j.expires), 'hex'))::text, 'UTF8'))
+$$;

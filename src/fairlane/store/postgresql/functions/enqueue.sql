@@ -1,6 +1,6 @@
--- How jobs come in. The identity is written first, because that is where an enqueue can have to wait: for somebody's open
--- transaction with the same id or unique value, two seconds at most. The locks come after it, so that nobody else waits
--- for that transaction too.
+-- Enqueueing. The identity is written first, because that is where an enqueue may have to wait, two seconds at most: for another
+-- open transaction with the same id or unique value. The locks come after it, so that no other call waits for that
+-- transaction too.
 
 -- The flows of lanes in a domain, made when they are new, in the order of the lanes. A look-up by itself for each, so that
 -- no plan can turn it into a walk over all flows.
@@ -129,7 +129,7 @@ CREATE FUNCTION fairlane.enqueue_one(p_id text, p_task text, p_queue text, p_pay
     p_retries integer DEFAULT 3, p_backoff bytea DEFAULT NULL, p_timeout double precision DEFAULT NULL, p_pool text DEFAULT 'default',
     p_retry_of text DEFAULT NULL, p_headers bytea DEFAULT NULL, p_now double precision DEFAULT NULL,
     p_lease double precision DEFAULT NULL) RETURNS integer
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET lock_timeout = '2s' AS $$
+LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
 DECLARE
     v_now double precision := coalesce(p_now, extract(epoch FROM clock_timestamp()));
     v_space integer := fairlane.space();
@@ -233,8 +233,7 @@ CREATE FUNCTION fairlane.enqueue(p_ids text[], p_tasks text[], p_queues text[], 
     p_retries integer[], p_backoffs bytea[], p_timeouts double precision[], p_pools text[], p_retry_ofs text[], p_headers bytea[],
     p_patience text, p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
     OUT created boolean[], OUT states smallint[], OUT arriving boolean, OUT topics text[])
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off SET join_collapse_limit = 1 SET from_collapse_limit = 1 SET enable_material = off SET lock_timeout = '2s' AS $$
+LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
 DECLARE
     m fairlane.moment := fairlane.moment_of(p_now, p_lease);
     v_count integer := cardinality(p_ids);

@@ -1,0 +1,93 @@
+-- The row of a job that is not final, the counts of its queue, and the time of a call.
+
+-- Read after the locks, so that a later call has a later time.
+CREATE FUNCTION fairlane.moment_of(p_now double precision, p_lease double precision) RETURNS fairlane.moment
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_clock double precision := extract(epoch FROM clock_timestamp());
+BEGIN
+    IF coalesce(p_now, p_lease) IS NOT NULL THEN
+        PERFORM fairlane.check_clock();
+    END IF;
+    RETURN (coalesce(p_now, v_clock), coalesce(p_lease, p_now, v_clock))::fairlane.moment;
+END $$;
+
+-- One job went from one state to another; NULL is no state, and what is arriving is not counted.
+CREATE FUNCTION fairlane.tally_move(p_queue integer, p_class integer, p_was integer, p_becomes integer, p_slotless integer DEFAULT 0)
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO fairlane.tally (queue, class, scheduled, pending, running, slotless, completed, failed, cancelled)
+    VALUES (p_queue, p_class,
+        (p_becomes IS NOT DISTINCT FROM 1)::integer - (p_was IS NOT DISTINCT FROM 1)::integer,
+        (p_becomes IS NOT DISTINCT FROM 2)::integer - (p_was IS NOT DISTINCT FROM 2)::integer,
+        (p_becomes IS NOT DISTINCT FROM 3)::integer - (p_was IS NOT DISTINCT FROM 3)::integer,
+        p_slotless,
+        (p_becomes IS NOT DISTINCT FROM 4)::integer, (p_becomes IS NOT DISTINCT FROM 5)::integer,
+        (p_becomes IS NOT DISTINCT FROM 6)::integer);
+END $$;
+
+CREATE FUNCTION fairlane.queue_number(p_name text) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    v_id integer;
+BEGIN
+    SELECT q.id INTO v_id FROM fairlane.queue q WHERE q.name = p_name;
+    IF v_id IS NULL THEN
+        INSERT INTO fairlane.queue (name) VALUES (p_name) ON CONFLICT (name) DO NOTHING;
+        SELECT q.id INTO v_id FROM fairlane.queue q WHERE q.name = p_name;
+    END IF;
+    RETURN v_id;
+END $$;
+
+-- Whether a job has anything that few have, and so a row in `aside`.
+CREATE FUNCTION fairlane.is_aside(l fairlane.live) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    RETURN l.state = 1 OR l.gate IN (1, 2, 4) OR l.inbox <> ''
+        OR num_nonnulls(l.expires_at, l.binding, l.waiter) > 0;
+END $$;
+
+-- Let `aside` say what `live` says of a job.
+CREATE FUNCTION fairlane.set_aside(l fairlane.live) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF fairlane.is_aside(l) THEN
+        INSERT INTO fairlane.aside (seq, arrival, waiter, binding, granted_at, due, expires_at, class, gate, scheduled, inbox)
+        VALUES (l.seq, l.arrival, l.waiter, l.binding, l.granted_at, l.due, l.expires_at, l.class, l.gate, l.state = 1, l.inbox)
+        ON CONFLICT (seq) DO UPDATE SET arrival = excluded.arrival, binding = excluded.binding, granted_at = excluded.granted_at,
+            due = excluded.due, expires_at = excluded.expires_at, gate = excluded.gate, scheduled = excluded.scheduled, inbox = excluded.inbox;
+    ELSE
+        DELETE FROM fairlane.aside a WHERE a.seq = l.seq;
+    END IF;
+END $$;
+
+-- The same for new jobs that have nothing else than that some of them expire.
+CREATE FUNCTION fairlane.set_expiries(p_seqs bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO fairlane.aside (seq, arrival, due, expires_at, class, gate, scheduled, inbox)
+    SELECT l.seq, l.arrival, l.due, l.expires_at, l.class, l.gate, false, '' FROM fairlane.live l
+    WHERE l.seq = ANY (p_seqs) AND l.expires_at IS NOT NULL;
+END $$;
+
+-- Store the live row of a new job.
+CREATE FUNCTION fairlane.put(l fairlane.live) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO fairlane.live SELECT l.*;
+    IF fairlane.is_aside(l) THEN
+        PERFORM fairlane.set_aside(l);
+    END IF;
+END $$;
+
+-- Write what moves of a live job.
+CREATE FUNCTION fairlane.save(l fairlane.live) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM fairlane.set_aside(l);
+    UPDATE fairlane.live SET state = l.state, gate = l.gate, flow = l.flow, inbox = l.inbox, lane = l.lane, rank = l.rank,
+        granted = l.granted, granted_at = l.granted_at, arrival = l.arrival, due = l.due, session = l.session,
+        claim = l.claim, binding = l.binding, fence = l.fence, attempt = l.attempt, crashes = l.crashes,
+        suspect = l.suspect, cancel = l.cancel, refused = l.refused, paid = l.paid, started_at = l.started_at,
+        expires_at = l.expires_at, returns = l.returns
+    WHERE seq = l.seq;
+END $$;
+
+CREATE FUNCTION fairlane.refuse(p_code text, p_message text, p_detail text DEFAULT '') RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION USING ERRCODE = p_code, MESSAGE = p_message, DETAIL = p_detail;
+END $$;

@@ -1,0 +1,59 @@
+-- The jobs of one lane in the order in which they start.
+
+-- Jobs of a lane (NULL: none), at least the next `p_count` after a place in its line, in no order: those that run (if `p_running`),
+-- claimable ones, and in a limited lane those without a place and those that hold one behind a gate or until their retry. Where
+-- jobs stand by class, those of classes below `p_rank` are on earlier pages. Of jobs behind a gate that are in no limited lane
+-- `p_whole` are looked at; `exact` is whether those were all. No row for a queue that does not exist.
+CREATE FUNCTION fairlane.read_lane_line(p_queue text, p_lane text, p_running boolean, p_rank integer, p_after bigint,
+    p_count integer, p_whole integer)
+RETURNS TABLE (declared text, override text, jobs json, exact boolean)
+LANGUAGE plpgsql STABLE
+SET extra_float_digits = 1
+AS $$
+DECLARE
+    q fairlane.queue;
+    n fairlane.lane;
+    v_ordered boolean;
+    v_after bigint[];              -- by class: after which arrival to go on; NULL: nowhere
+    v_seqs bigint[] := '{}';
+    v_gated bigint[] := '{}';
+BEGIN
+    SELECT * INTO q FROM fairlane.queue x WHERE x.name = p_queue;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    SELECT * INTO n FROM fairlane.lane x WHERE x.queue = q.id AND x.key = p_lane;
+    v_ordered := coalesce(n.ordered, false);
+    v_after := ARRAY(SELECT CASE WHEN r.rank > p_rank THEN -1 WHEN r.rank = p_rank THEN p_after END
+        FROM (SELECT CASE WHEN v_ordered THEN 0 ELSE c END AS rank, c FROM generate_series(0, 2) c) r ORDER BY r.c);
+    IF p_running THEN
+        v_seqs := ARRAY(SELECT x.seq FROM fairlane.live x CROSS JOIN LATERAL (SELECT i.lane FROM fairlane.job i WHERE i.seq = x.seq OFFSET 0) j
+                WHERE x.session IS NOT NULL AND x.queue = q.id AND j.lane IS NOT DISTINCT FROM p_lane
+            UNION ALL SELECT a.seq FROM fairlane.aside a CROSS JOIN LATERAL (SELECT i.queue, i.lane FROM fairlane.job i WHERE i.seq = a.seq OFFSET 0) j
+                WHERE a.gate = 4 AND j.queue = q.id AND j.lane IS NOT DISTINCT FROM p_lane);
+    END IF;
+    v_seqs := v_seqs || ARRAY(SELECT r.seq FROM fairlane.domain d
+        CROSS JOIN LATERAL (SELECT x.id, x.head FROM fairlane.flows x
+            WHERE x.domain = d.id AND x.lane = coalesce(p_lane, '') AND x.tag IS NOT NULL OFFSET 0) f
+        CROSS JOIN LATERAL (SELECT x.seq FROM fairlane.live x WHERE x.flow = f.id AND x.flow IS NOT NULL AND x.session IS NULL
+            AND x.arrival >= f.head AND x.arrival > v_after[d.class + 1] ORDER BY x.flow, x.arrival LIMIT p_count) r
+        WHERE d.queue = q.id);
+    IF n.id IS NULL THEN
+        v_gated := ARRAY(SELECT a.seq FROM fairlane.aside a
+            CROSS JOIN LATERAL (SELECT x.queue, x.state, x.lane FROM fairlane.live x WHERE x.seq = a.seq OFFSET 0) x
+            WHERE a.gate IN (1, 2) AND x.queue = q.id AND x.state = 2 AND x.lane IS NULL LIMIT p_whole);
+        v_seqs := v_seqs || ARRAY(SELECT j.seq FROM unnest(v_gated) g (seq) JOIN fairlane.job j ON j.seq = g.seq
+            WHERE j.lane IS NOT DISTINCT FROM p_lane);
+    ELSE
+        v_seqs := v_seqs || ARRAY(SELECT w.seq FROM generate_series(0, CASE WHEN v_ordered THEN 0 ELSE 2 END) r (rank)
+                CROSS JOIN LATERAL (SELECT x.seq FROM fairlane.live x WHERE x.lane = n.id AND x.lane IS NOT NULL AND x.session IS NULL
+                    AND NOT x.granted AND x.rank = r.rank::smallint AND x.arrival > v_after[r.rank + 1]
+                    ORDER BY x.lane, x.granted, x.rank, x.arrival LIMIT p_count) w
+            UNION ALL SELECT x.seq FROM fairlane.live x WHERE x.lane = n.id AND x.lane IS NOT NULL AND x.session IS NULL AND x.granted
+                AND (x.due IS NOT NULL OR x.gate > 0) AND x.state < 3);
+    END IF;
+    RETURN QUERY SELECT q.declared, q.override, (SELECT json_agg(json_build_array(
+            l.seq, j.id, j.task, l.state, l.class, j.enqueued_at, l.attempt, l.started_at, l.arrival))
+        FROM unnest(v_seqs) w (seq) JOIN fairlane.live l ON l.seq = w.seq JOIN fairlane.job j ON j.seq = w.seq),
+        cardinality(v_gated) < p_whole;
+END $$;

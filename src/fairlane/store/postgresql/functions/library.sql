@@ -1,0 +1,9 @@
+-- The library's own record.
+
+-- Renew the record of this library: a library that no process has used for long is removed. A renewal within the hour writes
+-- nothing.
+CREATE FUNCTION fairlane.use_library() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE fairlane.library l SET used_at = clock_timestamp()
+    WHERE l.version = 'fairlane.LIBRARY' AND l.used_at < clock_timestamp() - interval '1 hour';
+END $$;

@@ -1,0 +1,68 @@
+-- Advisory locks on the store, on pools and on queues.
+--
+-- The order of locks. Every function that writes takes what it needs of this list from top to bottom, each step sorted,
+-- and waits for nothing above a step once it holds something of that step. So no two calls can wait for each other:
+--
+--   1. names: new queues, then job ids, then unique values, then rows of `schedule`. An insert waits for a call that stores the
+--      same name at this moment, 2 s at most, and holds no lock of steps 2 to 7 meanwhile. Only copies of a broadcast get their
+--      ids later, because those follow from which workers there are; that wait ends after 0.1 s, with an error.
+--   2. the store: an advisory lock, shared by the many, alone by the few. With the store alone nothing of steps 3 to 5 is
+--      held by anybody else.
+--   3. running jobs: rows of `live` that have a session, by `seq`; then their rows of `progress`.
+--   4. pools: advisory, by number. A pool's lock guards its bindings.
+--   5. queues: advisory, by number. A queue's lock guards its line: domains, flows, lanes, jobs that wait or arrive, parents of
+--      broadcasts, and the rows of `aside`. Those are never waited for.
+--   6. the row of `leader`, shared by the leader's passes. Renewing a term takes this step alone.
+--   7. the row of `session`, then that of `load`. Renewing a lease takes this step alone.
+--
+-- Whatever is needed out of order is taken only if it is free: `pg_try_…`, SKIP LOCKED or NOWAIT. Of the remaining rows
+-- `tally`, `outcome`, `attempt` and `relation` are only added to; a call that counts in them, adds them up or removes them skips
+-- what is locked, or is the only one that does (`prune`). Locks end with their transaction, or with a block that is undone.
+
+-- Two schemas in one database must not wait for each other: the number of a type tells them apart.
+CREATE FUNCTION fairlane.space() RETURNS integer LANGUAGE sql STABLE AS $$
+    SELECT pg_catalog.pg_typeof(NULL::fairlane.queue)::oid::integer
+$$;
+
+CREATE FUNCTION fairlane.lock_alone() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(fairlane.space(), 0);
+END $$;
+
+CREATE FUNCTION fairlane.lock_some(p_pools text[], p_queues integer[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_space integer := fairlane.space();
+    v_key integer;
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(v_space, 0);
+    IF cardinality(p_queues) = 1 AND coalesce(cardinality(p_pools), 0) = 0 THEN
+        PERFORM pg_advisory_xact_lock(v_space, p_queues[1]);
+        RETURN;
+    END IF;
+    -- Pools are negative numbers, queues positive ones. Two pools that share a number wait for each other, no more.
+    FOR v_key IN SELECT DISTINCT -1 - (hashtext(p) & 1073741823) FROM unnest(p_pools) p ORDER BY 1 LOOP
+        PERFORM pg_advisory_xact_lock(v_space, v_key);
+    END LOOP;
+    FOR v_key IN SELECT DISTINCT q FROM unnest(p_queues) q ORDER BY 1 LOOP
+        PERFORM pg_advisory_xact_lock(v_space, v_key);
+    END LOOP;
+END $$;
+
+-- The same without waiting: true when all of it was free.
+CREATE FUNCTION fairlane.try_lock(p_queues integer[], p_pools text[] DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    v_space integer := fairlane.space();
+    v_key integer;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock_shared(v_space, 0) THEN
+        RETURN false;
+    ELSIF cardinality(p_queues) = 1 AND p_pools IS NULL THEN
+        RETURN pg_try_advisory_xact_lock(v_space, p_queues[1]);
+    END IF;
+    FOR v_key IN SELECT -1 - (hashtext(p) & 1073741823) FROM unnest(p_pools) p UNION SELECT q FROM unnest(p_queues) q ORDER BY 1 LOOP
+        IF NOT pg_try_advisory_xact_lock(v_space, v_key) THEN
+            RETURN false;
+        END IF;
+    END LOOP;
+    RETURN true;
+END $$;
