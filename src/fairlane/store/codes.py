@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..model.job import JobKind, JobState, Priority
+from ..model.job import JobKind, JobState, Priority, Reason
 from ..model.states import Move
 
 ARRIVING, SCHEDULED, PENDING, RUNNING, COMPLETED, FAILED, CANCELLED = range(7)
@@ -36,7 +36,14 @@ _TOKENS = {
     **{f"KIND.{kind.name}": code for code, kind in enumerate(JobKind)},
     **{f"CLASS.{priority.name}": int(priority) for priority in Priority},
 }
-_TOKEN = re.compile(r"\b(?:STATE|GATE|MOVE|KIND|CLASS)\.[A-Z_]+\b")
+_LUA_TOKENS = {
+    **_TOKENS,
+    **{f"MOVE.{move.name}": f"'{move}'" for move in MOVES},
+    **{f"KIND.{kind.name}": f"'{kind}'" for kind in JobKind},
+    **{f"REASON.{reason.name}": f"'{reason}'" for reason in Reason},
+}
+"""The records of Redis hold states, gates and classes as numbers, and moves, kinds and reasons as words."""
+_TOKEN = re.compile(r"\b(?:STATE|GATE|MOVE|KIND|CLASS|REASON)\.[A-Z_]+\b")
 
 
 def with_codes(text: str) -> str:
@@ -45,3 +52,8 @@ def with_codes(text: str) -> str:
     The numbers are written once, above; a name that does not exist is an error when the text is loaded.
     """
     return _TOKEN.sub(lambda match: str(_TOKENS[match[0]]), text)
+
+
+def with_lua_codes(text: str) -> str:
+    """The same for a Lua text, where ``MOVE.RETRY``, ``KIND.TURN`` and ``REASON.EXPIRED`` become quoted words."""
+    return _TOKEN.sub(lambda match: str(_LUA_TOKENS[match[0]]), text)

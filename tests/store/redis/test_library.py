@@ -6,6 +6,7 @@ import re
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from itertools import count
 from typing import Any
 
@@ -13,10 +14,12 @@ import pytest
 import redis
 
 from fairlane.errors import StoreError
-from fairlane.model.job import JobKind, Priority
+from fairlane.model.job import JobKind, JobState, Priority, Reason
 from fairlane.model.maintenance import Retention
 from fairlane.model.reading import Filter
 from fairlane.model.settings import LaneRule
+from fairlane.model.states import Move
+from fairlane.store import codes
 from fairlane.store.clock import ManualClock
 from fairlane.store.redis import library
 from fairlane.store.redis import store as redis_store
@@ -198,6 +201,36 @@ def test_the_library_uses_no_command_that_is_too_new_or_looks_at_every_key() -> 
     text = library.text()
     for command in (*NEW_COMMANDS, "'KEYS'", "'SCAN'", "'RANDOMKEY'"):
         assert command not in text
+
+
+def test_the_lua_files_are_the_modules_of_the_library() -> None:
+    stored = {file.name.removesuffix(".lua") for file in (files("fairlane.store.redis") / "lua").iterdir()}
+    assert stored == {"head", *library.MODULES}
+
+
+def test_lua_knows_every_code_by_the_name_that_python_gives_it() -> None:
+    numbers = {
+        "STATE": {state.name: codes.STATES.index(state, 1) for state in JobState},
+        "GATE": {"UNBOUND": codes.UNBOUND, "CLEANUP": codes.CLEANUP, "PARENT": codes.PARENT},
+        "CLASS": {priority.name: int(priority) for priority in Priority},
+    }
+    words = {"MOVE": Move, "KIND": JobKind, "REASON": Reason}
+    for kind, members in numbers.items():
+        for name, code in members.items():
+            assert codes.with_lua_codes(f"x == {kind}.{name} then") == f"x == {code} then"
+    for kind, enum in words.items():
+        for member in enum:
+            assert codes.with_lua_codes(f"{{ {kind}.{member.name} }}") == f"{{ '{member.value}' }}"
+
+
+@pytest.mark.parametrize("name", ["STATE.SLEEPING", "GATE.CLOSED", "MOVE.COMPLETED", "KIND.TASK", "REASON.NONE"])
+def test_a_code_that_python_does_not_know_is_an_error_when_the_library_is_built(name: str) -> None:
+    with pytest.raises(KeyError, match=name):
+        codes.with_lua_codes(f"e.state = {name}")
+
+
+def test_no_code_is_left_without_its_value_in_the_library() -> None:
+    assert not re.search(r"\b(STATE|GATE|MOVE|KIND|CLASS|REASON)\.", library.text())
 
 
 def test_a_namespace_is_named_by_the_url() -> None:

@@ -248,7 +248,7 @@ class Answered(NamedTuple):
 
 
 def answered_of(parts: Sequence[bytes], session: str) -> Answered:
-    """The jobs of a claim: three parts each, of which the last is a ticket (see `lua/tickets.lua`) or a list."""
+    """The jobs of a claim: three parts each, the last a packed record (see `lua/packed_job_record.lua`) or a list."""
     answered = Answered([], [], [], [])
     ticket = _ticket(len(session.encode()))
     for place in range(0, len(parts), 3):

@@ -28,7 +28,7 @@ BOOT_SECONDS = 1e9
 READING = frozenset(
     {
         *("get", "sessions", "leader", "scan", "queues", "lanes", "lane_line", "bindings", "declined", "schedules"),
-        *("service", "standing", "tokens", "failures"),
+        *("service", "positions", "tokens", "failures"),
     }
 )
 """The functions that are flagged `no-writes`: whoever may only look can call them, by FCALL_RO."""

@@ -1,8 +1,8 @@
-"""Answers to claims that come before they are asked for.
+"""Claims that the server answers before the worker makes them.
 
-A worker that got nothing may be sent the next job instead of being told to come for it (`lua/idle.lua`). It waits for
-that on a connection of its own, by BLPOP: of all that a server has to write after a step, it writes first what somebody
-was blocked for. What is lost on the way comes as the answer to the claim.
+A worker whose claim returned nothing may be sent the next job instead of a notification (`lua/idle_workers.lua`). It
+waits with BLPOP on a connection of its own: after a step, a server writes replies to blocked clients first. A push that
+is lost on the way is repeated as the answer to the claim.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Answer(NamedTuple):
 
 
 def read(message: bytes) -> Answer:
-    """Take apart what was sent; see `ANSWER` in `lua/single.lua`."""
+    """Take apart what was sent; see `ANSWER` in `lua/enqueue_one.lua`."""
     at = _NUMBER.size
 
     def next_part(length: struct.Struct) -> bytes:

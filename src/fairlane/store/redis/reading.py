@@ -232,7 +232,7 @@ async def tokens(functions: Functions) -> list[AccessToken]:
 async def positions(functions: Functions, ids: Sequence[str]) -> list[JobPosition | None]:
     """Where waiting jobs stand."""
     asked = encode([id for id in ids if storable(id)])
-    found = figures.standings_of(await functions.send("standing", asked, encode(figures.LIMITS)))
+    found = figures.standings_of(await functions.send("positions", asked, encode(figures.LIMITS)))
     return [found.get(id) for id in ids]
 
 

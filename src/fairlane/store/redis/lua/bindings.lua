@@ -1,6 +1,6 @@
 -- Sticky keys: binding them to workers, draining and releasing them, and losing them with their worker.
 --
--- `bindings.place` decides where a job goes, before it arrives. A binding's clean-up waits behind the gate CLEANUP until it
+-- `bindings.place` decides where a job goes, before it arrives. A binding's clean-up waits behind GATE.CLEANUP until it
 -- is alone; jobs that come while it runs wait behind the same gate.
 -- A worker may have any number of keys, so it loses them in steps; a key whose jobs all fit into a step is bound anew in one. Of
 -- a lost binding that has more, the number is in `ties_lost:WORKER` and in `lost:POOL KEY` until its last job has moved.
@@ -130,7 +130,7 @@ end
 
 local function bind(pool, key)
     local best, fewest
-    for _, index in ipairs(presence.live(pool)) do
+    for _, index in ipairs(sessions.live(pool)) do
         local load = tonumber(call('HGET', S.p .. 'load:' .. pool, index) or 0)
         if not best or load < fewest then
             best, fewest = index, load
@@ -147,24 +147,24 @@ end
 
 -- A late job. Before the clean-up has started it cancels it; afterwards it waits behind it.
 local function reopen(tie, e)
-    local cleanup = tie.cleanup and entries.get(tie.cleanup)
+    local cleanup = tie.cleanup and job_record.get(tie.cleanup)
     -- Once claimed it counts as started, even if it was handed back since: jobs may wait behind it already.
     if cleanup and (cleanup.fence or 0) > 0 then
-        e.gate = CLEANUP
+        e.gate = GATE.CLEANUP
         return
     end
     set_state(tie, 'open')
     tie.cleanup, tie.used_at = nil, S.now
     save(tie)
     if cleanup then
-        outcomes.finish(cleanup, CANCELLED, { reason = 'reopened' })
+        endings.finish(cleanup, STATE.CANCELLED, { reason = REASON.REOPENED })
     end
 end
 
 -- Decide the inbox and the gate of a job that arrives. The caller saves it.
 function bindings.place(e)
     local pool = e.pool or 'default'
-    if e.kind == 'cleanup' then
+    if e.kind == KIND.CLEANUP then
         e.gate = nil
         return
     end
@@ -193,7 +193,7 @@ function bindings.place(e)
         reopen(tie, e)
     end
     if not tie then
-        e.gate, e.inbox, e.binding = UNBOUND, pool .. '/', nil
+        e.gate, e.inbox, e.binding = GATE.UNBOUND, pool .. '/', nil
         return
     end
     e.binding = tie.seq
@@ -221,10 +221,10 @@ local function drain(tie)
         close(tie, 'released')
         return true
     end
-    local cleanup = entries.get(tie.cleanup)
-    if cleanup and cleanup.state == PENDING and cleanup.gate == CLEANUP then
-        places.ungate(cleanup)
-        entries.save(cleanup)
+    local cleanup = job_record.get(tie.cleanup)
+    if cleanup and cleanup.state == STATE.PENDING and cleanup.gate == GATE.CLEANUP then
+        lane_limits.ungate(cleanup)
+        job_record.save(cleanup)
     end
     return false
 end
@@ -246,10 +246,10 @@ function bindings.cleaned(e, state)
     if not tie or tie.state ~= 'draining' or tie.cleanup ~= e.seq then
         return
     end
-    local failed = state ~= COMPLETED
+    local failed = state ~= STATE.COMPLETED
     local held = {}
-    for _, other in ipairs(entries.all(call('ZRANGE', S.p .. 'tied:' .. tie.seq, 0, -1))) do
-        if other.gate == CLEANUP then
+    for _, other in ipairs(job_record.all(call('ZRANGE', S.p .. 'tied:' .. tie.seq, 0, -1))) do
+        if other.gate == GATE.CLEANUP then
             held[#held + 1] = other
         end
     end
@@ -268,8 +268,8 @@ function bindings.cleaned(e, state)
     tie.cleanup, tie.used_at, tie.failed = nil, S.now, failed or nil
     save(tie)
     for _, waiting in ipairs(held) do
-        places.ungate(waiting)
-        entries.save(waiting)
+        lane_limits.ungate(waiting)
+        job_record.save(waiting)
     end
 end
 
@@ -291,28 +291,28 @@ end
 -- Move a pending job, of a lost binding or declined, to where it belongs now. It keeps its arrival and its grant, and is no late
 -- job.
 function bindings.replace(e)
-    flows.withdraw(e)
+    fair_order.withdraw(e)
     local tie = e.sticky and bindings.of(e.pool or 'default', e.sticky)
     e.binding = tie and tie.seq
     bindings.place(e)
     if not e.gate and e.granted then
-        flows.enter(e)
+        fair_order.enter(e)
     elseif e.granted and e.lane then
         e.granted_at = S.now
     end
-    entries.save(e)
+    job_record.save(e)
 end
 
 -- Move up to `most` jobs of a lost binding. One that runs is up to who ends its session. Returns how many were looked at.
 local function move_jobs(tie, worker, most)
     local jobs = call('ZRANGE', S.p .. 'tied:' .. tie.seq, 0, most - 1)
-    for _, e in ipairs(entries.all(jobs)) do
-        if e.state == PENDING then
+    for _, e in ipairs(job_record.all(jobs)) do
+        if e.state == STATE.PENDING then
             bindings.replace(e)
-        elseif e.state ~= RUNNING then
+        elseif e.state ~= STATE.RUNNING then
             -- It waits for its retry, and is placed when it arrives.
             e.binding, e.inbox = nil, nil
-            entries.save(e)
+            job_record.save(e)
         end
     end
     if #jobs == most then
@@ -332,9 +332,9 @@ end
 -- Close a binding as lost, cancel its clean-up, and place up to `most` of its waiting jobs anew. Returns how much that was.
 local function lose_key(tie, worker, most)
     close(tie, 'lost')
-    local cleanup = tie.cleanup and entries.get(tie.cleanup)
-    if cleanup and cleanup.state ~= RUNNING then
-        outcomes.finish(cleanup, CANCELLED, { reason = 'worker_lost' })
+    local cleanup = tie.cleanup and job_record.get(tie.cleanup)
+    if cleanup and cleanup.state ~= STATE.RUNNING then
+        endings.finish(cleanup, STATE.CANCELLED, { reason = REASON.WORKER_LOST })
     end
     return 1 + move_jobs(tie, worker, most)
 end
@@ -355,7 +355,7 @@ function bindings.lose(pool, index, most, held)
     local worker, lost = keys.worker(pool, index), 0
     local left = go_on(worker, most)
     for _, e in ipairs(held or {}) do
-        local tie = e.kind == 'cleanup' and bindings.get(e.binding)
+        local tie = e.kind == KIND.CLEANUP and bindings.get(e.binding)
         if is_open(tie) then
             left = left - lose_key(tie, worker, math.max(1, left))
             lost = lost + 1
@@ -388,15 +388,15 @@ end
 -- A pool has a live worker: jobs that waited for one are bound, in order of arrival.
 function bindings.bind_unbound(pool, limit)
     local bound = 0
-    for _, e in ipairs(entries.all(call('ZRANGE', S.p .. 'unbound:' .. pool, 0, limit - 1))) do
+    for _, e in ipairs(job_record.all(call('ZRANGE', S.p .. 'unbound:' .. pool, 0, limit - 1))) do
         bindings.place(e)
-        if e.gate == UNBOUND then
+        if e.gate == GATE.UNBOUND then
             break
         end
         if not e.gate then
-            places.ungate(e)
+            lane_limits.ungate(e)
         end
-        entries.save(e)
+        job_record.save(e)
         bound = bound + 1
     end
     return bound

@@ -3,7 +3,7 @@
 -- A child is a job for one index; its id is its parent's with the index behind it, so a worker that restarts finds the same
 -- child. Workers that register before the parent's time to join is over get one too.
 
-local WORDS = { [COMPLETED] = 'completed', [FAILED] = 'failed', [CANCELLED] = 'cancelled' }
+local WORDS = { [STATE.COMPLETED] = MOVE.COMPLETE, [STATE.FAILED] = MOVE.FAIL, [STATE.CANCELLED] = MOVE.CANCEL }
 
 function broadcasts.child_id(parent, index)
     return parent .. '/' .. index
@@ -33,12 +33,12 @@ local function finish_if_over(parent)
         end
     end
     if parent.cancel then
-        outcomes.finish(parent, CANCELLED, { reason = 'by_user' })
+        endings.finish(parent, STATE.CANCELLED, { reason = REASON.BY_USER })
         return
     end
     local ended = {}
     for _, seq in ipairs(children_of(parent.seq)) do
-        ended[#ended + 1] = outcomes.get(seq)
+        ended[#ended + 1] = endings.get(seq)
     end
     table.sort(ended, function(a, b)
         return a.direct < b.direct
@@ -47,13 +47,13 @@ local function finish_if_over(parent)
         local worker = cjson.encode(keys.worker(parent.pool or 'default', child.direct))
         texts[#texts + 1] = string.gsub(worker, '\\/', '/') .. ':"' .. WORDS[child.state] .. '"'
     end
-    outcomes.finish(parent, COMPLETED, { result = '{' .. table.concat(texts, ',') .. '}' })
+    endings.finish(parent, STATE.COMPLETED, { result = '{' .. table.concat(texts, ',') .. '}' })
 end
 
 -- Start a parent whose record is stored as running: children for the workers there are.
 function broadcasts.begin(parent)
-    for _, index in ipairs(presence.live(parent.pool or 'default')) do
-        admission.add_child(parent, index)
+    for _, index in ipairs(sessions.live(parent.pool or 'default')) do
+        enqueue.add_child(parent, index)
     end
     if not parent.due then
         finish_if_over(parent)
@@ -62,7 +62,7 @@ end
 
 -- A worker has registered: broadcasts it may still join get a child for it, unless it has one from before.
 function broadcasts.join(pool, index)
-    local joining = entries.all(call('ZRANGEBYSCORE', S.p .. 'joining', '(' .. string.format('%.17g', S.now), '+inf'))
+    local joining = job_record.all(call('ZRANGEBYSCORE', S.p .. 'joining', '(' .. string.format('%.17g', S.now), '+inf'))
     -- They are found by the end of their time to join, and go into line as they were sent.
     table.sort(joining, function(a, b)
         return a.seq < b.seq
@@ -70,14 +70,14 @@ function broadcasts.join(pool, index)
     for _, parent in ipairs(joining) do
         local fits = (parent.pool or 'default') == pool and not parent.cancel
         if fits and not broadcasts.exists(broadcasts.child_id(parent.id, index)) then
-            admission.add_child(parent, index)
+            enqueue.add_child(parent, index)
         end
     end
 end
 
 -- A child is final: its parent may be over.
 function broadcasts.child_ended(seq)
-    local parent = entries.get(seq)
+    local parent = job_record.get(seq)
     if parent then
         step.tell_job(parent.id)
         finish_if_over(parent)
@@ -87,23 +87,23 @@ end
 -- Cancel a broadcast: children that wait are final at once, running ones are asked to stop.
 function broadcasts.cancel(parent)
     parent.cancel = true
-    entries.save(parent)
-    local children = entries.all(children_of(parent.seq))
+    job_record.save(parent)
+    local children = job_record.all(children_of(parent.seq))
     for _, child in ipairs(children) do
-        report.cancel_entry(child)
+        finish.cancel_entry(child)
     end
     if #children == 0 then
         finish_if_over(parent)
     end
-    return entries.get(parent.seq) and RUNNING or CANCELLED
+    return job_record.get(parent.seq) and STATE.RUNNING or STATE.CANCELLED
 end
 
 -- The time to join is over: a parent whose copies are all final is over too.
 function broadcasts.close_joining(limit)
     local over = call('ZRANGEBYSCORE', S.p .. 'joining', '-inf', S.now, 'LIMIT', 0, limit)
-    for _, parent in ipairs(entries.all(over)) do
+    for _, parent in ipairs(job_record.all(over)) do
         parent.due = nil
-        entries.save(parent)
+        job_record.save(parent)
         finish_if_over(parent)
     end
     return #over
@@ -111,11 +111,11 @@ end
 
 -- Cancel copies that wait for a worker that is gone, of broadcasts nobody can join any more.
 function broadcasts.abandon()
-    for _, parent in ipairs(entries.all(call('ZRANGE', S.p .. 'parents', 0, MOST_LOOKED_AT))) do
+    for _, parent in ipairs(job_record.all(call('ZRANGE', S.p .. 'parents', 0, MOST_LOOKED_AT))) do
         if not parent.due then
-            for _, child in ipairs(entries.all(children_of(parent.seq))) do
-                if child.state ~= RUNNING and not presence.serves(child.pool or 'default', child.direct) then
-                    outcomes.finish(child, CANCELLED, { reason = 'worker_lost' })
+            for _, child in ipairs(job_record.all(children_of(parent.seq))) do
+                if child.state ~= STATE.RUNNING and not sessions.serves(child.pool or 'default', child.direct) then
+                    endings.finish(child, STATE.CANCELLED, { reason = REASON.WORKER_LOST })
                 end
             end
         end

@@ -15,7 +15,7 @@ end
 
 -- A live job out of its record; nil when that cannot be read.
 function damage.entry(raw, seq)
-    local done, e = pcall(entries.read, raw, seq)
+    local done, e = pcall(job_record.read, raw, seq)
     return done and type(e) == 'table' and e.id and e.queue and e.class and e.state and e or nil
 end
 
@@ -35,14 +35,14 @@ local function id_of(member)
         end
     end
     local id = 'lost-' .. member
-    writes.hset(S.p .. 'id', id, member)
+    write_buffer.hset(S.p .. 'id', id, member)
     return id
 end
 
 -- What the content of a job says of it first, see `requests.Content`: task, queue, kind, class, lane. What follows has bytes, which
 -- cannot be read here. Before it stand the time and the head of a list, of 8 and 3 bytes.
 local function content_of(member)
-    local raw = writes.hget(S.p .. 'job', member)
+    local raw = write_buffer.hget(S.p .. 'job', member)
     local done, _, content = pcall(cmsgpack.unpack_one, '\149' .. sub(raw or '', 12))
     return done and type(content) == 'table' and content or {}
 end
@@ -72,7 +72,7 @@ end
 -- The task and the unique value that a job holds, found by its content, or else among all that are held; nil when it holds none,
 -- or it is not found soon.
 local function unique_of(member, task)
-    local done, value = pcall(read_unique, writes.hget(S.p .. 'job', member) or '')
+    local done, value = pcall(read_unique, write_buffer.hget(S.p .. 'job', member) or '')
     if done and task then
         return task, type(value) == 'string' and value or nil
     end
@@ -96,20 +96,20 @@ end
 -- End a live job whose record cannot be read. `known`: what its place says of it: queue, class, lane_key, inbox, arrival, state,
 -- flow, granted, lane, rank, session, and sets, where else it is.
 function damage.fail(seq, known)
-    local member = writes.text(tonumber(seq))
+    local member = write_buffer.text(tonumber(seq))
     for _, set in ipairs(known.sets or {}) do
-        writes.zrem(set, member)
+        write_buffer.zrem(set, member)
     end
     local content = content_of(member)
-    local queue = not known.queue and content[2] and catalog.known(content[2])
+    local queue = not known.queue and content[2] and queue_cache.known(content[2])
     local number = known.queue or queue and queue.number
-    if not number or writes.hget(S.p .. 'outcome', member) then
-        writes.hdel(S.live, member)
+    if not number or write_buffer.hget(S.p .. 'outcome', member) then
+        write_buffer.hdel(S.live, member)
         return
     end
     local e = {
         seq = tonumber(member), id = id_of(member), task = content[1] or 'lost', queue = number, class = known.class or content[4] or 1,
-        lane_key = known.lane_key or content[5] or nil, inbox = known.inbox, state = known.state or PENDING,
+        lane_key = known.lane_key or content[5] or nil, inbox = known.inbox, state = known.state or STATE.PENDING,
         flow = known.flow, granted = known.granted, lane = known.lane, rank = known.rank, arrival = known.arrival,
         session = known.session,
     }
@@ -117,12 +117,12 @@ function damage.fail(seq, known)
     if value then
         e.task, e.uniq = task, value
     end
-    local limited = e.state == RUNNING and e.lane_key and step.lane(number, e.lane_key)
+    local limited = e.state == STATE.RUNNING and e.lane_key and lane_limits.lane(number, e.lane_key)
     if limited then
         -- What runs in a limited lane has one of its places.
-        e.lane, e.granted, e.rank = true, true, entries.rank(limited.ordered, e.class)
+        e.lane, e.granted, e.rank = true, true, job_record.rank(limited.ordered, e.class)
     end
-    entries.adopt(e)
-    outcomes.finish(e, FAILED, { reason = 'bad_payload', error = TOLD, group = 'bad_payload' })
+    job_record.adopt(e)
+    endings.finish(e, STATE.FAILED, { reason = REASON.BAD_PAYLOAD, error = TOLD, group = REASON.BAD_PAYLOAD })
     S.damaged[#S.damaged + 1] = e.id
 end

@@ -6,7 +6,7 @@
 --   queues           name -> number            queue      number -> {name, version, declared, override}
 --   id               id -> seq, or what is remembered of it when the job is forgotten: '~' and {mark, state, until_}
 --   job        seq -> time of arrival at the store (8 bytes), then the content
---   headers          seq -> bytes              live       seq -> entry (see entries.lua)
+--   headers          seq -> bytes              live       seq -> entry (see job_record.lua)
 --   outcome          seq -> what the end was, then the result
 --   attempts         seq -> list of claims     progress   seq -> bytes
 --   flow             flow -> finish, tag, head, first; domain -> clock
@@ -20,12 +20,12 @@
 --   token            id -> a token of the HTTP service, its digest in hexadecimal
 --   schedule         name -> schedule          leader (a string) -> {term, session, lease, expires}
 --   tally:QUEUE      class and column -> number
---   ahead:SESSION (a list)  the answer to a claim that he has not made yet (see idle.lua)
+--   ahead:SESSION (a list)  the answer to a claim that he has not made yet (see idle_workers.lua)
 -- Names: a domain is "queue.class.inbox", a flow "domain|lane", a limited lane "queue|lane".
--- Sorted sets: those of live jobs are listed in entries.lua; the others stand here. Sets of numbers are `alive/`, `by:task:…/`,
--- `by:session:…/` (see numbers.lua) and `held:SESSION:CLASS`.
+-- Sorted sets: those of live jobs are listed in job_record.lua; the others stand here. Sets of numbers are `alive/`, `by:task:…/`,
+-- `by:session:…/` (see id_sets.lua) and `held:SESSION:CLASS`.
 --   line:DOMAIN      flows with a claimable job: tag, then head and lane
---   backlog:QUEUE    lanes with jobs, by how many of them wait and run (see entries.lua)
+--   backlog:QUEUE    lanes with jobs, by how many of them wait and run (see job_record.lua)
 --   by:KIND:VALUE    jobs by number, for reading
 --   ties_of:WORKER   its open bindings; ties_lost:WORKER those that it has lost and that may have jobs to move (see bindings.lua)
 --   overdue          declined jobs by when they are offered to everybody again
@@ -95,19 +95,19 @@ function keys.by(kind, value)
     return shared('by', kind, value, by)
 end
 
--- The jobs that ended in a session; see numbers.lua.
+-- The jobs that ended in a session; see id_sets.lua.
 function keys.of_session(session)
     return S.p .. 'by:session:' .. session .. '/'
 end
 
--- The jobs of a task, `name` with its queue before it; see numbers.lua.
+-- The jobs of a task, `name` with its queue before it; see id_sets.lua.
 function keys.task(name)
     return S.p .. 'by:task:' .. name .. '/'
 end
 
 local function of_task(queue, task)
     local name = queue .. ':' .. task
-    catalog.note_task(name)
+    queue_cache.note_task(name)
     return keys.task(name)
 end
 

@@ -6,13 +6,13 @@ local function job_of(seq)
     local function part(hash)
         return call('HGET', S.p .. hash, seq) or ''
     end
-    local live, outcome, result = entries.look(seq), '', ''
+    local live, outcome, result = job_record.look(seq), '', ''
     local record = live
     if live then
         live.seq = nil
         live = pack(live)
     else
-        record, result = outcomes.get(seq)
+        record, result = endings.get(seq)
         if not record then
             return nil -- there is nothing left to tell; a recount ends it
         end
@@ -21,19 +21,19 @@ local function job_of(seq)
     local who = record.session and call('HGET', S.p .. 'session', record.session) or ''
     local parent = ''
     if record.parent then
-        local above = entries.look(record.parent) or outcomes.get(record.parent)
+        local above = job_record.look(record.parent) or endings.get(record.parent)
         parent = above and above.id or ''
     end
     return {
         tostring(seq), part('job'), part('headers'), live, outcome, part('attempts'), part('progress'), result or '', who,
-        parent, record.id, catalog.number(record.queue).name,
+        parent, record.id, queue_cache.number(record.queue).name,
     }
 end
 
 function reading.get(ids)
     local found = {}
     for _, id in ipairs(ids) do
-        local seq = entries.number(id)
+        local seq = job_record.number(id)
         local job = seq and job_of(seq)
         if job then
             found[#found + 1] = job
@@ -46,9 +46,9 @@ end
 function reading.sessions(id)
     local found = {}
     for _, each in ipairs(id and { id } or call('ZREVRANGE', S.p .. 'sessions', 0, -1)) do
-        local who = presence.get(each)
+        local who = sessions.get(each)
         if who then
-            local running = presence.running(who)
+            local running = sessions.running(who)
             found[#found + 1] = { who, { running[0], running[1], running[2] }, who.expires - S.mono }
         end
     end
@@ -71,7 +71,7 @@ end
 local function below(set, before, count)
     local key = S.p .. set
     if string.sub(set, -1) == '/' then
-        return numbers.below(key, tonumber(before), count)
+        return id_sets.below(key, tonumber(before), count)
     elseif string.sub(set, 1, 5) == 'held:' then
         return call('SMEMBERS', key)
     end
@@ -111,7 +111,7 @@ local function oldest_waiting(number, inboxes, most, stuck)
             first = { arrival = arrival, seq = seq }
         end
     end
-    for class = 0, 2 do
+    for class = CLASS.HIGH, CLASS.LOW do
         for _, inbox in ipairs(inboxes) do
             local domain, found = keys.domain(number, class, inbox), nil
             for _, place in ipairs(call('ZRANGE', S.p .. 'line:' .. domain, 0, most - 1)) do
@@ -122,7 +122,7 @@ local function oldest_waiting(number, inboxes, most, stuck)
             end
             local raw = found and call('HGET', S.p .. 'flow', keys.flow(domain, string.sub(found, 17)))
             if raw then
-                local _, tag, head, member = step.read_flow(raw)
+                local _, tag, head, member = fair_order.read_flow(raw)
                 consider(tag and head, member)
             end
         end
@@ -130,16 +130,16 @@ local function oldest_waiting(number, inboxes, most, stuck)
     local lanes = call('ZRANGE', S.p .. 'backlog:' .. number, 0, most - 1)
     lanes[#lanes + 1] = ''
     for _, lane in ipairs(lanes) do
-        for class = 0, 2 do
+        for class = CLASS.HIGH, CLASS.LOW do
             local gated = call('ZRANGE', S.p .. 'gated:' .. keys.lane(number, lane) .. '|' .. class, 0, 0, 'WITHSCORES')
             consider(tonumber(gated[2]), gated[1])
         end
         local set = S.p .. 'wait:' .. keys.lane(number, lane)
         local head = call('ZRANGE', set, 0, 0, 'WITHSCORES')
         while head[1] do
-            local rank = math.floor(tonumber(head[2]) / entries.RANK)
-            consider(tonumber(head[2]) - rank * entries.RANK, head[1])
-            head = call('ZRANGEBYSCORE', set, string.format('%.0f', (rank + 1) * entries.RANK), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+            local rank = math.floor(tonumber(head[2]) / job_record.RANK)
+            consider(tonumber(head[2]) - rank * job_record.RANK, head[1])
+            head = call('ZRANGEBYSCORE', set, string.format('%.0f', (rank + 1) * job_record.RANK), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
         end
     end
     return first.seq
@@ -158,9 +158,9 @@ local function stuck_jobs()
     end
     table.sort(seqs)
     for i = 1, math.min(OLDEST, #seqs) do
-        local e = entries.look(seqs[i])
-        if e and e.state == PENDING and e.arrival and not (found[e.queue] and found[e.queue].arrival <= e.arrival) then
-            found[e.queue] = { arrival = e.arrival, seq = writes.text(seqs[i]) }
+        local e = job_record.look(seqs[i])
+        if e and e.state == STATE.PENDING and e.arrival and not (found[e.queue] and found[e.queue].arrival <= e.arrival) then
+            found[e.queue] = { arrival = e.arrival, seq = write_buffer.text(seqs[i]) }
         end
     end
     return found
@@ -173,7 +173,7 @@ local TALLIED = { 's', 'p', 'r', 'c', 'f', 'x' }
 function reading.queues(most)
     local queues, serving, inboxes, oldest, stuck = {}, {}, { '' }, {}, stuck_jobs()
     for _, pool in ipairs(call('SMEMBERS', S.p .. 'pools')) do
-        for _, who in ipairs(presence.of_pool(pool)) do
+        for _, who in ipairs(sessions.of_pool(pool)) do
             if who.index then
                 inboxes[#inboxes + 1] = keys.worker(pool, who.index)
             end
@@ -186,7 +186,7 @@ function reading.queues(most)
     for i = 1, #all, 2 do
         local number = all[i + 1]
         local classes = {}
-        for class = 0, 2 do
+        for class = CLASS.HIGH, CLASS.LOW do
             local counts = {}
             for k, column in ipairs(TALLIED) do
                 counts[k] = step.tallied(number, class, column)
@@ -194,11 +194,11 @@ function reading.queues(most)
             classes[class + 1] = counts
         end
         local waits = false
-        for class = 0, 2 do
+        for class = CLASS.HIGH, CLASS.LOW do
             waits = waits or step.tallied(number, class, 'p') > 0
         end
         local seq = waits and oldest_waiting(number, inboxes, most, stuck)
-        queues[#queues + 1] = { all[i], catalog.record(number, all[i]), classes }
+        queues[#queues + 1] = { all[i], queue_cache.record(number, all[i]), classes }
         oldest[#oldest + 1] = seq and call('HGET', S.p .. 'job', seq) or ''
         oldest[#oldest + 1] = seq and call('HGET', S.p .. 'attempts', seq) or ''
     end
@@ -208,7 +208,7 @@ end
 
 -- How many lanes of a backlog stand before the first one after this place.
 local function lanes_before(backlog, after)
-    local score = entries.backlog(after[1], after[2])
+    local score = job_record.backlog(after[1], after[2])
     local text = string.format('%.0f', score)
     local low, high = call('ZCOUNT', backlog, '-inf', '(' .. text), call('ZCOUNT', backlog, '-inf', text)
     -- Those that are equal stand by their names.
@@ -237,7 +237,7 @@ local function oldest_in_lane(number, lane, domains)
         local head = call('ZRANGE', S.p .. 'ready:' .. keys.flow(domain, lane), 0, 0, 'WITHSCORES')
         consider(tonumber(head[2]), head[1])
     end
-    for class = 0, 2 do
+    for class = CLASS.HIGH, CLASS.LOW do
         local gated = call('ZRANGE', S.p .. 'gated:' .. keys.lane(number, lane) .. '|' .. class, 0, 0, 'WITHSCORES')
         consider(tonumber(gated[2]), gated[1])
     end
@@ -245,12 +245,12 @@ local function oldest_in_lane(number, lane, domains)
         local set = S.p .. kind .. keys.lane(number, lane)
         local head = call('ZRANGE', set, 0, 0, 'WITHSCORES')
         while head[1] do
-            local rank = math.floor(tonumber(head[2]) / entries.RANK)
-            local e = entries.look(head[1])
-            if e and e.state == PENDING then
+            local rank = math.floor(tonumber(head[2]) / job_record.RANK)
+            local e = job_record.look(head[1])
+            if e and e.state == STATE.PENDING then
                 consider(e.arrival, head[1])
             end
-            head = call('ZRANGEBYSCORE', set, string.format('%.0f', (rank + 1) * entries.RANK), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+            head = call('ZRANGEBYSCORE', set, string.format('%.0f', (rank + 1) * job_record.RANK), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
         end
     end
     return seq
@@ -259,17 +259,17 @@ end
 -- The lanes of a queue that have work, with what waits and what runs, the longest backlog first, from behind one of them on.
 -- What has no lane comes first, without a name. Behind it for each what the job is that waits longest, and the claims it had.
 function reading.lanes(name, limit, after)
-    local queue = catalog.known(name)
+    local queue = queue_cache.known(name)
     if not queue then
         step.refuse('not_found', "there is no queue '" .. name .. "'")
     end
     local number = queue.number
     local pending, running = 0, 0
-    for class = 0, 2 do
+    for class = CLASS.HIGH, CLASS.LOW do
         pending = pending + step.tallied(number, class, 'p')
         running = running + step.tallied(number, class, 'r')
     end
-    local waiting, busy = entries.in_backlog(call('HGET', keys.tally(number), entries.IN_LANES))
+    local waiting, busy = job_record.in_backlog(call('HGET', keys.tally(number), job_record.IN_LANES))
     local found = {}
     if pending > waiting or running > busy then
         found[1] = { false, pending - waiting, running - busy }
@@ -278,7 +278,7 @@ function reading.lanes(name, limit, after)
     local from = after and lanes_before(backlog, after) or 0
     local stored = call('ZRANGE', backlog, from, from + limit - 1, 'WITHSCORES')
     for i = 1, #stored, 2 do
-        found[#found + 1] = { stored[i], entries.in_backlog(stored[i + 1]) }
+        found[#found + 1] = { stored[i], job_record.in_backlog(stored[i + 1]) }
     end
     local domains = {}
     for _, domain in ipairs(call('SMEMBERS', S.p .. 'domains:' .. number)) do
@@ -292,7 +292,7 @@ function reading.lanes(name, limit, after)
         answer[#answer + 1] = seq and call('HGET', S.p .. 'job', seq) or ''
         answer[#answer + 1] = seq and call('HGET', S.p .. 'attempts', seq) or ''
     end
-    answer[1] = pack({ lanes = found, settings = catalog.record(number, name).settings or '{}', now = S.now })
+    answer[1] = pack({ lanes = found, settings = queue_cache.record(number, name).settings or '{}', now = S.now })
     return answer
 end
 
@@ -319,22 +319,22 @@ end
 -- At least the next `asked.count` jobs of a lane, '' for none, in no order and some of them twice. First a record of the lane, then
 -- for each job a record and when it came.
 function reading.lane_line(name, lane, asked)
-    local queue = catalog.known(name)
+    local queue = queue_cache.known(name)
     if not queue then
         step.refuse('not_found', "there is no queue '" .. name .. "'")
     end
-    local number, settling = queue.number, catalog.settling(queue)[lane] and true or false
-    local ordered = lane ~= '' and catalog.terms(queue, lane).ordered or false
-    local _, running = entries.in_backlog(call('ZSCORE', S.p .. 'backlog:' .. number, lane))
+    local number, settling = queue.number, queue_cache.settling(queue)[lane] and true or false
+    local ordered = lane ~= '' and queue_cache.terms(queue, lane).ordered or false
+    local _, running = job_record.in_backlog(call('ZSCORE', S.p .. 'backlog:' .. number, lane))
     local seqs = asked.running and running_of(number, lane, running) or {}
     local function add(set, base, after)
-        local from, to = string.format('(%.0f', base + after), string.format('(%.0f', base + entries.RANK)
+        local from, to = string.format('(%.0f', base + after), string.format('(%.0f', base + job_record.RANK)
         for _, seq in ipairs(call('ZRANGEBYSCORE', S.p .. set, from, to, 'LIMIT', 0, asked.count)) do
             seqs[#seqs + 1] = seq
         end
     end
     local after = {}
-    for class = 0, 2 do
+    for class = CLASS.HIGH, CLASS.LOW do
         after[class] = asked.after[ordered and 1 or class + 1]
     end
     for _, domain in ipairs(call('SMEMBERS', S.p .. 'domains:' .. number)) do
@@ -343,16 +343,16 @@ function reading.lane_line(name, lane, asked)
             add('ready:' .. keys.flow(domain, lane), 0, after[class])
         end
     end
-    for class = 0, 2 do
+    for class = CLASS.HIGH, CLASS.LOW do
         if after[class] then
             add('gated:' .. keys.lane(number, lane) .. '|' .. class, 0, after[class])
-            add('wait:' .. keys.lane(number, lane), class * entries.RANK, after[class])
-            add('hold:' .. keys.lane(number, lane), class * entries.RANK, after[class])
+            add('wait:' .. keys.lane(number, lane), class * job_record.RANK, after[class])
+            add('hold:' .. keys.lane(number, lane), class * job_record.RANK, after[class])
         end
     end
     local found, seen = { false }, {}
     for _, seq in ipairs(seqs) do
-        local e = not seen[seq] and entries.look(seq)
+        local e = not seen[seq] and job_record.look(seq)
         seen[seq] = true
         if e and e.queue == number and (e.lane_key or '') == lane then
             local job = call('HGET', S.p .. 'job', seq) or ''
@@ -366,18 +366,18 @@ end
 
 -- Failed jobs by task and error group, out of some of the newest: of a queue, or '' for all.
 function reading.failures(name, task, first, count, tail)
-    local set = keys.by('state', FAILED)
+    local set = keys.by('state', STATE.FAILED)
     if name ~= '' then
-        local queue = catalog.known(name)
+        local queue = queue_cache.known(name)
         if not queue then
             return { groups = {}, looked_at = 0 }
         end
-        set = keys.ended(queue.number, FAILED)
+        set = keys.ended(queue.number, STATE.FAILED)
     end
     local groups, known = {}, {}
     local members = call('ZREVRANGE', set, first, first + count - 1)
     for _, member in ipairs(members) do
-        local job = outcomes.get(tonumber(member))
+        local job = endings.get(tonumber(member))
         if job and (task == '' or job.task == task) then
             local kind = job.group or job.reason
             local key = job.task .. '\n' .. kind
@@ -400,7 +400,7 @@ end
 
 local function tie_of(seq)
     local tie = bindings.get(seq)
-    local job = tie.cleanup and (entries.look(tie.cleanup) or outcomes.get(tie.cleanup))
+    local job = tie.cleanup and (job_record.look(tie.cleanup) or endings.get(tie.cleanup))
     tie.cleanup = job and job.id or nil
     return tie
 end

@@ -37,14 +37,14 @@ local function resize_lanes(queue, unsettled)
     for i, key in ipairs(lanes) do
         names[i] = keys.lane(queue.number, key)
     end
-    for i, raw in ipairs(writes.hmget(S.p .. 'lane', names)) do
+    for i, raw in ipairs(write_buffer.hmget(S.p .. 'lane', names)) do
         local key = lanes[i]
-        local terms, most, ordered = catalog.rule(queue, key), step.read_lane(raw)
+        local terms, most, ordered = queue_cache.rule(queue, key), lane_limits.read_lane(raw)
         limited[key] = true
         if not terms.limit or ordered ~= terms.ordered or most < 0 then
             unsettled[#unsettled + 1] = key
         elseif most ~= terms.limit then
-            places.resize(step.lane(queue.number, key), terms.limit)
+            lane_limits.resize(lane_limits.lane(queue.number, key), terms.limit)
         end
     end
     return limited
@@ -57,13 +57,13 @@ local function apply(queue, changed)
         local unsettled = {}
         local were_limited = resize_lanes(queue, unsettled)
         for _, key in ipairs(call('ZRANGE', S.p .. 'backlog:' .. queue.number, 0, -1)) do
-            if catalog.rule(queue, key).limit and not were_limited[key] then
+            if queue_cache.rule(queue, key).limit and not were_limited[key] then
                 unsettled[#unsettled + 1] = key
             end
         end
-        limits.begin(queue, unsettled)
+        lane_limit_changes.begin(queue, unsettled)
     end
-    outcomes.tell_queue(queue.number)
+    endings.tell_queue(queue.number)
 end
 
 -- Store settings that the client has merged, unless they changed since it read them. Returns whether they are stored, and
@@ -73,15 +73,15 @@ function settings.configure(seen, changes, most)
         return false, false
     end
     for _, change in ipairs(changes) do
-        local queue = catalog.queue(change.queue)
-        local record = catalog.record(queue.number, change.queue)
+        local queue = queue_cache.queue(change.queue)
+        local record = queue_cache.record(queue.number, change.queue)
         record.version, record.declared, record.override = change.version, change.declared, change.override
         record.settings = change.settings
         step.put('queue', queue.number, record)
-        catalog.changed()
-        apply(catalog.queue(change.queue), change.lanes_changed)
+        queue_cache.changed()
+        apply(queue_cache.queue(change.queue), change.lanes_changed)
     end
-    return true, limits.settle(most)
+    return true, lane_limit_changes.settle(most)
 end
 
 -- Store schedules; a changed timetable begins anew.

@@ -23,14 +23,14 @@ function step.save_counters()
         step.begin_generation()
     end
     redis.call('HSET', S.p .. 'counter', 'steps', S.steps + 1, 'seq', S.seq, 'arrival', S.arrival)
-    catalog.wrote()
+    queue_cache.wrote()
 end
 
 -- What a step is about, and when it is: enough for one that gathers nothing. ARGV: the time and the time for leases, both
 -- empty outside of tests.
 function step.begin_alone(names, args)
     if not call then
-        call, pack, unpacked = writes.call, cmsgpack.pack, cmsgpack.unpack
+        call, pack, unpacked = write_buffer.call, cmsgpack.pack, cmsgpack.unpack
         bytes, parts, sub, byte = struct.pack, struct.unpack, string.sub, string.byte
     end
     S.p, S.fresh = names[1], false
@@ -93,7 +93,7 @@ function step.tell(topic)
         local topics = is_about_job and S.changes or S.topics
         topics[#topics + 1] = topic
         if not is_about_job then
-            idle.wake(topic)
+            idle_workers.wake(topic)
         end
     end
 end
@@ -122,7 +122,7 @@ end
 -- Whoever waits in this lane has moved up.
 function step.tell_line(queue, lane)
     if step.is_heard() then
-        step.tell('place:' .. catalog.number(queue).name .. '/' .. lane)
+        step.tell('place:' .. queue_cache.number(queue).name .. '/' .. lane)
     end
 end
 
@@ -143,21 +143,21 @@ function step.next_arrival()
 end
 
 local function field_of(name)
-    return type(name) == 'number' and writes.text(name) or name
+    return type(name) == 'number' and write_buffer.text(name) or name
 end
 
 function step.get(hash, field)
-    local raw = writes.hget(S.p .. hash, field_of(field))
+    local raw = write_buffer.hget(S.p .. hash, field_of(field))
     local value = raw and damage.unpacked(raw)
     return type(value) == 'table' and value or nil
 end
 
 function step.put(hash, field, value)
-    writes.hset(S.p .. hash, field_of(field), pack(value))
+    write_buffer.hset(S.p .. hash, field_of(field), pack(value))
 end
 
 function step.drop(hash, field)
-    writes.hdel(S.p .. hash, field_of(field))
+    write_buffer.hdel(S.p .. hash, field_of(field))
 end
 
 -- A random number in [0, 1).
@@ -202,240 +202,22 @@ function step.tallied(queue, class, column)
     return tonumber(call('HGET', keys.tally(queue), class .. column) or 0)
 end
 
-local function domain_read(queue, class, inbox, key, clock)
-    local found = {
-        key = key,
-        queue = queue,
-        class = class,
-        inbox = inbox,
-        clock = tonumber(clock or 0),
-        line = S.p .. 'line:' .. key,
-        topic = inbox ~= '' and not keys.is_unknown(inbox) and 'worker:' .. inbox or 'queue:' .. catalog.number(queue).name, -- for who could start its jobs
-    }
-    if not clock then
-        writes.hset(S.p .. 'flow', key, 0)
-        call('SADD', S.p .. 'domains:' .. queue, key)
-        if inbox ~= '' then
-            call('SADD', S.p .. 'inbox:' .. inbox, class .. '.' .. queue)
-        end
-    end
-    S.domains[key] = found
-    return found
-end
-
--- Domains and their clocks.
-function step.domain(queue, class, inbox)
-    local last = S.domain
-    if last and last.class == class and last.queue == queue and last.inbox == inbox then
-        return last
-    end
-    local key = keys.domain(queue, class, inbox)
-    S.domain = S.domains[key] or domain_read(queue, class, inbox, key, writes.hget(S.p .. 'flow', key))
-    return S.domain
-end
-
-function step.set_clock(domain, clock)
-    domain.clock = clock
-    writes.hset(S.p .. 'flow', domain.key, clock)
-end
-
--- What is stored of a flow: when it will have been served, its place in line, the arrival of its first job, and that job.
-function step.read_flow(raw)
-    local finish, tag, head, first = parts('>dddHc0', raw)
-    if tag < 0 then
-        return finish
-    end
-    return finish, tag, head, first
-end
-
-function step.flow_bytes(finish, tag, head, first)
-    return bytes('>dddHc0', finish, tag or -1, head or -1, #(first or ''), first or '')
-end
-
-local function flow_read(domain, lane, key, raw)
-    local finish, tag, head, first = 0, nil, nil, nil
-    if raw then
-        finish, tag, head, first = step.read_flow(raw)
-    end
-    -- All fields at once: a table that grows is made anew several times.
-    local found = {
-        key = key, domain = domain, lane = lane, ready = S.p .. 'ready:' .. key, finish = finish, tag = tag, head = head,
-        first = first, stored_tag = tag, stored_head = head, stored_member = false, single = false, dirty = not raw,
-    }
-    S.flows[key] = found
-    return found
-end
-
--- A lane's flow in a domain, made when it is new.
-function step.flow(queue, class, inbox, lane)
-    local last = S.flow
-    if last and last.lane == lane then
-        local domain = last.domain
-        if domain.class == class and domain.queue == queue and domain.inbox == inbox then
-            return last
-        end
-    end
-    local domain_key = keys.domain(queue, class, inbox)
-    local key = keys.flow(domain_key, lane)
-    if not S.flows[key] then
-        local domain, stored = S.domains[domain_key], nil
-        if domain then
-            stored = writes.hget(S.p .. 'flow', key)
-        else
-            local both = writes.hmget(S.p .. 'flow', { domain_key, key })
-            domain, stored = domain_read(queue, class, inbox, domain_key, both[1]), both[2]
-        end
-        flow_read(domain, lane, key, stored)
-    end
-    S.flow = S.flows[key]
-    return S.flow
-end
-
--- Read the flows of these lanes together.
-function step.load_flows(domain, lanes)
-    local missing, fields = {}, {}
-    for _, each in ipairs(lanes) do
-        local key = keys.flow(domain.key, each.lane)
-        if not S.flows[key] then
-            missing[#missing + 1], fields[#fields + 1] = each.lane, key
-        end
-    end
-    for i, raw in ipairs(writes.hmget(S.p .. 'flow', fields)) do
-        flow_read(domain, missing[i], fields[i], raw)
-    end
-end
-
--- The flow that a live job stands in.
-function step.flow_of(e)
-    return step.flow(e.queue, e.class, e.inbox or '', e.lane_key or '')
-end
-
-function step.line_member(head, lane)
-    return keys.place(writes.text(head), lane)
-end
-
-local function put_in_line(f)
-    if f.stored_tag == f.tag and f.stored_head == f.head then
-        return
-    end
-    local line, member = f.domain.line, f.stored_head == f.head and f.stored_member
-    if f.stored_tag and f.stored_head ~= f.head then
-        writes.zrem(line, f.stored_member or step.line_member(f.stored_head, f.lane))
-    end
-    if f.tag then
-        member = member or step.line_member(f.head, f.lane)
-        writes.zadd(line, f.tag, member)
-    end
-    f.stored_tag, f.stored_head, f.stored_member = f.tag, f.head, member
-end
-
--- Put the flows that this step has changed where they stand in line, for whoever looks at one: it is read from where it is
--- stored. The flows themselves are written when the step ends.
-function step.save_lines()
-    for _, flow in pairs(S.flows) do
-        if flow.dirty then
-            put_in_line(flow)
-        end
-    end
-end
-
-local function save_flows()
-    for _, flow in pairs(S.flows) do
-        if flow.dirty then
-            put_in_line(flow)
-            writes.hset(S.p .. 'flow', flow.key, step.flow_bytes(flow.finish, flow.tag, flow.head, flow.first))
-            flow.dirty = false
-        end
-    end
-end
-
--- The same for good: whoever needs a flow reads it again.
-function step.put_flows()
-    save_flows()
-    S.flows, S.flow = {}, nil
-end
-
--- A limited lane as it is stored: how many places it has, whether it is ordered, and how many are taken.
-function step.read_lane(raw)
-    local most, ordered, granted = parts('>dBd', raw)
-    return most, ordered == 1, granted
-end
-
-function step.lane_bytes(lane)
-    return bytes('>dBd', lane.places, lane.ordered and 1 or 0, lane.granted)
-end
-
--- Whether all places of a lane, as it is stored, are taken, and not more.
-function step.is_full(raw)
-    local most, _, granted = step.read_lane(raw)
-    return granted == most
-end
-
--- Limited lanes.
-function step.lane(queue, key)
-    local name = keys.lane(queue, key)
-    local found = S.lanes[name]
-    if found == nil then
-        local raw = writes.hget(S.p .. 'lane', name)
-        if raw then
-            local most, ordered, granted = step.read_lane(raw)
-            found = {
-                name = name, queue = queue, key = key, places = most, ordered = ordered, granted = granted, stored = granted,
-            }
-            S.lanes[name] = found
-        end
-    end
-    return found or nil
-end
-
--- The limited lane of a key, made when it has no jobs yet.
-function step.lane_for(queue, key, terms)
-    local found = step.lane(queue, key)
-    if not found then
-        local name = keys.lane(queue, key)
-        found = { name = name, queue = queue, key = key, places = terms.limit, ordered = terms.ordered, granted = 0 }
-        S.lanes[name] = found
-        call('SADD', S.p .. 'lanes:' .. queue, key)
-        step.save_lane(found)
-    end
-    return found
-end
-
-function step.save_lane(lane)
-    writes.hset(S.p .. 'lane', lane.name, step.lane_bytes(lane))
-    lane.stored = lane.granted
-end
-
--- Empty lanes leave nothing.
-function step.drop_lane(lane)
-    step.drop('lane', lane.name)
-    call('SREM', S.p .. 'lanes:' .. lane.queue, lane.key)
-    call('SREM', S.p .. 'short', lane.name)
-    S.lanes[lane.name] = false
-end
-
-function step.save_room(lane)
-    -- Only a fault leaves a place free while somebody waits; `admit` looks here.
-    local short = lane.granted < lane.places and call('ZCARD', S.p .. 'wait:' .. lane.name) > 0
-    call(short and 'SADD' or 'SREM', S.p .. 'short', lane.name)
-end
-
 -- Write what was kept, and tell who listens.
 function step.flush()
     step.flush_tally()
-    save_flows()
+    fair_order.save_flows()
     for _, lane in pairs(S.lanes) do
         if lane then
             if lane.granted ~= lane.stored then
-                step.save_lane(lane)
-                step.save_room(lane)
+                lane_limits.save_lane(lane)
+                lane_limits.save_room(lane)
             end
         end
     end
     S.lanes, S.flows, S.domains, S.flow, S.domain = {}, {}, {}, nil, nil
-    entries.flush_lanes()
-    numbers.settle()
-    writes.flush()
+    job_record.flush_lanes()
+    id_sets.settle()
+    write_buffer.flush()
     if S.dirty then
         step.save_counters()
     end

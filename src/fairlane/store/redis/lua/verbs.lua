@@ -23,12 +23,12 @@ end)
 
 -- the generation, what was found, m what to complete {session, id, fence, place of its result or 0}, then the results
 verb('lost', { 'allow-oom' }, function(args)
-    return step.signed(losses.mend(args[3], args[4], unpacked(args[5]), args))
+    return step.signed(data_loss.mend(args[3], args[4], unpacked(args[5]), args))
 end)
 
 -- m requests, then content and headers of each
 verb('enqueue', {}, function(args)
-    return step.signed({ answers = admission.enqueue(unpacked(args[3]), args, 4) })
+    return step.signed({ answers = enqueue.enqueue(unpacked(args[3]), args, 4) })
 end)
 
 -- id, queue, class, task, the end of its ticket, content, headers, and its lane if it has one; answers like `enqueue`, or with
@@ -38,101 +38,101 @@ redis.register_function({
     callback = function(names, args)
         step.begin_alone(names, args)
         local id, queue, class, task, after = args[3], args[4], tonumber(args[5]), args[6], args[7]
-        if single.enqueue(id, queue, class, task, args[10] or '', after, args[8], args[9]) then
-            return { S.generation, writes.text(S.steps) }
+        if enqueue_one.enqueue(id, queue, class, task, args[10] or '', after, args[8], args[9]) then
+            return { S.generation, write_buffer.text(S.steps) }
         end
         return step.run(function()
-            local new = tickets.request(after)
+            local new = packed_job_record.request(after)
             new.id, new.queue, new.class, new.task = id, queue, class, task
-            return step.signed({ answers = admission.enqueue({ new }, args, 8) })
+            return step.signed({ answers = enqueue.enqueue({ new }, args, 8) })
         end, names, args)
     end,
 })
 
 -- m session, most
 verb('register', { 'allow-oom' }, function(args)
-    return step.signed({ more = not presence.register(unpacked(args[3]), tonumber(args[4])) })
+    return step.signed({ more = not sessions.register(unpacked(args[3]), tonumber(args[4])) })
 end)
 
 -- session, m held, claim, stopping
 verb('renew', { 'allow-oom' }, function(args)
-    return step.signed(presence.renew(args[3], unpacked(args[4]), tonumber(args[5]), args[6] == '1'))
+    return step.signed(sessions.renew(args[3], unpacked(args[4]), tonumber(args[5]), args[6] == '1'))
 end)
 
 -- session, m begun or empty, most
 verb('leave', { 'allow-oom' }, function(args)
     local begun = args[4] ~= '' and unpacked(args[4]) or nil
-    return pack({ more = presence.leave(args[3], begun, tonumber(args[5])) })
+    return pack({ more = sessions.leave(args[3], begun, tonumber(args[5])) })
 end)
 
 -- most
 verb('lose', { 'allow-oom' }, function(args)
-    local _, more = presence.lose(tonumber(args[3]))
+    local _, more = sessions.lose(tonumber(args[3]))
     return pack({ more = more })
 end)
 
 -- session, m {number, total, asks, whether the next claim may be answered ahead, bytes of the answer}
 verb('claim', { 'allow-oom' }, function(args)
     local call_ = unpacked(args[4])
-    local who = dispatch.check(args[3], call_[1])
-    return dispatch.claim(who, unpack(call_))
+    local who = claim.check(args[3], call_[1])
+    return claim.claim(who, unpack(call_))
 end)
 
 -- session, m transitions, m as for `claim` or empty, then results
 verb('finish', { 'allow-oom' }, function(args)
     local call_ = args[5] ~= '' and unpacked(args[5])
     if call_ then
-        dispatch.check(args[3], call_[1])
+        claim.check(args[3], call_[1])
     end
-    local verdicts = report.finish(args[3], unpacked(args[4]), args)
-    local answer = call_ and dispatch.claim(presence.get(args[3]), unpack(call_)) or {}
+    local verdicts = finish.finish(args[3], unpacked(args[4]), args)
+    local answer = call_ and claim.claim(sessions.get(args[3]), unpack(call_)) or {}
     table.insert(answer, 1, step.signed({ verdicts = verdicts }))
     return answer
 end)
 
 -- session, m reports {id, fence, place of its bytes}, then the bytes
 verb('progress', {}, function(args)
-    return pack({ verdicts = report.progress(args[3], unpacked(args[4]), args) })
+    return pack({ verdicts = finish.progress(args[3], unpacked(args[4]), args) })
 end)
 
 -- m ids
 verb('cancel', { 'allow-oom' }, function(args)
-    return pack({ states = report.cancel(unpacked(args[3])) })
+    return pack({ states = finish.cancel(unpacked(args[3])) })
 end)
 
 -- pool, key, m request or empty, content, headers
 verb('release', {}, function(args)
     local new = args[5] ~= '' and unpacked(args[5]) or nil
-    return pack({ release = admission.release(args[3], args[4], new, args[6], args[7]) })
+    return pack({ release = enqueue.release(args[3], args[4], new, args[6], args[7]) })
 end)
 
 -- term, limit
 verb('promote', { 'allow-oom' }, function(args)
     step.check_term(args[3])
-    return pack(passes.promote(tonumber(args[4])))
+    return pack(maintenance.promote(tonumber(args[4])))
 end)
 
 -- term, limit
 verb('admit', { 'allow-oom' }, function(args)
     step.check_term(args[3])
-    return pack(passes.admit(tonumber(args[4])))
+    return pack(maintenance.admit(tonumber(args[4])))
 end)
 
 -- term, limit, declare, most
 verb('rescue', { 'allow-oom' }, function(args)
     step.check_term(args[3])
-    return pack(presence.rescue(tonumber(args[4]), args[5] == '1', tonumber(args[6])))
+    return pack(sessions.rescue(tonumber(args[4]), args[5] == '1', tonumber(args[6])))
 end)
 
 -- term, limit, m retention
 verb('prune', { 'allow-oom' }, function(args)
     step.check_term(args[3])
-    return pack(pruning.prune(unpacked(args[5]), tonumber(args[4])))
+    return pack(prune.prune(unpacked(args[5]), tonumber(args[4])))
 end)
 
 -- m ids, m retention
 verb('forget', { 'allow-oom' }, function(args)
-    return pack({ gone = pruning.forget(unpacked(args[3]), unpacked(args[4])) })
+    return pack({ gone = prune.forget(unpacked(args[3]), unpacked(args[4])) })
 end)
 
 -- session, lease, term
@@ -154,7 +154,7 @@ end)
 
 -- most
 verb('settle', { 'allow-oom' }, function(args)
-    return pack({ more = limits.settle(tonumber(args[3])) })
+    return pack({ more = lane_limit_changes.settle(tonumber(args[3])) })
 end)
 
 -- m schedules {name, timetable, place of its job}, then the jobs
@@ -233,20 +233,20 @@ verb('schedules', { 'no-writes' }, function()
 end)
 
 verb('recount', { 'allow-oom' }, function(args)
-    return pack(recounting.recount(tonumber(args[3])))
+    return pack(recount.recount(tonumber(args[3])))
 end)
 
 -- limit, how many jobs to look at
 verb('declined', { 'no-writes' }, function(args)
-    return pack({ declined = standings.declined(tonumber(args[3]), tonumber(args[4])) })
+    return pack({ declined = positions.declined(tonumber(args[3]), tonumber(args[4])) })
 end)
 
 -- queue, class
 verb('service', { 'no-writes' }, function(args)
-    return pack(standings.service(args[3], tonumber(args[4])))
+    return pack(positions.service(args[3], tonumber(args[4])))
 end)
 
 -- m ids, m limits
-verb('standing', { 'no-writes' }, function(args)
-    return pack(standings.of(unpacked(args[3]), unpacked(args[4])))
+verb('positions', { 'no-writes' }, function(args)
+    return pack(positions.of(unpacked(args[3]), unpacked(args[4])))
 end)

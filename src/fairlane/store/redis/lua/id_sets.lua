@@ -4,13 +4,13 @@
 
 local BLOCK = 512 -- as many as a server keeps as integers unless it is told otherwise
 
-function numbers.block(number)
+function id_sets.block(number)
     return math.floor(number / BLOCK)
 end
 
--- There is something in this block. `last`: the block of each set that is known to be noted, see `catalog.blocks`. Past `call`:
+-- There is something in this block. `last`: the block of each set that is known to be noted, see `queue_cache.blocks`. Past `call`:
 -- nothing is gathered for the blocks of a set.
-function numbers.note(last, name, block)
+function id_sets.note(last, name, block)
     if last[name] ~= block then
         redis.call('ZADD', name, block, block)
         last[name] = block
@@ -22,23 +22,23 @@ local function thinned(name, block)
     S.thinned[name .. block] = { name = name, block = block }
 end
 
-function numbers.add(name, member)
-    local block = numbers.block(member)
-    numbers.note(catalog.blocks(), name, block)
-    writes.sadd(name .. block, member)
+function id_sets.add(name, member)
+    local block = id_sets.block(member)
+    id_sets.note(queue_cache.blocks(), name, block)
+    write_buffer.sadd(name .. block, member)
 end
 
-function numbers.drop(name, member)
-    local block = numbers.block(member)
-    writes.srem(name .. block, member)
+function id_sets.drop(name, member)
+    local block = id_sets.block(member)
+    write_buffer.srem(name .. block, member)
     thinned(name, block)
 end
 
 -- Many members by their blocks, for `add_all` and `drop_all`. Mostly those that follow each other are of one.
-function numbers.by_block(members)
+function id_sets.by_block(members)
     local blocks, last, list = {}, nil, nil
     for _, member in ipairs(members) do
-        local block = numbers.block(member)
+        local block = id_sets.block(member)
         if block ~= last then
             list = blocks[block] or {}
             blocks[block], last = list, block
@@ -48,39 +48,39 @@ function numbers.by_block(members)
     return blocks
 end
 
-function numbers.add_all(name, blocks)
+function id_sets.add_all(name, blocks)
     for block, list in pairs(blocks) do
-        numbers.note(catalog.blocks(), name, block)
-        writes.sadd_all(name .. block, list)
+        id_sets.note(queue_cache.blocks(), name, block)
+        write_buffer.sadd_all(name .. block, list)
     end
 end
 
 -- Add members that count on from the number `first`.
-function numbers.add_run(name, members, first)
+function id_sets.add_run(name, members, first)
     local count, from = #members, 1
     while from <= count do
-        local block = numbers.block(first + from - 1)
+        local block = id_sets.block(first + from - 1)
         local to = math.min(count, (block + 1) * BLOCK - first)
-        numbers.note(catalog.blocks(), name, block)
-        writes.sadd_all(name .. block, members, from, to)
+        id_sets.note(queue_cache.blocks(), name, block)
+        write_buffer.sadd_all(name .. block, members, from, to)
         from = to + 1
     end
 end
 
-function numbers.drop_all(name, blocks)
+function id_sets.drop_all(name, blocks)
     for block, list in pairs(blocks) do
-        writes.srem_all(name .. block, list)
+        write_buffer.srem_all(name .. block, list)
         thinned(name, block)
     end
 end
 
 -- Blocks that have become empty in this step are noted no longer.
-function numbers.settle()
+function id_sets.settle()
     local all, last = S.thinned, nil
     S.thinned = nil
     for key, at in pairs(all or {}) do
         if call('EXISTS', key) == 0 then
-            last = last or catalog.blocks()
+            last = last or queue_cache.blocks()
             last[at.name] = nil
             redis.call('ZREM', at.name, at.block)
         end
@@ -88,7 +88,7 @@ function numbers.settle()
 end
 
 -- All numbers of a set, as they are stored: for who computes everything anew.
-function numbers.all(name)
+function id_sets.all(name)
     local found = {}
     for _, block in ipairs(call('ZRANGE', name, 0, -1)) do
         for _, member in ipairs(call('SMEMBERS', name .. block)) do
@@ -99,10 +99,10 @@ function numbers.all(name)
 end
 
 -- The highest numbers of a set below `before`: `count` of them, or a few more.
-function numbers.below(name, before, count)
+function id_sets.below(name, before, count)
     local found = {}
     -- Of those in the first block, all may be too high.
-    local blocks = call('ZREVRANGEBYSCORE', name, numbers.block(before), '-inf', 'LIMIT', 0, count + 1)
+    local blocks = call('ZREVRANGEBYSCORE', name, id_sets.block(before), '-inf', 'LIMIT', 0, count + 1)
     for _, block in ipairs(blocks) do
         for _, member in ipairs(call('SMEMBERS', name .. block)) do
             if tonumber(member) < before then

@@ -35,7 +35,7 @@ local function name_of(number)
 end
 
 -- The record of a queue. One that is missing or damaged counts as that of a queue without settings.
-function catalog.record(number, name)
+function queue_cache.record(number, name)
     local record = step.get('queue', number)
     if record and type(record.name) == 'string' then
         return record
@@ -74,8 +74,8 @@ local function remember(number, record)
         name = record.name,
         settings = settings,
         rules = settings.lanes or {},
-        single = {}, -- see single.lua
-        settling = {}, -- lanes that do, see limits.lua
+        single = {}, -- see enqueue_one.lua
+        settling = {}, -- lanes that do, see lane_limit_changes.lua
         paused = settings.paused,
         max_pending = settings.max_pending,
         closed = settings.closed and #settings.closed > 0 and settings.closed or nil,
@@ -97,7 +97,7 @@ local function remember(number, record)
 end
 
 -- The queue of a name if it was looked up before.
-function catalog.remembered(name)
+function queue_cache.remembered(name)
     if not S.fresh then
         refresh()
     end
@@ -105,21 +105,21 @@ function catalog.remembered(name)
 end
 
 -- The queue of a name, nil when it is new: who only looks must not write.
-function catalog.known(name)
+function queue_cache.known(name)
     if not S.fresh then
         refresh()
     end
     local found = S.catalog.names[name]
     if not found then
         local number = tonumber(call('HGET', S.p .. 'queues', name) or nil)
-        found = number and remember(number, catalog.record(number, name))
+        found = number and remember(number, queue_cache.record(number, name))
     end
     return found
 end
 
 -- The same, made when it is new.
-function catalog.queue(name)
-    local found = catalog.known(name)
+function queue_cache.queue(name)
+    local found = queue_cache.known(name)
     if not found then
         local number = step.next('queue')
         call('HSET', S.p .. 'queues', name, number)
@@ -130,19 +130,19 @@ function catalog.queue(name)
 end
 
 -- What a queue is that nobody has used: it has no settings, and no number yet.
-function catalog.unknown(name)
+function queue_cache.unknown(name)
     return { name = name, rules = {}, settling = {} }
 end
 
-function catalog.number(number)
+function queue_cache.number(number)
     if not S.fresh then
         refresh()
     end
-    return S.catalog.numbers[number] or remember(number, catalog.record(number))
+    return S.catalog.numbers[number] or remember(number, queue_cache.record(number))
 end
 
 -- Which tasks a queue has jobs of, for who looks for jobs.
-function catalog.note_task(name)
+function queue_cache.note_task(name)
     if not S.fresh then
         refresh()
     end
@@ -152,9 +152,9 @@ function catalog.note_task(name)
     end
 end
 
--- Which block of each set of numbers was noted last (see numbers.lua). It holds as long as every step since was one of this
+-- Which block of each set of numbers was noted last (see id_sets.lua). It holds as long as every step since was one of this
 -- server: another that was in charge meanwhile, or a copy of other data, may not have it.
-function catalog.blocks()
+function queue_cache.blocks()
     if not S.fresh then
         refresh()
     end
@@ -165,20 +165,20 @@ function catalog.blocks()
     return found.blocks
 end
 
-function catalog.forget_blocks()
-    catalog.blocks()
+function queue_cache.forget_blocks()
+    queue_cache.blocks()
     S.catalog.blocks = {}
 end
 
 -- This step was counted.
-function catalog.wrote()
+function queue_cache.wrote()
     local found = known[S.p]
     if found and found.steps == S.steps then
         found.steps = S.steps + 1
     end
 end
 
-function catalog.changed()
+function queue_cache.changed()
     S.settings = step.next('settings')
     S.fresh = false
 end
@@ -224,7 +224,7 @@ end
 
 -- What the rules say of a lane; '' is the lane of jobs without one. The longest literal prefix wins, an exact key before a
 -- prefix. Not remembered by lane: a table of thousands of lanes would be walked through by each collection of garbage.
-function catalog.rule(queue, key)
+function queue_cache.rule(queue, key)
     if key == '' or #queue.rules == 0 then
         return OPEN
     end
@@ -246,17 +246,17 @@ function catalog.rule(queue, key)
     return OPEN
 end
 
--- The lanes of a queue that settle, see limits.lua.
-function catalog.settling(queue)
+-- The lanes of a queue that settle, see lane_limit_changes.lua.
+function queue_cache.settling(queue)
     return queue.settling
 end
 
 -- What holds for a lane: what its rule says, unless it settles.
-function catalog.terms(queue, key)
-    local found = catalog.rule(queue, key)
+function queue_cache.terms(queue, key)
+    local found = queue_cache.rule(queue, key)
     if queue.settling[key] then
         return {
-            limit = limits.UNSETTLED, ordered = found.ordered, weight = found.weight, max_pending = found.max_pending,
+            limit = lane_limit_changes.UNSETTLED, ordered = found.ordered, weight = found.weight, max_pending = found.max_pending,
             paused = found.paused,
         }
     end
@@ -264,13 +264,13 @@ function catalog.terms(queue, key)
 end
 
 -- How many more jobs of a class may start, given what runs of each class (from 0 on).
-function catalog.room(slots, running, class)
+function queue_cache.room(slots, running, class)
     local high, normal, low = running[0], running[1], running[2]
     local room = slots.total - high - normal - low
-    if class >= 1 then
+    if class >= CLASS.NORMAL then
         room = math.min(room, slots.total - slots.high - normal - low)
     end
-    if class == 2 then
+    if class == CLASS.LOW then
         room = math.min(room, slots.total - slots.high - slots.normal - low)
     end
     return math.max(0, room)

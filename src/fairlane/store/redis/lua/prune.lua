@@ -16,7 +16,7 @@ local function forget_job(seq, outcome, keep, tasks)
     if until_ > S.now then
         local mark = redis.sha1hex(content)
         local remembered = pack({ mark = mark, state = outcome.state, until_ = until_ })
-        call('HSET', S.p .. 'id', outcome.id, entries.REMEMBERED .. remembered)
+        call('HSET', S.p .. 'id', outcome.id, job_record.REMEMBERED .. remembered)
         call('ZADD', S.p .. 'remembered', until_, outcome.id)
     else
         call('HDEL', S.p .. 'id', outcome.id)
@@ -24,9 +24,9 @@ local function forget_job(seq, outcome, keep, tasks)
     for _, hash in ipairs({ 'job', 'headers', 'outcome', 'attempts', 'progress' }) do
         call('HDEL', S.p .. hash, seq)
     end
-    local member, name = writes.text(seq), outcome.queue .. ':' .. outcome.task
+    local member, name = write_buffer.text(seq), outcome.queue .. ':' .. outcome.task
     call('ZREM', keys.ended(outcome.queue, outcome.state), keys.padded(member))
-    numbers.drop(keys.task(name), member)
+    id_sets.drop(keys.task(name), member)
     tasks[name] = true
     call('ZREM', keys.by('state', outcome.state), seq)
     if outcome.lane_key then
@@ -39,7 +39,7 @@ local function forget_job(seq, outcome, keep, tasks)
         call('ZREM', keys.by('group', outcome.group), seq)
     end
     if outcome.session then
-        numbers.drop(keys.of_session(outcome.session), member)
+        id_sets.drop(keys.of_session(outcome.session), member)
     end
     if outcome.parent then
         call('ZREM', S.p .. 'children:' .. outcome.parent, seq)
@@ -48,18 +48,18 @@ end
 
 -- Tasks of which there are no jobs left are listed no longer.
 local function forget_tasks(tasks)
-    numbers.settle()
+    id_sets.settle()
     for name in pairs(tasks) do
         if call('EXISTS', keys.task(name)) == 0 then
             call('SREM', S.p .. 'tasks', name)
-            catalog.changed() -- it remembers which there are
+            queue_cache.changed() -- it remembers which there are
         end
     end
 end
 
 -- Finished jobs of a queue and state past their age or beyond their number.
 local function prune_state(keep, queue, state, limit, tasks)
-    local completed = state == COMPLETED
+    local completed = state == STATE.COMPLETED
     local age = completed and keep.completed_seconds or keep.failed_seconds
     local count = completed and keep.completed_count or keep.failed_count
     local set = keys.ended(queue, state)
@@ -72,7 +72,7 @@ local function prune_state(keep, queue, state, limit, tasks)
     local seqs = call('ZRANGE', set, 0, many - 1)
     for _, member in ipairs(seqs) do
         local seq = tonumber(member)
-        local outcome = outcomes.get(seq)
+        local outcome = endings.get(seq)
         forget_job(seq, outcome, keep, tasks)
     end
     return #seqs
@@ -83,7 +83,7 @@ local function prune_sessions(before, limit)
     local gone = 0
     for _, id in ipairs(call('ZRANGEBYSCORE', S.p .. 'sessions_over', '-inf', before, 'LIMIT', 0, limit)) do
         if call('EXISTS', keys.of_session(id)) == 0 then
-            local who = presence.get(id)
+            local who = sessions.get(id)
             step.drop('session', id)
             call('LTRIM', S.p .. 'ahead:' .. id, 1, 0)
             call('ZREM', S.p .. 'sessions', id)
@@ -109,7 +109,7 @@ end
 local function prune_ids(limit)
     local ids = call('ZRANGEBYSCORE', S.p .. 'remembered', '-inf', S.now, 'LIMIT', 0, limit)
     for _, id in ipairs(ids) do
-        if not entries.number(id) then
+        if not job_record.number(id) then
             call('HDEL', S.p .. 'id', id)
         end
         call('ZREM', S.p .. 'remembered', id)
@@ -141,14 +141,14 @@ local function prune_flows(limit)
         queue, class = tonumber(queue), tonumber(class)
         local finish, tag
         if queue then
-            finish, tag = step.read_flow(found[i + 1])
+            finish, tag = fair_order.read_flow(found[i + 1])
         end
-        local domain = queue and not tag and step.domain(queue, class, inbox)
+        local domain = queue and not tag and fair_order.domain(queue, class, inbox)
         if domain and finish > domain.clock and is_idle(queue, class) then
-            step.set_clock(domain, finish)
+            fair_order.set_clock(domain, finish)
         end
         if domain and finish <= domain.clock then
-            writes.hdel(S.p .. 'flow', found[i])
+            write_buffer.hdel(S.p .. 'flow', found[i])
             gone = gone + 1
         end
     end
@@ -159,11 +159,11 @@ local function prune_flows(limit)
 end
 
 -- Delete the jobs among these that are final; returns their ids.
-function pruning.forget(ids, keep)
+function prune.forget(ids, keep)
     local gone, tasks = {}, {}
     for _, id in ipairs(ids) do
-        local seq = entries.number(id)
-        local outcome = seq and outcomes.get(seq)
+        local seq = job_record.number(id)
+        local outcome = seq and endings.get(seq)
         if outcome then
             forget_job(tonumber(seq), outcome, keep, tasks)
             gone[#gone + 1] = id
@@ -192,7 +192,7 @@ local function prune_task_sets(before, limit)
     end
     local used, gone = {}, 0
     for _, id in ipairs(call('ZRANGE', S.p .. 'present', 0, -1)) do
-        used[presence.get(id).task_set or ''] = true
+        used[sessions.get(id).task_set or ''] = true
     end
     for _, set in ipairs(old) do
         if not used[set] then
@@ -205,10 +205,10 @@ local function prune_task_sets(before, limit)
 end
 
 -- Delete finished jobs past their age or beyond their number, and old records of other kinds.
-function pruning.prune(keep, limit)
+function prune.prune(keep, limit)
     local jobs, tasks = 0, {}
     for _, number in ipairs(call('HVALS', S.p .. 'queues')) do
-        for state = COMPLETED, CANCELLED do
+        for state = STATE.COMPLETED, STATE.CANCELLED do
             jobs = jobs + prune_state(keep, tonumber(number), state, limit - jobs, tasks)
         end
     end

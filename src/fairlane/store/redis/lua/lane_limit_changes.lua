@@ -2,10 +2,10 @@
 -- retry. It takes as many steps as there are thousands of jobs, because an operator pauses just that lane in which a million
 -- wait, and nobody else is to wait for that. Meanwhile the lane settles: none of its jobs can be claimed. It has no place to
 -- give, whoever comes to it waits, and its flows are out of line. Whether it settles is remembered with the rules
--- (`catalog.settling`), and how far it has come, by the numbers of its jobs, is in the hash `settling:QUEUE`.
+-- (`queue_cache.settling`), and how far it has come, by the numbers of its jobs, is in the hash `settling:QUEUE`.
 
 -- How many places a lane has that settles; and one that has begun anew, with other rules, before it had settled.
-limits.UNSETTLED, limits.ANEW = -1, -2
+lane_limit_changes.UNSETTLED, lane_limit_changes.ANEW = -1, -2
 local LOOKS_LIKE_A_JOB = 50 -- as many flows are looked at in the time that it takes to change a job
 
 local function key_of(queue)
@@ -29,13 +29,13 @@ end
 
 -- Take the flows of these lanes out of line, in all inboxes and classes.
 local function leave_line(queue, lanes)
-    step.save_lines()
+    fair_order.save_lines()
     local leaving = {}
     for _, key in ipairs(lanes) do
         leaving[key] = true
     end
     local function leave(domain, key)
-        local flow = step.flow(queue.number, domain.class, domain.inbox, key)
+        local flow = fair_order.flow(queue.number, domain.class, domain.inbox, key)
         flow.tag, flow.head, flow.first, flow.dirty = nil, nil, nil, true
     end
     for _, domain in ipairs(domains_of(queue)) do
@@ -52,8 +52,8 @@ local function leave_line(queue, lanes)
             for i, key in ipairs(lanes) do
                 fields[i] = keys.flow(domain.name, key)
             end
-            for i, stored in ipairs(writes.hmget(S.p .. 'flow', fields)) do
-                if stored and select(2, step.read_flow(stored)) then
+            for i, stored in ipairs(write_buffer.hmget(S.p .. 'flow', fields)) do
+                if stored and select(2, fair_order.read_flow(stored)) then
                     leave(domain, lanes[i])
                 end
             end
@@ -85,8 +85,8 @@ local function join_line(queue, key, domains)
     end
     for _, domain in ipairs(domains) do
         if call('EXISTS', S.p .. 'ready:' .. keys.flow(domain.name, key)) == 1 then
-            local flow = step.flow(queue.number, domain.class, domain.inbox, key)
-            flows.find_head(flow)
+            local flow = fair_order.flow(queue.number, domain.class, domain.inbox, key)
+            fair_order.find_head(flow)
             if flow.head then
                 flow.tag = math.max(flow.domain.clock, flow.finish)
                 step.tell(flow.domain.topic)
@@ -96,18 +96,18 @@ local function join_line(queue, key, domains)
 end
 
 -- Let lanes settle, each from its first job on. None of their jobs can be claimed from now on.
-function limits.begin(queue, lanes)
+function lane_limit_changes.begin(queue, lanes)
     for _, key in ipairs(lanes) do
-        local terms = catalog.rule(queue, key)
-        catalog.settling(queue)[key] = true
+        local terms = queue_cache.rule(queue, key)
+        queue_cache.settling(queue)[key] = true
         call('HSET', key_of(queue), key, 0)
         call('SADD', S.p .. 'unsettled', queue.number)
-        local lane = step.lane_for(queue.number, key, { limit = 0, ordered = terms.ordered })
-        lane.places = lane.places < 0 and limits.ANEW or limits.UNSETTLED
+        local lane = lane_limits.lane_for(queue.number, key, { limit = 0, ordered = terms.ordered })
+        lane.places = lane.places < 0 and lane_limit_changes.ANEW or lane_limit_changes.UNSETTLED
         if terms.limit then
             lane.ordered = terms.ordered
         end
-        step.save_lane(lane)
+        lane_limits.save_lane(lane)
     end
     if lanes[1] then
         leave_line(queue, lanes)
@@ -124,36 +124,36 @@ end
 -- The lane is limited: who runs has a place, and all others wait for one. Those who have got one already keep it, and whoever
 -- was in the lane before has another rank.
 local function limit_ticket(lane, lists, member, raw)
-    local class, arrival, granted, limited = tickets.standing(raw)
-    local rank, is_waiting = entries.rank(lane.ordered, class), tickets.is_waiting(raw)
-    if limited and is_waiting and granted and lane.places == limits.ANEW then
+    local class, arrival, granted, limited = packed_job_record.standing(raw)
+    local rank, is_waiting = job_record.rank(lane.ordered, class), packed_job_record.is_waiting(raw)
+    if limited and is_waiting and granted and lane.places == lane_limit_changes.ANEW then
         -- Who came before it may have lost his place when the lane was without a limit for a while.
-        put(lists.lives, member, tickets.placed(raw, true, rank, false))
-        put(lists.waits, entries.turn(rank, arrival), member)
+        put(lists.lives, member, packed_job_record.placed(raw, true, rank, false))
+        put(lists.waits, job_record.turn(rank, arrival), member)
         put(lists.left[class], member)
         lane.granted = lane.granted - 1
     elseif limited then
-        put(lists.lives, member, tickets.placed(raw, true, rank, granted))
+        put(lists.lives, member, packed_job_record.placed(raw, true, rank, granted))
         if not granted then
-            put(lists.waits, entries.turn(rank, arrival), member)
+            put(lists.waits, job_record.turn(rank, arrival), member)
         end
     elseif is_waiting then
-        put(lists.lives, member, tickets.placed(raw, true, rank, false))
-        put(lists.waits, entries.turn(rank, arrival), member)
+        put(lists.lives, member, packed_job_record.placed(raw, true, rank, false))
+        put(lists.waits, job_record.turn(rank, arrival), member)
         put(lists.left[class], member)
     else
-        put(lists.lives, member, tickets.placed(raw, true, rank, true))
+        put(lists.lives, member, packed_job_record.placed(raw, true, rank, true))
         lane.granted = lane.granted + 1
     end
 end
 
 -- The lane has no limit: everybody in it may start.
 local function free_ticket(lane, lists, member, raw)
-    local class, arrival, granted, limited = tickets.standing(raw)
+    local class, arrival, granted, limited = packed_job_record.standing(raw)
     if not limited then
         return
     end
-    put(lists.lives, member, tickets.placed(raw, false, nil, true))
+    put(lists.lives, member, packed_job_record.placed(raw, false, nil, true))
     if granted then
         lane.granted = lane.granted - 1
     else
@@ -170,21 +170,21 @@ local function limit_entry(lane, e)
         lane.granted = lane.granted - (e.granted and 1 or 0)
         e.lane, e.granted = nil, nil
     elseif e.lane then
-        e.rank = entries.rank(lane.ordered, e.class)
-        if lane.places == limits.ANEW and e.state == PENDING and e.granted then
-            flows.withdraw(e)
+        e.rank = job_record.rank(lane.ordered, e.class)
+        if lane.places == lane_limit_changes.ANEW and e.state == STATE.PENDING and e.granted then
+            fair_order.withdraw(e)
             lane.granted = lane.granted - 1
             e.granted, e.granted_at = nil, nil
         end
-    elseif e.state ~= SCHEDULED then
-        if e.state == RUNNING then
+    elseif e.state ~= STATE.SCHEDULED then
+        if e.state == STATE.RUNNING then
             lane.granted = lane.granted + 1
         else
-            flows.withdraw(e)
+            fair_order.withdraw(e)
         end
-        e.lane, e.granted, e.rank = true, e.state == RUNNING or nil, entries.rank(lane.ordered, e.class)
+        e.lane, e.granted, e.rank = true, e.state == STATE.RUNNING or nil, job_record.rank(lane.ordered, e.class)
     end
-    entries.save(e)
+    job_record.save(e)
 end
 
 local function free_entry(lane, e)
@@ -193,83 +193,83 @@ local function free_entry(lane, e)
     end
     -- Expired jobs too: in line a claim finds and cancels them. An expired turn would be started, so it is left out.
     if not e.granted and (not e.waiter or not e.expires_at or e.expires_at > S.now) then
-        places.grant(lane, e)
+        lane_limits.grant(lane, e)
     end
     lane.granted = lane.granted - (e.granted and 1 or 0)
     -- One that waits for its retry has kept its place.
     e.lane, e.rank, e.granted, e.granted_at = nil, nil, true, nil
-    entries.save(e)
+    job_record.save(e)
 end
 
 -- Change some jobs of a lane; `members` are their numbers.
 local function change(queue, key, lane, members)
-    local limited = catalog.rule(queue, key).limit
+    local limited = queue_cache.rule(queue, key).limit
     local change_ticket, change_entry = limited and limit_ticket or free_ticket, limited and limit_entry or free_entry
     local lists, others = { lives = {}, waits = {}, got = {}, ready = { [0] = {}, {}, {} }, left = { [0] = {}, {}, {} } }, {}
-    for i, raw in ipairs(writes.hmget(S.live, members)) do
+    for i, raw in ipairs(write_buffer.hmget(S.live, members)) do
         local member = members[i]
-        if raw and tickets.is_ticket(raw) then
-            entries.forget_indexed(member)
+        if raw and packed_job_record.is_ticket(raw) then
+            job_record.forget_indexed(member)
             change_ticket(lane, lists, member, raw)
         elseif raw then
             others[#others + 1] = member
         end
     end
-    writes.hset_all(S.live, lists.lives)
-    writes.zadd_all(S.p .. 'wait:' .. lane.name, lists.waits)
-    writes.zrem_all(S.p .. 'wait:' .. lane.name, lists.got)
-    for class = 0, 2 do
-        writes.zadd_all(keys.ready(queue.number, class, key), lists.ready[class])
-        writes.zrem_all(keys.ready(queue.number, class, key), lists.left[class])
+    write_buffer.hset_all(S.live, lists.lives)
+    write_buffer.zadd_all(S.p .. 'wait:' .. lane.name, lists.waits)
+    write_buffer.zrem_all(S.p .. 'wait:' .. lane.name, lists.got)
+    for class = CLASS.HIGH, CLASS.LOW do
+        write_buffer.zadd_all(keys.ready(queue.number, class, key), lists.ready[class])
+        write_buffer.zrem_all(keys.ready(queue.number, class, key), lists.left[class])
     end
-    for _, e in ipairs(entries.all(others)) do
+    for _, e in ipairs(job_record.all(others)) do
         change_entry(lane, e)
     end
 end
 
 -- A running job goes back: in a lane that gets a limit it has a place by then, even if it was not passed yet.
-function limits.reach(e)
-    local queue = catalog.number(e.queue)
-    if e.lane_key and not e.lane and catalog.settling(queue)[e.lane_key] and catalog.rule(queue, e.lane_key).limit then
-        limit_entry(step.lane(e.queue, e.lane_key), e)
+function lane_limit_changes.reach(e)
+    local queue = queue_cache.number(e.queue)
+    if e.lane_key and not e.lane and queue_cache.settling(queue)[e.lane_key] and queue_cache.rule(queue, e.lane_key).limit then
+        limit_entry(lane_limits.lane(e.queue, e.lane_key), e)
     end
 end
 
 -- The lane has settled: it gives its places, or is not limited any more.
 local function finish(queue, key, lane, known)
-    local terms, domains = catalog.rule(queue, key), domains_of(queue, known)
-    catalog.settling(queue)[key] = nil
+    local terms, domains = queue_cache.rule(queue, key), domains_of(queue, known)
+    queue_cache.settling(queue)[key] = nil
     call('HDEL', key_of(queue), key)
     if terms.limit then
         lane.places = terms.limit
-        step.save_lane(lane)
+        lane_limits.save_lane(lane)
         join_line(queue, key, domains)
-        places.trim(lane)
-        places.settle(lane)
-        places.hand_on(lane)
+        lane_limits.trim(lane)
+        lane_limits.settle(lane)
+        lane_limits.hand_on(lane)
     else
         join_line(queue, key, domains)
-        step.drop_lane(lane)
+        lane_limits.drop_lane(lane)
     end
 end
 
 -- Let a lane settle further, by no more than `most` jobs. Returns how many were looked at.
 local function go_on(queue, key, most, known)
-    local lane, after = step.lane(queue.number, key), call('HGET', key_of(queue), key)
+    local lane, after = lane_limits.lane(queue.number, key), call('HGET', key_of(queue), key)
     local set = S.p .. 'by:lane:' .. keys.lane(queue.number, key)
     local members = call('ZRANGEBYSCORE', set, '(' .. after, '+inf', 'LIMIT', 0, most)
     change(queue, key, lane, members)
     if #members == most then
         call('HSET', key_of(queue), key, members[most])
-        step.save_lane(lane)
+        lane_limits.save_lane(lane)
         return most
     end
-    if not catalog.rule(queue, key).limit then
+    if not queue_cache.rule(queue, key).limit then
         -- Whoever came back meanwhile waits as well, with a number that was passed already.
         local late = call('ZRANGE', S.p .. 'wait:' .. lane.name, 0, most - 1)
         change(queue, key, lane, late)
         if #late == most then
-            step.save_lane(lane)
+            lane_limits.save_lane(lane)
             return most
         end
     end
@@ -280,27 +280,27 @@ end
 -- Let the lanes of a queue settle further, by no more than `most` jobs together. Returns how many were left of those.
 local function settle_queue(queue, most)
     local has_settled, domains = false, domains_of(queue)
-    for key in pairs(catalog.settling(queue)) do
+    for key in pairs(queue_cache.settling(queue)) do
         if most <= 0 then
             break
         end
         most = most - math.max(1, go_on(queue, key, most, domains)) - math.floor(#domains / LOOKS_LIKE_A_JOB)
-        has_settled = has_settled or not catalog.settling(queue)[key]
+        has_settled = has_settled or not queue_cache.settling(queue)[key]
     end
-    if not next(catalog.settling(queue)) then
+    if not next(queue_cache.settling(queue)) then
         call('SREM', S.p .. 'unsettled', queue.number)
     end
     if has_settled then
-        catalog.changed() -- another version of this library, or another server, may remember that they settle
+        queue_cache.changed() -- another version of this library, or another server, may remember that they settle
     end
     return most
 end
 
 -- The same for all queues. Returns whether there is more to do.
-function limits.settle(most)
+function lane_limit_changes.settle(most)
     for _, number in ipairs(call('SMEMBERS', S.p .. 'unsettled')) do
         if most > 0 then
-            most = settle_queue(catalog.number(tonumber(number)), most)
+            most = settle_queue(queue_cache.number(tonumber(number)), most)
         end
     end
     return call('EXISTS', S.p .. 'unsettled') == 1

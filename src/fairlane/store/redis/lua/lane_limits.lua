@@ -1,14 +1,79 @@
 -- The places of limited lanes. A job holds a grant from the step that gives it until it leaves the lane, and every way out
 -- hands the place on in the same step (see `fairlane.model.lanes` for who comes next).
 
+-- A limited lane as it is stored: how many places it has, whether it is ordered, and how many are taken.
+function lane_limits.read_lane(raw)
+    local most, ordered, granted = parts('>dBd', raw)
+    return most, ordered == 1, granted
+end
+
+function lane_limits.lane_bytes(lane)
+    return bytes('>dBd', lane.places, lane.ordered and 1 or 0, lane.granted)
+end
+
+-- Whether all places of a lane, as it is stored, are taken, and not more.
+function lane_limits.is_full(raw)
+    local most, _, granted = lane_limits.read_lane(raw)
+    return granted == most
+end
+
+-- Limited lanes.
+function lane_limits.lane(queue, key)
+    local name = keys.lane(queue, key)
+    local found = S.lanes[name]
+    if found == nil then
+        local raw = write_buffer.hget(S.p .. 'lane', name)
+        if raw then
+            local most, ordered, granted = lane_limits.read_lane(raw)
+            found = {
+                name = name, queue = queue, key = key, places = most, ordered = ordered, granted = granted, stored = granted,
+            }
+            S.lanes[name] = found
+        end
+    end
+    return found or nil
+end
+
+-- The limited lane of a key, made when it has no jobs yet.
+function lane_limits.lane_for(queue, key, terms)
+    local found = lane_limits.lane(queue, key)
+    if not found then
+        local name = keys.lane(queue, key)
+        found = { name = name, queue = queue, key = key, places = terms.limit, ordered = terms.ordered, granted = 0 }
+        S.lanes[name] = found
+        call('SADD', S.p .. 'lanes:' .. queue, key)
+        lane_limits.save_lane(found)
+    end
+    return found
+end
+
+function lane_limits.save_lane(lane)
+    write_buffer.hset(S.p .. 'lane', lane.name, lane_limits.lane_bytes(lane))
+    lane.stored = lane.granted
+end
+
+-- Empty lanes leave nothing.
+function lane_limits.drop_lane(lane)
+    step.drop('lane', lane.name)
+    call('SREM', S.p .. 'lanes:' .. lane.queue, lane.key)
+    call('SREM', S.p .. 'short', lane.name)
+    S.lanes[lane.name] = false
+end
+
+function lane_limits.save_room(lane)
+    -- Only a fault leaves a place free while somebody waits; `admit` looks here.
+    local short = lane.granted < lane.places and call('ZCARD', S.p .. 'wait:' .. lane.name) > 0
+    call(short and 'SADD' or 'SREM', S.p .. 'short', lane.name)
+end
+
 local IDLE_GRANT_SECONDS = 2
 local PAGE = 50
 
 local function open(e)
-    if e.kind == 'turn' then
-        places.start_turn(e)
+    if e.kind == KIND.TURN then
+        lane_limits.start_turn(e)
     elseif not e.gate then
-        flows.enter(e)
+        fair_order.enter(e)
     elseif e.lane then
         e.granted_at = S.now
     end
@@ -20,8 +85,8 @@ local function tell_line(e)
 end
 
 -- Start a turn in its waiter: it is never claimed.
-function places.start_turn(e)
-    entries.move(e, RUNNING)
+function lane_limits.start_turn(e)
+    job_record.move(e, STATE.RUNNING)
     e.session = e.waiter
     e.fence = (e.fence or 0) + 1
     e.attempt = (e.attempt or 0) + 1
@@ -32,23 +97,23 @@ function places.start_turn(e)
 end
 
 local function ungrant(e)
-    flows.withdraw(e)
+    fair_order.withdraw(e)
     e.granted, e.granted_at = nil, nil
-    entries.save(e)
+    job_record.save(e)
 end
 
 -- The last of those that hold a place and have not started: of those that anybody may claim, and of the others.
 local function weakest_of(lane)
     local last = call('ZREVRANGE', S.p .. 'hold:' .. lane.name, 0, 0, 'WITHSCORES')
     local weakest, score = last[1], tonumber(last[2] or -1)
-    for class = 0, 2 do
+    for class = CLASS.HIGH, CLASS.LOW do
         local of_class = call('ZREVRANGE', keys.ready(lane.queue, class, lane.key), 0, 0, 'WITHSCORES')
-        local its = of_class[1] and tonumber(of_class[2]) + (lane.ordered and 0 or class * entries.RANK)
+        local its = of_class[1] and tonumber(of_class[2]) + (lane.ordered and 0 or class * job_record.RANK)
         if its and its > score then
             weakest, score = of_class[1], its
         end
     end
-    return weakest and entries.get(weakest) or nil
+    return weakest and job_record.get(weakest) or nil
 end
 
 -- The next in line for a place. What has expired gets none; the sweeper cancels it.
@@ -56,18 +121,18 @@ local function next_of(lane)
     local set = S.p .. 'wait:' .. lane.name
     -- Nearly always it is the first.
     local first = call('ZRANGE', set, 0, 0)[1]
-    local e = first and entries.look(first)
+    local e = first and job_record.look(first)
     while first and not e do
         damage.fail(first, { queue = lane.queue, lane_key = lane.key, sets = { set } })
         first = call('ZRANGE', set, 0, 0)[1]
-        e = first and entries.look(first)
+        e = first and job_record.look(first)
     end
     if not e or not e.expires_at or e.expires_at > S.now then
         return e
     end
     for from = 0, MOST_LOOKED_AT, PAGE do
         local seqs = call('ZRANGE', set, from, from + PAGE - 1)
-        for _, e in ipairs(entries.all(seqs)) do
+        for _, e in ipairs(job_record.all(seqs)) do
             if not e.expires_at or e.expires_at > S.now then
                 return e
             end
@@ -80,7 +145,7 @@ local function next_of(lane)
 end
 
 -- Where those of lower classes are who hold a place of an unordered lane and have not started.
-function places.weaker(queue, key, class)
+function lane_limits.weaker(queue, key, class)
     local sets = { S.p .. 'hold:' .. keys.lane(queue, key) }
     for lower = class + 1, 2 do
         sets[#sets + 1] = keys.ready(queue, lower, key)
@@ -99,24 +164,24 @@ local function take_from_weaker(lane, class)
 end
 
 -- Let a pending job take its place in its lane, and in the line if it may start. The caller saves it.
-function places.arrive(e)
+function lane_limits.arrive(e)
     e.arrival = e.arrival or step.next_arrival()
-    local terms = catalog.terms(catalog.number(e.queue), e.lane_key or '')
+    local terms = queue_cache.terms(queue_cache.number(e.queue), e.lane_key or '')
     if not terms.limit or not e.lane_key then
         e.lane, e.granted, e.rank = nil, true, nil
         open(e)
         return
     end
-    local lane = step.lane_for(e.queue, e.lane_key, terms)
+    local lane = lane_limits.lane_for(e.queue, e.lane_key, terms)
     e.lane, e.granted = true, nil
-    e.rank = entries.rank(lane.ordered, e.class)
-    if e.kind == 'turn' and e.expires_at and e.expires_at < S.now then
+    e.rank = job_record.rank(lane.ordered, e.class)
+    if e.kind == KIND.TURN and e.expires_at and e.expires_at < S.now then
         return -- too late to start; the sweeper cancels it
     end
     if lane.granted < lane.places then
         lane.granted = lane.granted + 1
         e.granted = true
-    elseif not lane.ordered and lane.places >= 0 and e.class < 2 and take_from_weaker(lane, e.class) then
+    elseif not lane.ordered and lane.places >= 0 and e.class < CLASS.LOW and take_from_weaker(lane, e.class) then
         e.granted = true
     end
     if e.granted then
@@ -125,7 +190,7 @@ function places.arrive(e)
 end
 
 -- The gate of a pending job has opened. The caller saves it.
-function places.ungate(e)
+function lane_limits.ungate(e)
     e.gate = nil
     if e.granted then
         open(e)
@@ -133,68 +198,68 @@ function places.ungate(e)
 end
 
 -- A job that kept its grant is pending again. The caller saves it.
-function places.resume(e)
+function lane_limits.resume(e)
     if e.lane then
-        local lane = step.lane(e.queue, e.lane_key)
-        e.rank = entries.rank(lane.ordered, e.class)
+        local lane = lane_limits.lane(e.queue, e.lane_key)
+        e.rank = job_record.rank(lane.ordered, e.class)
     end
     open(e)
 end
 
 -- Give a place to a waiting job: a turn starts, a job that nothing else holds becomes claimable.
-function places.grant(lane, e)
+function lane_limits.grant(lane, e)
     lane.granted = lane.granted + 1
     e.granted = true
     if e.waiter then
-        places.start_turn(e)
-    elseif e.state == PENDING then
+        lane_limits.start_turn(e)
+    elseif e.state == STATE.PENDING then
         open(e)
     end
-    entries.save(e)
+    job_record.save(e)
 end
 
 -- Give the free places of a lane to the next in it; returns how many were given.
-function places.hand_on(lane)
+function lane_limits.hand_on(lane)
     local given = 0
     while lane.granted < lane.places do
         local waiting = next_of(lane)
         if not waiting then
             break
         end
-        places.grant(lane, waiting)
+        lane_limits.grant(lane, waiting)
         given = given + 1
     end
     if lane.granted == 0 and lane.places >= 0 and call('ZCARD', S.p .. 'wait:' .. lane.name) == 0 then
-        step.drop_lane(lane)
+        lane_limits.drop_lane(lane)
     end
     return given
 end
 
 -- A job that is gone, or whose saved record names no lane any more, gives up its place.
-function places.vacate(e)
+function lane_limits.vacate(e)
     if not e.lane then
         return
     end
-    local lane = step.lane(e.queue, e.lane_key)
+    local lane = lane_limits.lane(e.queue, e.lane_key)
     if e.granted then
         lane.granted = lane.granted - 1
     end
     e.lane, e.granted = nil, nil
     tell_line(e)
-    places.hand_on(lane)
+    lane_limits.hand_on(lane)
 end
 
 -- The same for a job with a ticket that has left a lane.
-function places.leave(queue, lane_key)
-    local lane = step.lane(queue, lane_key)
+function lane_limits.leave(queue, lane_key)
+    local lane = lane_limits.lane(queue, lane_key)
     lane.granted = lane.granted - 1
     step.tell_line(queue, lane_key)
-    places.hand_on(lane)
+    lane_limits.hand_on(lane)
 end
 
 -- After a job went back from running to waiting, or the order changed: whoever comes first has the place. By arrival in an
 -- ordered lane; by class in an unordered one.
-function places.settle(lane)
+function lane_limits.settle(lane)
     while lane.places >= 0 do
         local best = next_of(lane)
         local weakest = best and weakest_of(lane)
@@ -212,12 +277,12 @@ function places.settle(lane)
         end
         ungrant(weakest)
         lane.granted = lane.granted - 1
-        places.grant(lane, best)
+        lane_limits.grant(lane, best)
     end
 end
 
 -- A limit was lowered while jobs ran: take back unstarted grants, newest first, until it holds.
-function places.trim(lane)
+function lane_limits.trim(lane)
     while lane.granted > lane.places and lane.places >= 0 do
         local weakest = weakest_of(lane)
         if not weakest then
@@ -229,12 +294,12 @@ function places.trim(lane)
 end
 
 -- Apply another limit: a lower one takes back unstarted grants, newest first; a higher one hands out at once.
-function places.resize(lane, limit)
+function lane_limits.resize(lane, limit)
     lane.places = limit
-    step.save_lane(lane)
-    places.trim(lane)
-    places.settle(lane)
-    places.hand_on(lane)
+    lane_limits.save_lane(lane)
+    lane_limits.trim(lane)
+    lane_limits.settle(lane)
+    lane_limits.hand_on(lane)
 end
 
 -- Whether a worker could take one more of a class now; a job for anybody can always be taken.
@@ -242,31 +307,31 @@ local function takes(inbox, class)
     if not inbox then
         return true
     end
-    local who = presence.at(inbox)
-    return who and who.state == 'live' and catalog.room(who.slots, presence.running(who), class) > 0
+    local who = sessions.at(inbox)
+    return who and who.state == 'live' and queue_cache.room(who.slots, sessions.running(who), class) > 0
 end
 
 -- Unordered lanes: a grant that waited 2 s for a worker that cannot take it goes to the next job that can run.
-function places.move_idle_grants(limit)
+function lane_limits.move_idle_grants(limit)
     local moved, looked = 0, 0
     local idle = S.now - IDLE_GRANT_SECONDS
     for _, seq in ipairs(call('ZRANGEBYSCORE', S.p .. 'holding', '-inf', idle, 'LIMIT', 0, MOST_LOOKED_AT)) do
         if looked >= limit then
             break
         end
-        local holder = entries.get(seq)
-        local lane = holder and holder.lane and holder.granted and step.lane(holder.queue, holder.lane_key)
+        local holder = job_record.get(seq)
+        local lane = holder and holder.lane and holder.granted and lane_limits.lane(holder.queue, holder.lane_key)
         -- One in whose lane nobody waits does not count.
         local wanted = lane and lane.places >= 0 and not lane.ordered and call('EXISTS', S.p .. 'wait:' .. lane.name) == 1
         looked = looked + (wanted and 1 or 0)
         if wanted and (holder.gate or not takes(holder.inbox, holder.class)) then
             for _, other in ipairs(call('ZRANGE', S.p .. 'wait:' .. lane.name, 0, MOST_LOOKED_AT)) do
-                local e = entries.get(other)
+                local e = job_record.get(other)
                 local expired = not e or (e.expires_at and e.expires_at <= S.now)
                 if not expired and not e.gate and e.inbox ~= holder.inbox and takes(e.inbox, e.class) then
                     ungrant(holder)
                     lane.granted = lane.granted - 1
-                    places.grant(lane, e)
+                    lane_limits.grant(lane, e)
                     moved = moved + 1
                     break
                 end

@@ -47,7 +47,7 @@ end
 -- all the same, where it may have been added just before.
 
 -- A number as a member.
-function writes.text(number)
+function write_buffer.text(number)
     return string.format('%.0f', number)
 end
 
@@ -74,17 +74,17 @@ local function put_all(command, key, list, name, value)
 end
 
 -- `list`: fields and their values, one after the other.
-function writes.hset_all(key, list)
+function write_buffer.hset_all(key, list)
     put_all('HSET', key, list, 1, 2)
 end
 
 -- `list`: scores and their members.
-function writes.zadd_all(key, list)
+function write_buffer.zadd_all(key, list)
     put_all('ZADD', key, list, 2, 1)
 end
 
 -- `list`: members, all of them or those from `first` to `last`.
-function writes.sadd_all(key, list, first, last)
+function write_buffer.sadd_all(key, list, first, last)
     local found = S.writes[key]
     if not found then
         return send_list('SADD', key, list, first, last)
@@ -104,29 +104,29 @@ local function drop_all(command, key, list)
     end
 end
 
-function writes.zrem_all(key, list)
+function write_buffer.zrem_all(key, list)
     drop_all('ZREM', key, list)
 end
 
-function writes.hdel_all(key, list)
+function write_buffer.hdel_all(key, list)
     drop_all('HDEL', key, list)
 end
 
-function writes.srem_all(key, list)
+function write_buffer.srem_all(key, list)
     drop_all('SREM', key, list)
 end
 
-function writes.zadd(key, score, member)
+function write_buffer.zadd(key, score, member)
     if S.direct then
-        return writes.call('ZADD', key, score, member)
+        return write_buffer.call('ZADD', key, score, member)
     end
     put(S.writes[key] or gathered(key, 'z'), member, score)
 end
 
 -- The same for a member that is not there: if it goes again in the same step, nothing is sent.
-function writes.zadd_new(key, score, member)
+function write_buffer.zadd_new(key, score, member)
     if S.direct then
-        return writes.call('ZADD', key, score, member)
+        return write_buffer.call('ZADD', key, score, member)
     end
     local found = S.writes[key] or gathered(key, 'z')
     found.put[member] = score
@@ -140,34 +140,34 @@ function writes.zadd_new(key, score, member)
     found.new[member] = true
 end
 
-function writes.zrem(key, member)
+function write_buffer.zrem(key, member)
     drop(S.writes[key] or gathered(key, 'z'), member)
 end
 
-function writes.hset(key, field, value)
+function write_buffer.hset(key, field, value)
     if S.direct then
-        return writes.call('HSET', key, field, value)
+        return write_buffer.call('HSET', key, field, value)
     end
     put(S.writes[key] or gathered(key, 'h'), field, value)
 end
 
-function writes.hdel(key, field)
+function write_buffer.hdel(key, field)
     drop(S.writes[key] or gathered(key, 'h'), field)
 end
 
-function writes.sadd(key, member)
+function write_buffer.sadd(key, member)
     if S.direct then
-        return writes.call('SADD', key, member)
+        return write_buffer.call('SADD', key, member)
     end
     put(S.writes[key] or gathered(key, 's'), member, true)
 end
 
-function writes.srem(key, member)
+function write_buffer.srem(key, member)
     drop(S.writes[key] or gathered(key, 's'), member)
 end
 
 -- A sorted set is empty, but for what was taken away from it in this step: what is gathered from now on is all that it has.
-function writes.begin(key)
+function write_buffer.begin(key)
     if not S.direct then
         local found = S.writes[key] or gathered(key, 'z')
         found.whole = true
@@ -175,7 +175,7 @@ function writes.begin(key)
 end
 
 -- What a sorted set has of which all was gathered, in its order: members and scores, as ZRANGE gives them. Nil for others.
-function writes.gathered(key)
+function write_buffer.gathered(key)
     local found = S.writes[key]
     if not found or not found.whole then
         return nil
@@ -195,7 +195,7 @@ function writes.gathered(key)
 end
 
 -- A field of a hash, without sending what was gathered for the others.
-function writes.hget(key, field)
+function write_buffer.hget(key, field)
     local found = S.writes[key]
     if found then
         local value = found.put[field]
@@ -210,7 +210,7 @@ function writes.hget(key, field)
 end
 
 -- The same for many fields.
-function writes.hmget(key, fields)
+function write_buffer.hmget(key, fields)
     local values = {}
     for from = 1, #fields, MOST_ARGUMENTS do
         local part = redis.call('HMGET', key, unpack(fields, from, math.min(#fields, from + MOST_ARGUMENTS - 1)))
@@ -232,10 +232,10 @@ function writes.hmget(key, fields)
 end
 
 -- The scores of members, false for those that are not there.
-function writes.zmscore(key, members)
+function write_buffer.zmscore(key, members)
     local scores = {}
     for from = 1, #members, MOST_ARGUMENTS do
-        local part = writes.call('ZMSCORE', key, unpack(members, from, math.min(#members, from + MOST_ARGUMENTS - 1)))
+        local part = write_buffer.call('ZMSCORE', key, unpack(members, from, math.min(#members, from + MOST_ARGUMENTS - 1)))
         for i = 1, #part do
             scores[from + i - 1] = part[i]
         end
@@ -294,7 +294,7 @@ local function send(key, found)
 end
 
 -- A command of Redis. What was gathered for its key is sent before.
-function writes.call(command, key, ...)
+function write_buffer.call(command, key, ...)
     local found = S.writes[key]
     if found then
         send(key, found)
@@ -304,7 +304,7 @@ function writes.call(command, key, ...)
 end
 
 -- Send all that was gathered.
-function writes.flush()
+function write_buffer.flush()
     local all = S.writes
     S.writes = {}
     for key, found in pairs(all) do

@@ -1,11 +1,11 @@
--- Many plain jobs that arrive together, by lists (see batches.lua): each of them costs little more than its record. They are
+-- Many plain jobs that arrive together, by lists (see claim_batch.lua): each of them costs little more than its record. They are
 -- due, for everybody and hold nothing, and differ in nothing but their ids and lanes.
 
 -- Whether all jobs of a call are such, new, and of queues that take whatever comes.
-function arrivals.are_alike(requests)
+function enqueue_batch.are_alike(requests)
     local seen, all = {}, {}
     for _, new in ipairs(requests) do
-        local queue = new.ids and catalog.known(new.queue)
+        local queue = new.ids and queue_cache.known(new.queue)
         if not new.ids or (queue and queue.bounded) then
             return false
         end
@@ -17,7 +17,7 @@ function arrivals.are_alike(requests)
             all[#all + 1] = id
         end
     end
-    for _, known in ipairs(writes.hmget(S.p .. 'id', all)) do
+    for _, known in ipairs(write_buffer.hmget(S.p .. 'id', all)) do
         if known then
             return false
         end
@@ -36,7 +36,7 @@ local function lanes_of(queue, domain, lanes, count)
         local n = places_of[lane]
         if not n then
             n = #a.name + 1
-            local terms = catalog.terms(queue, lane)
+            local terms = queue_cache.terms(queue, lane)
             places_of[lane], a.name[n], a.flow[n], a.times[n] = n, lane, before .. lane, 0
             if terms.limit then
                 a.limit[n], a.limited[#a.limited + 1] = terms, n
@@ -58,11 +58,11 @@ local function load_places(queue, a)
             return false
         end
     end
-    for i, raw in ipairs(writes.hmget(S.p .. 'lane', names)) do
+    for i, raw in ipairs(write_buffer.hmget(S.p .. 'lane', names)) do
         local n = a.limited[i]
         local most, ordered, taken = a.limit[n].limit, a.limit[n].ordered, 0
         if raw then
-            most, ordered, taken = step.read_lane(raw)
+            most, ordered, taken = lane_limits.read_lane(raw)
         end
         a.places[n], a.ordered[n], a.taken[n], a.was_taken[n] = most, ordered, taken, raw and taken
     end
@@ -71,10 +71,10 @@ end
 
 -- Whether somebody of a lower class may have a place of this lane that he has not used yet.
 local function has_weaker(queue, class, a, n)
-    if a.ordered[n] or class == 2 or a.taken[n] == 0 or a.is_firm[n] then
+    if a.ordered[n] or class == CLASS.LOW or a.taken[n] == 0 or a.is_firm[n] then
         return false
     end
-    for _, set in ipairs(places.weaker(queue.number, a.name[n], class)) do
+    for _, set in ipairs(lane_limits.weaker(queue.number, a.name[n], class)) do
         if call('EXISTS', set) == 1 then
             return true
         end
@@ -115,19 +115,19 @@ end
 -- Put the first jobs that may start in line, where nobody is there yet. `heads`: by lane, which of the jobs.
 local function join_all(domain, a, heads, member, arrival)
     local records, line = {}, {}
-    for n, stored in ipairs(writes.hmget(S.p .. 'flow', a.flow)) do
+    for n, stored in ipairs(write_buffer.hmget(S.p .. 'flow', a.flow)) do
         local i, finish, tag = heads[n], 0, nil
         if stored then
-            finish, tag = step.read_flow(stored)
+            finish, tag = fair_order.read_flow(stored)
         end
         if i and not tag then
             tag = math.max(domain.clock, finish)
-            records[#records + 1], records[#records + 2] = a.flow[n], step.flow_bytes(finish, tag, arrival[i], member[i])
-            line[#line + 1], line[#line + 2] = tag, step.line_member(arrival[i], a.name[n])
+            records[#records + 1], records[#records + 2] = a.flow[n], fair_order.flow_bytes(finish, tag, arrival[i], member[i])
+            line[#line + 1], line[#line + 2] = tag, fair_order.line_member(arrival[i], a.name[n])
         end
     end
-    writes.hset_all(S.p .. 'flow', records)
-    writes.zadd_all(domain.line, line)
+    write_buffer.hset_all(S.p .. 'flow', records)
+    write_buffer.zadd_all(domain.line, line)
     if line[1] then
         step.tell(domain.topic)
     end
@@ -143,19 +143,19 @@ local function stand(queue, class, domain, a, granted, member, arrival)
             heads[n] = heads[n] or i
             add(lists, times, readies .. a.flow[n], arrival[i], member[i])
         else
-            local rank = entries.rank(a.ordered[n], class)
-            add(lists, times, waits .. a.key[n], entries.turn(rank, arrival[i]), member[i])
+            local rank = job_record.rank(a.ordered[n], class)
+            add(lists, times, waits .. a.key[n], job_record.turn(rank, arrival[i]), member[i])
         end
         if lane ~= '' then
             add(lists, times, by_lane .. lane, member[i], member[i])
         end
     end
     for set, list in pairs(lists) do
-        writes.zadd_all(set, list)
+        write_buffer.zadd_all(set, list)
     end
     for n, lane in ipairs(a.name) do
         if lane ~= '' then
-            entries.came(number, lane, a.times[n])
+            job_record.came(number, lane, a.times[n])
         end
     end
     join_all(domain, a, heads, member, arrival)
@@ -167,52 +167,52 @@ local function save_places(queue, a)
     for _, n in ipairs(a.limited) do
         if a.taken[n] ~= a.was_taken[n] then
             local place = { places = a.places[n], ordered = a.ordered[n], granted = a.taken[n] }
-            records[#records + 1], records[#records + 2] = a.key[n], step.lane_bytes(place)
+            records[#records + 1], records[#records + 2] = a.key[n], lane_limits.lane_bytes(place)
         end
         if not a.was_taken[n] then
             made[#made + 1] = a.name[n]
         end
     end
-    writes.hset_all(S.p .. 'lane', records)
-    writes.sadd_all(S.p .. 'lanes:' .. queue.number, made)
+    write_buffer.hset_all(S.p .. 'lane', records)
+    write_buffer.sadd_all(S.p .. 'lanes:' .. queue.number, made)
 end
 
 -- Write the jobs themselves. `place`: that of the first one's content among the bodies. Returns their numbers and arrivals.
 local function file(new, queue, class, a, granted, bodies, place)
     local ids, contents, lives, headers, members, came = {}, {}, {}, {}, {}, {}
-    local free, rest, befores = tickets.before(new, queue.number, true), tickets.rest(new), {}
+    local free, rest, befores = packed_job_record.before(new, queue.number, true), packed_job_record.rest(new), {}
     for i, id in ipairs(new.ids) do
-        local member, arrival, n, before = writes.text(step.new_seq()), step.next_arrival(), a.of_job[i], free
+        local member, arrival, n, before = write_buffer.text(step.new_seq()), step.next_arrival(), a.of_job[i], free
         if a.limit[n] then
-            local rank = entries.rank(a.ordered[n], class)
+            local rank = job_record.rank(a.ordered[n], class)
             local kind = (granted[i] and 2 or 0) + (rank and 1 or 0)
-            before = befores[kind] or tickets.before(new, queue.number, granted[i], true, rank)
+            before = befores[kind] or packed_job_record.before(new, queue.number, granted[i], true, rank)
             befores[kind] = before
         end
         local last = 2 * i
         members[i], came[i] = member, arrival
         ids[last - 1], ids[last] = id, member
         contents[last - 1], contents[last] = member, S.stamp .. bodies[place + last - 2]
-        lives[last - 1], lives[last] = member, tickets.of_lane(before, arrival, id, a.name[n], rest)
+        lives[last - 1], lives[last] = member, packed_job_record.of_lane(before, arrival, id, a.name[n], rest)
         if bodies[place + last - 1] ~= '' then
             headers[#headers + 1], headers[#headers + 2] = member, bodies[place + last - 1]
         end
     end
-    writes.hset_all(S.p .. 'id', ids)
-    writes.hset_all(S.p .. 'job', contents)
-    writes.hset_all(S.p .. 'headers', headers)
-    writes.hset_all(S.live, lives)
+    write_buffer.hset_all(S.p .. 'id', ids)
+    write_buffer.hset_all(S.p .. 'job', contents)
+    write_buffer.hset_all(S.p .. 'headers', headers)
+    write_buffer.hset_all(S.live, lives)
     local first = S.seq - #members + 1
-    numbers.add_run(S.alive, members, first)
-    numbers.add_run(keys.of_task(queue.number, new.task), members, first)
+    id_sets.add_run(S.alive, members, first)
+    id_sets.add_run(keys.of_task(queue.number, new.task), members, first)
     return members, came
 end
 
 -- Store such jobs. Returns false, and stores none of them, if there is anything unusual about the lane of one.
-function arrivals.store(new, bodies, place)
-    step.put_flows()
-    local queue, class, count = catalog.queue(new.queue), new.class, #new.ids
-    local domain = step.domain(queue.number, class, '')
+function enqueue_batch.store(new, bodies, place)
+    fair_order.put_flows()
+    local queue, class, count = queue_cache.queue(new.queue), new.class, #new.ids
+    local domain = fair_order.domain(queue.number, class, '')
     local a = lanes_of(queue, domain, new.lanes, count)
     local granted = load_places(queue, a) and grant_all(queue, class, a)
     if not granted then

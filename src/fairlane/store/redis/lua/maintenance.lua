@@ -19,11 +19,11 @@ local function due_of(class, limit)
             seqs[#seqs + 1] = seq
         end
     end
-    local jobs = entries.all(seqs)
+    local jobs = job_record.all(seqs)
     if #jobs < #seqs then
         for _, seq in ipairs(seqs) do
-            if not entries.look(seq) then
-                damage.fail(seq, { class = class, state = SCHEDULED, sets = { set, S.p .. 'later' } })
+            if not job_record.look(seq) then
+                damage.fail(seq, { class = class, state = STATE.SCHEDULED, sets = { set, S.p .. 'later' } })
             end
         end
     end
@@ -40,22 +40,22 @@ local function due_of(class, limit)
 end
 
 -- Cancel what has expired, then let due jobs arrive: by class, then due time, then id.
-function passes.promote(limit)
+function maintenance.promote(limit)
     local expired = call('ZRANGEBYSCORE', S.p .. 'expiry', '-inf', S.now, 'LIMIT', 0, limit)
     for _, seq in ipairs(expired) do
         -- Read one by one: the end of one job can let another into line (a clean-up, a job behind it).
-        local e = entries.get(seq)
+        local e = job_record.get(seq)
         if not e then
             damage.fail(seq, { sets = { S.p .. 'expiry' } })
-        elseif e.state ~= RUNNING then
-            outcomes.expire(e)
+        elseif e.state ~= STATE.RUNNING then
+            endings.expire(e)
         end
     end
     local promoted = 0
-    for class = 0, 2 do
+    for class = CLASS.HIGH, CLASS.LOW do
         local arriving = due_of(class, limit - promoted)
         for _, e in ipairs(arriving) do
-            outcomes.promote(e)
+            endings.promote(e)
         end
         promoted = promoted + #arriving
     end
@@ -77,25 +77,25 @@ function passes.promote(limit)
 end
 
 -- Bind what waits unbound, move idle grants, and repair lanes. Nothing is ever inserted without being admitted here.
-function passes.admit(limit)
+function maintenance.admit(limit)
     local bound = 0
     for _, pool in ipairs(call('SMEMBERS', S.p .. 'pools')) do
         bound = bound + bindings.bind_unbound(pool, limit)
     end
-    local offered = outcomes.offer_again(limit)
-    local moved = places.move_idle_grants(limit)
+    local offered = endings.offer_again(limit)
+    local moved = lane_limits.move_idle_grants(limit)
     local repaired = 0
     for _, name in ipairs(call('SRANDMEMBER', S.p .. 'short', limit)) do
         local queue, key = string.match(name, '^(%d+)|(.*)$')
-        local lane = step.lane(tonumber(queue), key)
-        repaired = repaired + (lane and places.hand_on(lane) or 0)
+        local lane = lane_limits.lane(tonumber(queue), key)
+        repaired = repaired + (lane and lane_limits.hand_on(lane) or 0)
         if S.lanes[name] then
-            step.save_room(lane) -- a job that has come since may have taken the last place
+            lane_limits.save_room(lane) -- a job that has come since may have taken the last place
         else
             call('SREM', S.p .. 'short', name)
         end
     end
     -- Whoever has changed the rules sees to it, unless he has died meanwhile.
-    local unsettled = limits.settle(MOST_LOOKED_AT)
+    local unsettled = lane_limit_changes.settle(MOST_LOOKED_AT)
     return { admitted = 0, moved = moved, repaired = repaired, more = bound == limit or offered == limit or unsettled }
 end

@@ -6,8 +6,8 @@ local MOST_KEPT = 20
 -- Complete once more what was completed before the server went back. A job with a lower fence than that of its completion
 -- has forgotten the claim as well, so it must not start again. `stamp` is when it came: a later job of the same id is another.
 local function complete_again(session, id, fence, stamp, result)
-    local seq = entries.number(id)
-    local e = seq and entries.get(seq)
+    local seq = job_record.number(id)
+    local e = seq and job_record.get(seq)
     if not e or (e.fence or 0) > fence or ((e.fence or 0) == fence and e.session ~= session) then
         return 0
     end
@@ -19,7 +19,7 @@ local function complete_again(session, id, fence, stamp, result)
     end
     e.fence, e.attempt = fence, math.max(e.attempt or 0, 1)
     e.started_at = e.started_at or S.now
-    outcomes.finish(e, COMPLETED, { result = result, move = 'completed', session = session })
+    endings.finish(e, STATE.COMPLETED, { result = result, move = MOVE.COMPLETE, session = session })
     return 1
 end
 
@@ -36,7 +36,7 @@ end
 
 -- Note the loss of a generation, once for all clients, and begin a new one: so everybody notices who has not called since.
 -- Returns how many jobs were completed again, and what was found first.
-function losses.mend(generation, what, completed, args)
+function data_loss.mend(generation, what, completed, args)
     local mended = 0
     for _, each in ipairs(completed) do
         mended = mended + complete_again(each[1], each[2], each[3], each[4], each[5] > 0 and args[each[5]] or nil)

@@ -9,7 +9,7 @@
 -- A map begins with another byte. `requests.py` reads the second of these.
 
 local WAITING, RUNS, ENDED = 'p', 'r', 'c'
-local IN_LIMITED_LANE, RANKED, GRANTED, DEAR, HOLDS_MORE = 1, 2, 4, 8, 16 -- bits of the flags
+local IN_LIMITED_LANE, RANKED, GRANTED, CUSTOM_COST, HAS_UNIQUE_KEY = 1, 2, 4, 8, 16 -- bits of the flags
 local NEW = 'p\0\0\0\0\0\0\0\0'
 local FIRST = 'r\0\0\0\1\0\0\0\1\0\0\3\232' -- of a job that has not run before and costs what is usual, 1000
 local BODY = '>BBI4dHc0Hc0'
@@ -25,8 +25,8 @@ local FIELDS = {
 }
 
 local function flags_of(e)
-    return (e.lane and IN_LIMITED_LANE or 0) + (e.rank and RANKED or 0) + (e.granted and GRANTED or 0) + (e.cost and DEAR or 0)
-        + (e.uniq and HOLDS_MORE or 0)
+    return (e.lane and IN_LIMITED_LANE or 0) + (e.rank and RANKED or 0) + (e.granted and GRANTED or 0) + (e.cost and CUSTOM_COST or 0)
+        + (e.uniq and HAS_UNIQUE_KEY or 0)
 end
 
 local function rest_of(e)
@@ -47,18 +47,18 @@ local function fits(e)
     if not e.arrival or (e.rank and e.rank ~= e.class) or (e.flow or false) ~= (e.granted or false) then
         return false
     end
-    if e.state == RUNNING then
+    if e.state == STATE.RUNNING then
         return e.session and e.claim and e.granted and (e.paid or 0) < MOST
     end
-    return e.state == PENDING and not (e.session or e.claim or e.paid or e.started_at)
+    return e.state == STATE.PENDING and not (e.session or e.claim or e.paid or e.started_at)
 end
 
 -- The ticket of a job, nil for one that needs more than that.
-function tickets.of(e)
+function packed_job_record.of(e)
     if not fits(e) then
         return nil
     end
-    if e.state == PENDING then
+    if e.state == STATE.PENDING then
         return bytes('>c1I4I4', WAITING, e.fence or 0, e.attempt or 0) .. body_of(e)
     end
     local head = bytes('>c1I4I4I4ddHc0', RUNS, e.fence, e.attempt, e.paid or 0, e.claim, e.started_at, #e.session, e.session)
@@ -67,25 +67,25 @@ end
 
 -- What the tickets of new jobs have in common that differ in nothing but their ids and lanes: what comes before those, and what
 -- is needed seldom.
-function tickets.before(new, queue, granted, limited, rank)
+function packed_job_record.before(new, queue, granted, limited, rank)
     local flags = flags_of({ granted = granted, lane = limited, rank = rank, cost = new.cost })
     return NEW .. bytes('>BBI4', new.class or 1, flags, queue)
 end
 
-tickets.rest = rest_of
+packed_job_record.rest = rest_of
 
 -- The ticket of a new job that comes to this lane, '' for none.
-function tickets.of_lane(before, arrival, id, lane, rest)
+function packed_job_record.of_lane(before, arrival, id, lane, rest)
     return before .. bytes('>dHc0Hc0', arrival, #id, id, #lane, lane) .. rest
 end
 
 -- The same for one job, of which the end is known.
-function tickets.new(before, arrival, id, after)
+function packed_job_record.new(before, arrival, id, after)
     return before .. bytes('>dHc0', arrival, #id, id) .. after
 end
 
 -- What the end of a ticket says of a request.
-function tickets.request(after)
+function packed_job_record.request(after)
     local lane, at = parts('>Hc0', after)
     local new = unpacked(sub(after, at))
     new.lane_key = lane ~= '' and lane or nil
@@ -106,49 +106,49 @@ end
 local function read_running(raw, from)
     local fence, attempt, paid, claim, started_at, session, at = parts('>I4I4I4ddHc0', raw, from)
     local e = read_body(raw, at)
-    e.state, e.fence, e.attempt, e.paid = RUNNING, fence, attempt, paid
+    e.state, e.fence, e.attempt, e.paid = STATE.RUNNING, fence, attempt, paid
     e.claim, e.started_at, e.session = claim, started_at, session
     return e
 end
 
 -- A live job, out of its ticket or its map.
-function tickets.read(raw)
+function packed_job_record.read(raw)
     local kind = sub(raw, 1, 1)
     if kind == WAITING then
         local e = read_body(raw, AT_BODY)
-        e.state, e.fence, e.attempt = PENDING, parts('>I4I4', raw, 2)
+        e.state, e.fence, e.attempt = STATE.PENDING, parts('>I4I4', raw, 2)
         e.fence, e.attempt = e.fence > 0 and e.fence or nil, e.attempt > 0 and e.attempt or nil
         return e
     end
     return kind == RUNS and read_running(raw, 2) or unpacked(raw)
 end
 
-function tickets.is_waiting(raw)
+function packed_job_record.is_waiting(raw)
     return byte(raw, 1) == 112
 end
 
 -- The same for one that has all its parts, as far as its length tells.
-function tickets.is_whole(raw)
+function packed_job_record.is_whole(raw)
     return raw and #raw >= SHORTEST and byte(raw, 1) == 112
 end
 
-function tickets.is_ticket(raw)
+function packed_job_record.is_ticket(raw)
     local kind = byte(raw, 1)
     return kind == 112 or kind == 114
 end
 
 local function at_flags(raw)
-    return tickets.is_waiting(raw) and AT_FLAGS or 33 + (parts('>H', raw, 30))
+    return packed_job_record.is_waiting(raw) and AT_FLAGS or 33 + (parts('>H', raw, 30))
 end
 
 -- Where a job stands in its lane: its class, when it came, whether it has got a place, and whether it needs one.
-function tickets.standing(raw)
+function packed_job_record.standing(raw)
     local class, flags, _, arrival = parts('>BBI4d', raw, at_flags(raw) - 1)
     return class, arrival, flags % 8 >= GRANTED, flags % 2 == 1
 end
 
 -- The ticket of a job whose lane is limited now, or is not any more.
-function tickets.placed(raw, limited, rank, granted)
+function packed_job_record.placed(raw, limited, rank, granted)
     local at = at_flags(raw)
     local kept = byte(raw, at) - byte(raw, at) % 8
     local flags = kept + flags_of({ lane = limited, rank = rank, granted = granted })
@@ -156,38 +156,38 @@ function tickets.placed(raw, limited, rank, granted)
 end
 
 -- Whether this is a waiting job whose start costs what is usual.
-function tickets.is_cheap(raw)
-    return tickets.is_whole(raw) and byte(raw, AT_FLAGS) % 16 < DEAR
+function packed_job_record.is_cheap(raw)
+    return packed_job_record.is_whole(raw) and byte(raw, AT_FLAGS) % 16 < CUSTOM_COST
 end
 
 -- The class of a waiting job, and when it came to its lane.
-function tickets.place(raw)
+function packed_job_record.place(raw)
     local class, _, _, arrival = parts('>BBI4d', raw, AT_BODY)
     return class, arrival
 end
 
 -- Whether the lane of a waiting job is limited, and what it costs to start it.
-function tickets.terms(raw)
+function packed_job_record.terms(raw)
     local flags = byte(raw, AT_FLAGS)
-    return flags % 2 == 1, flags % 16 >= DEAR and tickets.read(raw).cost or 1
+    return flags % 2 == 1, flags % 16 >= CUSTOM_COST and packed_job_record.read(raw).cost or 1
 end
 
-function tickets.id(raw)
+function packed_job_record.id(raw)
     return (parts('>Hc0', raw, AT_BODY + 14))
 end
 
 -- The ticket of a waiting job that has got a place.
-function tickets.granted(raw)
+function packed_job_record.granted(raw)
     return sub(raw, 1, AT_FLAGS - 1) .. string.char(byte(raw, AT_FLAGS) + GRANTED) .. sub(raw, AT_FLAGS + 1)
 end
 
 -- What the tickets of all jobs that one claim starts have in common.
-function tickets.claim(session, number)
+function packed_job_record.claim(session, number)
     return bytes('>ddHc0', number, S.now, #session, session)
 end
 
 -- The ticket of a job that starts.
-function tickets.started(raw, claim, paid)
+function packed_job_record.started(raw, claim, paid)
     if paid == PRICE and sub(raw, 1, AT_BODY - 1) == NEW then
         return FIRST .. claim .. sub(raw, AT_BODY)
     end
@@ -196,13 +196,13 @@ function tickets.started(raw, claim, paid)
 end
 
 -- How the tickets of all jobs that a session runs name it.
-function tickets.holder(session)
+function packed_job_record.holder(session)
     return bytes('>Hc0', #session, session)
 end
 
 -- What a job has that runs under this fence for this holder: its class, queue and lane, and whether that is limited. Nothing
 -- when it does not, is no ticket, or holds more than its place. `length`: of its id.
-function tickets.held(raw, holder, fence, length)
+function packed_job_record.held(raw, holder, fence, length)
     if byte(raw, 1) ~= 114 or parts('>I4', raw, 2) ~= fence then
         return nil
     end
@@ -211,7 +211,7 @@ function tickets.held(raw, holder, fence, length)
         return nil
     end
     local class, flags, queue = parts('>BBI4', raw, at)
-    if flags >= HOLDS_MORE then
+    if flags >= HAS_UNIQUE_KEY then
         return nil
     end
     -- Past arrival and id, which need not be taken out.
@@ -222,19 +222,19 @@ function tickets.held(raw, holder, fence, length)
 end
 
 -- What is kept of a job that has completed.
-function tickets.ended(raw, result)
+function packed_job_record.ended(raw, result)
     local head = bytes('>c1dBI4', ENDED, S.now, result and 1 or 0, #raw - 1) .. sub(raw, 2)
     return result and head .. result or head
 end
 
 -- A job that has completed out of what was kept of it, and its result; nil for what is no ticket.
-function tickets.read_ended(raw)
+function packed_job_record.read_ended(raw)
     if sub(raw, 1, 1) ~= ENDED then
         return nil
     end
     local finished_at, has_result, length, at = parts('>dBI4', raw, 2)
     local e = read_running(sub(raw, 1, at + length - 1), at)
-    e.state, e.move, e.finished_at, e.result = COMPLETED, 'completed', finished_at, has_result == 1 or nil
+    e.state, e.move, e.finished_at, e.result = STATE.COMPLETED, MOVE.COMPLETE, finished_at, has_result == 1 or nil
     e.lane, e.rank, e.granted, e.flow, e.paid, e.claim = nil, nil, nil, nil, nil, nil
     return e, e.result and sub(raw, at + length) or nil
 end

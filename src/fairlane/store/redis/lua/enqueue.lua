@@ -10,22 +10,22 @@ local function content_of(seq)
 end
 
 local function state_of(seq)
-    local live = entries.look(seq)
+    local live = job_record.look(seq)
     if live then
         return live.state
     end
-    local outcome = outcomes.get(seq)
+    local outcome = endings.get(seq)
     return outcome and outcome.state
 end
 
 -- The answer for an id that is taken, which must be by the same content.
 local function existing(new, content)
-    local seq = entries.number(new.id)
+    local seq = job_record.number(new.id)
     local same, state
     if seq then
         same, state = content_of(seq) == content, state_of(seq)
     else
-        local remembered = unpacked(sub(writes.hget(S.p .. 'id', new.id), 2))
+        local remembered = unpacked(sub(write_buffer.hget(S.p .. 'id', new.id), 2))
         if remembered.until_ <= S.now then
             return nil
         end
@@ -53,7 +53,7 @@ local function unique_holder(new)
 end
 
 -- The job is final. A value that is held for a time must be told of even when the job is forgotten.
-function admission.release_unique(e, state)
+function enqueue.release_unique(e, state)
     local field = unique_field(e.task, e.uniq)
     local holder = step.get('unique', field)
     if not holder or holder.seq ~= e.seq then
@@ -81,10 +81,10 @@ local function check(new, queue, more)
             step.refuse('invalid', shown .. " is not one of the lanes of queue '" .. queue.name .. "'", 'lane')
         end
     end
-    local terms = catalog.terms(queue, key or '')
+    local terms = queue_cache.terms(queue, key or '')
     if queue.max_pending then
         local waiting = more.queue
-        for class = 0, 2 do
+        for class = CLASS.HIGH, CLASS.LOW do
             waiting = waiting + step.tallied(queue.number, class, 'p') + step.tallied(queue.number, class, 's')
         end
         if waiting >= queue.max_pending then
@@ -92,23 +92,23 @@ local function check(new, queue, more)
         end
     end
     if terms.max_pending then
-        local waiting = more.lane + entries.in_backlog(call('ZSCORE', S.p .. 'backlog:' .. queue.number, key))
+        local waiting = more.lane + job_record.in_backlog(call('ZSCORE', S.p .. 'backlog:' .. queue.number, key))
         if waiting >= terms.max_pending then
             local detail = { queue = queue.name, class = new.class, most = terms.max_pending, lane = key, limit = terms.limit }
             step.refuse('full', waiting, detail)
         end
     end
-    if new.kind == 'turn' then
+    if new.kind == KIND.TURN then
         if not terms.limit and not terms.paused then
             local call_for_it = "app.queue('" .. queue.name .. "').lane('" .. key .. "', limit=1)"
             step.refuse('invalid', 'a turn needs a lane with a limit; set one with ' .. call_for_it, 'lane')
         end
-        if not presence.is_present(presence.get(new.waiter)) then
+        if not sessions.is_present(sessions.get(new.waiter)) then
             step.refuse('invalid', 'the session that waits is not live; register it first', 'waiter')
         end
     end
-    if new.kind == 'broadcast' then
-        for _, index in ipairs(presence.live(new.pool or 'default')) do
+    if new.kind == KIND.BROADCAST then
+        for _, index in ipairs(sessions.live(new.pool or 'default')) do
             local id = broadcasts.child_id(new.id, index)
             if broadcasts.exists(id) then
                 step.refuse('conflict', "job '" .. id .. "' exists already, and a copy of this broadcast needs that id")
@@ -118,18 +118,18 @@ local function check(new, queue, more)
 end
 
 local function file(e, content, headers)
-    local member = writes.text(e.seq)
-    writes.hset(S.p .. 'id', e.id, member)
-    writes.hset(S.p .. 'job', member, S.stamp .. content)
+    local member = write_buffer.text(e.seq)
+    write_buffer.hset(S.p .. 'id', e.id, member)
+    write_buffer.hset(S.p .. 'job', member, S.stamp .. content)
     if headers and headers ~= '' then
-        writes.hset(S.p .. 'headers', member, headers)
+        write_buffer.hset(S.p .. 'headers', member, headers)
     end
-    numbers.add(keys.of_task(e.queue, e.task), member)
+    id_sets.add(keys.of_task(e.queue, e.task), member)
     if e.lane_key then
         call('ZADD', S.p .. 'by:lane:' .. keys.lane(e.queue, e.lane_key), member, member)
     end
     if e.sticky then
-        writes.zadd(keys.by('sticky', e.sticky), member, member)
+        write_buffer.zadd(keys.by('sticky', e.sticky), member, member)
     end
 end
 
@@ -141,7 +141,7 @@ local function store(new, content, headers, tie)
         seq = step.new_seq(),
         id = new.id,
         task = new.task,
-        queue = catalog.queue(new.queue).number,
+        queue = queue_cache.queue(new.queue).number,
         class = new.class or 1,
         kind = new.kind,
         lane_key = new.lane_key,
@@ -154,7 +154,7 @@ local function store(new, content, headers, tie)
         uniq = new.uniq,
         parent = new.parent,
         waiter = new.waiter,
-        state = later and SCHEDULED or PENDING,
+        state = later and STATE.SCHEDULED or STATE.PENDING,
         due = later and due or nil,
         expires_at = new.expires and S.now + new.expires or nil,
     }
@@ -172,28 +172,28 @@ local function store(new, content, headers, tie)
         settings.fired(new.schedule, new.slot)
     end
     if tie then
-        e.binding, e.inbox, e.gate = tie.seq, keys.worker(tie.pool, tie.index), CLEANUP
+        e.binding, e.inbox, e.gate = tie.seq, keys.worker(tie.pool, tie.index), GATE.CLEANUP
     end
-    if new.kind == 'broadcast' then
-        e.state, e.gate, e.started_at = RUNNING, PARENT, S.now
+    if new.kind == KIND.BROADCAST then
+        e.state, e.gate, e.started_at = STATE.RUNNING, GATE.PARENT, S.now
         e.due = (new.ttl or 0) > 0 and S.now + new.ttl or nil
         step.count(e.queue, e.class, SLOTLESS)
     end
     step.count(e.queue, e.class, COLUMNS[e.state])
-    if e.state == PENDING then
+    if e.state == STATE.PENDING then
         if tie then
-            places.arrive(e)
+            lane_limits.arrive(e)
         else
-            outcomes.admit(e)
+            endings.admit(e)
         end
     end
-    if e.state ~= PENDING or not entries.add(e) then
-        entries.save(e)
+    if e.state ~= STATE.PENDING or not job_record.add(e) then
+        job_record.save(e)
     end
-    if new.kind == 'broadcast' then
+    if new.kind == KIND.BROADCAST then
         broadcasts.begin(e)
-        if not entries.get(e.seq) then
-            e.state = COMPLETED -- there was nobody to send it to
+        if not job_record.get(e.seq) then
+            e.state = STATE.COMPLETED -- there was nobody to send it to
         end
     end
     return e
@@ -222,12 +222,12 @@ end
 local function load_flows(requests)
     local jobs = {}
     for _, new in ipairs(requests) do
-        local queue = new.lane_key and catalog.known(new.queue)
+        local queue = new.lane_key and queue_cache.known(new.queue)
         if queue and not (new.sticky or new.direct or new.kind) then
             jobs[#jobs + 1] = { queue = queue.number, class = new.class or 1, lane_key = new.lane_key }
         end
     end
-    flows.load(jobs)
+    fair_order.load(jobs)
 end
 
 -- Store those that have no answer yet; returns them by their places.
@@ -246,11 +246,11 @@ end
 
 -- Store jobs and admit those that are due, all or none. `bodies`: content and headers of each, one after the other, from
 -- `first` on. Returns id, whether it was made, and the state for each; nothing when all are new and pending.
-function admission.enqueue(requests, bodies, first)
-    if #requests > 0 and arrivals.are_alike(requests) then
+function enqueue.enqueue(requests, bodies, first)
+    if #requests > 0 and enqueue_batch.are_alike(requests) then
         S.direct = #requests == 1 and #requests[1].ids == 1
         for _, new in ipairs(requests) do
-            if not arrivals.store(new, bodies, first) then
+            if not enqueue_batch.store(new, bodies, first) then
                 store_all(each_of({ new }), {}, bodies, first)
             end
             first = first + 2 * #new.ids
@@ -263,7 +263,7 @@ function admission.enqueue(requests, bodies, first)
     for i, new in ipairs(requests) do
         ids[i] = new.id
     end
-    local known, count = writes.hmget(S.p .. 'id', ids), 0
+    local known, count = write_buffer.hmget(S.p .. 'id', ids), 0
     for i, new in ipairs(requests) do
         local content = bodies[first + 2 * i - 2]
         local earlier = mine[new.id]
@@ -283,17 +283,17 @@ function admission.enqueue(requests, bodies, first)
             end
         end
         if not answers[i] then
-            local queue = catalog.known(new.queue)
+            local queue = queue_cache.known(new.queue)
             count = count + 1
             if queue and (queue.bounded or new.kind) then
                 local name = new.queue
                 local lane = keys.lane(name, new.lane_key or '')
                 check(new, queue, { queue = more[name] or 0, lane = more[lane] or 0 })
-                local counts = new.kind == 'broadcast' and 0 or 1
+                local counts = new.kind == KIND.BROADCAST and 0 or 1
                 more[name] = (more[name] or 0) + counts
                 more[lane] = (more[lane] or 0) + counts
-            elseif not queue and (new.kind == 'turn' or new.kind == 'broadcast') then
-                check(new, catalog.unknown(new.queue), { queue = 0, lane = 0 })
+            elseif not queue and (new.kind == KIND.TURN or new.kind == KIND.BROADCAST) then
+                check(new, queue_cache.unknown(new.queue), { queue = 0, lane = 0 })
             end
             mine[new.id] = i
             if field then
@@ -304,7 +304,7 @@ function admission.enqueue(requests, bodies, first)
     local stored = store_all(requests, answers, bodies, first)
     local usual = count == #requests
     for _, e in pairs(stored) do
-        usual = usual and e.state == PENDING
+        usual = usual and e.state == STATE.PENDING
     end
     if usual then
         return {}
@@ -328,12 +328,12 @@ function admission.enqueue(requests, bodies, first)
 end
 
 -- One copy of a broadcast, for one worker. Its content is its parent's with another placing, which `content` tells apart.
-function admission.add_child(parent, index)
+function enqueue.add_child(parent, index)
     local headers = call('HGET', S.p .. 'headers', parent.seq)
     store({
         id = broadcasts.child_id(parent.id, index),
         task = parent.task,
-        queue = catalog.number(parent.queue).name,
+        queue = queue_cache.number(parent.queue).name,
         class = parent.class,
         cost = parent.cost,
         expires = parent.expires_at and math.max(0, parent.expires_at - S.now) or nil,
@@ -346,7 +346,7 @@ function admission.add_child(parent, index)
 end
 
 -- Begin to release a key; a clean-up that is known already is not stored again.
-function admission.release(pool, key, new, content, headers)
+function enqueue.release(pool, key, new, content, headers)
     if not new then
         return bindings.release(pool, key)
     end

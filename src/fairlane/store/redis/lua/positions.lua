@@ -18,7 +18,7 @@ end
 
 -- A worker's slots, those reserved for high and for normal, and what it runs by class.
 local function worker_of(who)
-    local running = presence.running(who)
+    local running = sessions.running(who)
     return { who.slots.total, who.slots.high, who.slots.normal, running[0], running[1], running[2] }
 end
 
@@ -26,8 +26,8 @@ end
 local function serving(queue)
     local found = {}
     for _, pool in ipairs(call('SMEMBERS', S.p .. 'pools')) do
-        for _, who in ipairs(presence.of_pool(pool)) do
-            if who.state == 'live' and who.expires > S.mono and presence.serves_queue(who, queue) then
+        for _, who in ipairs(sessions.of_pool(pool)) do
+            if who.state == 'live' and who.expires > S.mono and sessions.serves_queue(who, queue) then
                 found[#found + 1] = who
             end
         end
@@ -46,7 +46,7 @@ end
 -- Whether one of these workers knows a task.
 local function is_known(task, workers)
     for _, who in ipairs(workers) do
-        if presence.knows(who, task) then
+        if sessions.knows(who, task) then
             return true
         end
     end
@@ -54,13 +54,13 @@ local function is_known(task, workers)
 end
 
 -- Tasks of which jobs wait because sessions declined them, the longest waiting first.
-function standings.declined(limit, most)
+function positions.declined(limit, most)
     local found, known = {}, {}
     for _, seq in ipairs(call('ZRANGE', S.p .. 'declined', 0, most - 1)) do
-        local e = entries.look(seq)
+        local e = job_record.look(seq)
         local name = e.queue .. ' ' .. e.task
         if not known[name] and #found < limit then
-            local queue = catalog.number(e.queue).name
+            local queue = queue_cache.number(e.queue).name
             known[name] = { queue, e.task, 0, e.declined, is_known(e.task, serving(queue)) }
             found[#found + 1] = known[name]
         end
@@ -74,8 +74,8 @@ end
 -- The median run time of the last jobs of a queue that completed.
 local function seconds_of(queue)
     local times = {}
-    for _, member in ipairs(call('ZREVRANGE', keys.ended(queue, COMPLETED), 0, MOST_RUNS - 1)) do
-        local outcome = outcomes.get(tonumber(member))
+    for _, member in ipairs(call('ZREVRANGE', keys.ended(queue, STATE.COMPLETED), 0, MOST_RUNS - 1)) do
+        local outcome = endings.get(tonumber(member))
         if outcome and outcome.started_at then
             times[#times + 1] = math.max(0, outcome.finished_at - outcome.started_at)
         end
@@ -84,17 +84,17 @@ local function seconds_of(queue)
     return times[math.floor(#times / 2) + 1]
 end
 
-function standings.queue(number_)
-    local queue = catalog.number(number_)
+function positions.queue(number_)
+    local queue = queue_cache.number(number_)
     local pending, busy = {}, {}
-    for class = 0, 2 do
+    for class = CLASS.HIGH, CLASS.LOW do
         pending[class + 1] = step.tallied(number_, class, 'p')
         busy[class + 1] = step.tallied(number_, class, 'r') - step.tallied(number_, class, SLOTLESS)
     end
     return {
         id = number_,
         name = queue.name,
-        settings = catalog.record(number_).settings or '{}',
+        settings = queue_cache.record(number_).settings or '{}',
         pending = pending,
         busy = busy,
         workers = workers_of(queue.name),
@@ -103,17 +103,17 @@ function standings.queue(number_)
 end
 
 -- How a queue is served, and how many lanes share that in a class.
-function standings.service(name, class)
+function positions.service(name, class)
     NONE = cjson.null
-    local queue = catalog.known(name)
+    local queue = queue_cache.known(name)
     local lanes = call('ZCARD', S.p .. 'line:' .. keys.domain(queue.number, class, ''))
-    return { queue = standings.queue(queue.number), lanes = lanes }
+    return { queue = positions.queue(queue.number), lanes = lanes }
 end
 
 -- Waiting jobs of a job's lane in one class, up to an arrival.
 local function count_class(e, ordered, class, bound)
     if e.lane then
-        local base = ordered and 0 or class * entries.RANK
+        local base = ordered and 0 or class * job_record.RANK
         local lane, total = keys.lane(e.queue, e.lane_key), 0
         for _, set in ipairs({ 'wait:', 'hold:' }) do
             total = total + call('ZCOUNT', S.p .. set .. lane, number(base), '(' .. number(base + bound))
@@ -136,7 +136,7 @@ end
 -- Its place among the waiting jobs of its lane, how many those are, and how many of its class go before it.
 local function places_of(e, ordered)
     local before, everyone, lower = 0, 0, 0
-    for class = 0, 2 do
+    for class = CLASS.HIGH, CLASS.LOW do
         -- In an ordered lane every rank is 0, so one look counts all classes.
         if not (e.lane and ordered) or class == 0 then
             local all = count_class(e, ordered, class, FAR)
@@ -157,7 +157,7 @@ end
 local function held_up(e)
     local soonest, task
     for _, seq in ipairs(call('ZRANGE', S.p .. 'hold:' .. keys.lane(e.queue, e.lane_key), 0, MOST_LOOKED_AT)) do
-        local holder = entries.look(seq)
+        local holder = job_record.look(seq)
         if holder and holder.due and (not soonest or holder.due < soonest) then
             soonest = holder.due
         end
@@ -167,16 +167,16 @@ local function held_up(e)
 end
 
 local function lane_waits(queue, lane, class, most)
-    local base = lane.ordered and 0 or class * entries.RANK
+    local base = lane.ordered and 0 or class * job_record.RANK
     local count = call('ZCOUNT', S.p .. 'wait:' .. keys.lane(queue, lane.key), number(base), '(' .. number(base + FAR))
     return math.min(most, count)
 end
 
 -- Finish and tag of a lane's flow, for who only looks; nothing when it has none.
 local function flow_at(domain, lane)
-    local stored = writes.hget(S.p .. 'flow', keys.flow(domain, lane))
+    local stored = write_buffer.hget(S.p .. 'flow', keys.flow(domain, lane))
     if stored then
-        return step.read_flow(stored)
+        return fair_order.read_flow(stored)
     end
 end
 
@@ -198,8 +198,8 @@ local function line_of(e, own, limits)
         local key = string.sub(first[i], 17)
         if key ~= mine and #ready < limits.lanes then
             local set = S.p .. 'ready:' .. keys.flow(domain, key)
-            local head = entries.look(call('ZRANGE', set, 0, 0)[1])
-            local lane = key ~= '' and step.lane(e.queue, key)
+            local head = job_record.look(call('ZRANGE', set, 0, 0)[1])
+            local lane = key ~= '' and lane_limits.lane(e.queue, key)
             local waits = math.min(most, call('ZCARD', set)) + (lane and lane_waits(e.queue, lane, e.class, most) or 0)
             ready[#ready + 1] = { key, tonumber(first[i + 1]), head.cost or 1, lane and lane.places or NONE, waits }
         end
@@ -208,7 +208,7 @@ local function line_of(e, own, limits)
         for _, key in ipairs(call('SRANDMEMBER', S.p .. 'lanes:' .. e.queue, limits.many)) do
             local finish, tag = flow_at(domain, key)
             if key ~= mine and #blocked < limits.lanes and not tag then
-                local lane = step.lane(e.queue, key)
+                local lane = lane_limits.lane(e.queue, key)
                 local waits = lane_waits(e.queue, lane, e.class, most)
                 blocked[#blocked + 1] = { key, finish or NONE, math.max(0, lane.places), waits }
             end
@@ -227,25 +227,25 @@ local function line_of(e, own, limits)
 end
 
 local function figures_of(e, queue, limits)
-    local settles = catalog.settling(catalog.number(e.queue))[e.lane_key or '']
-    if settles and e.state == PENDING then
+    local settles = queue_cache.settling(queue_cache.number(e.queue))[e.lane_key or '']
+    if settles and e.state == STATE.PENDING then
         e.lane, e.granted, e.flow = true, nil, nil -- it waits for its lane, whatever was changed of it already
     end
-    local ordered = e.lane and catalog.terms(catalog.number(e.queue), e.lane_key).ordered or false
+    local ordered = e.lane and queue_cache.terms(queue_cache.number(e.queue), e.lane_key).ordered or false
     if settles then
-        ordered = step.lane(e.queue, e.lane_key).ordered
+        ordered = lane_limits.lane(e.queue, e.lane_key).ordered
     end
     -- In an ordered lane a job that waits for its retry keeps its place; elsewhere what is scheduled has none yet.
-    local in_line = e.arrival and (e.state ~= SCHEDULED or e.lane)
+    local in_line = e.arrival and (e.state ~= STATE.SCHEDULED or e.lane)
     local place, of, own = nil, 0, 0
     if in_line then
         place, of, own = places_of(e, ordered)
     end
     local workers, known = nil, true
     if e.inbox and string.sub(e.inbox, -1) ~= '/' then
-        local who = presence.at(e.inbox)
+        local who = sessions.at(e.inbox)
         workers = who and who.expires > S.mono and { worker_of(who) } or {}
-        known = not e.declined or (#workers > 0 and presence.knows(who, e.task))
+        known = not e.declined or (#workers > 0 and sessions.knows(who, e.task))
     elseif e.declined then
         known = is_known(e.task, serving(queue.name))
     end
@@ -257,14 +257,14 @@ local function figures_of(e, queue, limits)
         for _, worker in ipairs(workers or queue.workers) do
             slots = slots + worker[1]
         end
-        local flow = step.flow_of(e)
-        local rank = call('ZRANK', S.p .. 'line:' .. flow.domain.key, step.line_member(flow.head, flow.lane))
+        local flow = fair_order.flow_of(e)
+        local rank = call('ZRANK', S.p .. 'line:' .. flow.domain.key, fair_order.line_member(flow.head, flow.lane))
         before = math.min(slots, rank or 0)
     end
     return {
         id = e.id,
         queue = e.queue,
-        kind = e.kind or 'job',
+        kind = e.kind or KIND.JOB,
         priority = e.class,
         state = e.state,
         gate = e.gate or 0,
@@ -282,7 +282,7 @@ local function figures_of(e, queue, limits)
         retry_until = or_none(retrying),
         awaited_task = or_none(awaited),
         workers = or_none(workers),
-        line = place and e.kind ~= 'turn' and line_of(e, own, limits) or NONE,
+        line = place and e.kind ~= KIND.TURN and line_of(e, own, limits) or NONE,
         task = e.task,
         declined = e.declined and true or false,
         known = known,
@@ -291,14 +291,14 @@ local function figures_of(e, queue, limits)
 end
 
 -- Waiting jobs and their queues, as counted. `limits`: lanes looked at, jobs counted, lanes counted.
-function standings.of(ids, limits)
+function positions.of(ids, limits)
     NONE = cjson.null
     local queues, jobs, known = {}, {}, {}
     for _, id in ipairs(ids) do
-        local e = entries.by_id(id)
-        if e and e.state ~= RUNNING then
+        local e = job_record.by_id(id)
+        if e and e.state ~= STATE.RUNNING then
             if not known[e.queue] then
-                known[e.queue] = standings.queue(e.queue)
+                known[e.queue] = positions.queue(e.queue)
                 queues[#queues + 1] = known[e.queue]
             end
             jobs[#jobs + 1] = figures_of(e, known[e.queue], limits)

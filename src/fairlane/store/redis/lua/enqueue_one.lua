@@ -1,9 +1,9 @@
 -- One job that is sent alone, is due and for everybody and holds nothing: the commonest call of all, and one that somebody waits
--- for. It does what `arrivals.store` does for it, with nothing gathered, compared or looked up that is known: half of the
+-- for. It does what `enqueue_batch.store` does for it, with nothing gathered, compared or looked up that is known: half of the
 -- server's time for such a call went into that (measured). Whatever is not usual goes the other way.
 
 local ANSWER = '>dHc0I4c0I4c0' -- number of the claim, topic, content, headers; then the ticket. See `ahead.py`
-local WAITS, RUNS = entries.backlog(1, 0), entries.backlog(0, 1)
+local WAITS, RUNS = job_record.backlog(1, 0), job_record.backlog(0, 1)
 
 -- What every such job of a queue and class needs, kept with the settings of the queue. Not by `shared`: what a step has put
 -- together may be of another namespace.
@@ -12,9 +12,9 @@ local function line_of(queue, class)
     if not found then
         local domain, number = keys.domain(queue.number, class, ''), queue.number
         local function before(granted, limited, rank)
-            return tickets.before({ class = class }, number, granted, limited, rank)
+            return packed_job_record.before({ class = class }, number, granted, limited, rank)
         end
-        local rank = entries.rank(false, class)
+        local rank = job_record.rank(false, class)
         found = {
             class = class,
             domain = domain,
@@ -46,11 +46,11 @@ local function place_of(queue, at, names, lane, terms)
     local raw = redis.call('HGET', names.lane, name)
     local place = { name = name, places = terms.limit, ordered = terms.ordered, granted = 0, is_new = not raw }
     if raw then
-        place.places, place.ordered, place.granted = step.read_lane(raw)
+        place.places, place.ordered, place.granted = lane_limits.read_lane(raw)
     end
     place.is_free = place.granted < place.places
-    if not (place.is_free or place.ordered) and at.class < 2 and place.granted > 0 then
-        if redis.call('EXISTS', unpack(places.weaker(queue.number, lane, at.class))) > 0 then
+    if not (place.is_free or place.ordered) and at.class < CLASS.LOW and place.granted > 0 then
+        if redis.call('EXISTS', unpack(lane_limits.weaker(queue.number, lane, at.class))) > 0 then
             return nil
         end
     end
@@ -64,7 +64,7 @@ local function save_place(at, names, lane, place)
         place.granted = place.granted + 1
     end
     if place.is_free or place.is_new then
-        redis.call('HSET', names.lane, place.name, step.lane_bytes(place))
+        redis.call('HSET', names.lane, place.name, lane_limits.lane_bytes(place))
     end
     if place.is_new then
         redis.call('SADD', at.lanes, lane)
@@ -73,7 +73,7 @@ end
 
 -- It waits for a place of its lane.
 local function wait_for_place(at, place, member, arrival)
-    local turn = entries.turn(entries.rank(place.ordered, at.class), arrival)
+    local turn = job_record.turn(job_record.rank(place.ordered, at.class), arrival)
     redis.call('ZADD', S.p .. 'wait:' .. place.name, turn, member)
     redis.call('HINCRBY', at.tally, at.waiting, 1)
 end
@@ -84,21 +84,21 @@ local function wait(at, names, lane, flow, member, arrival, clock, finish, tag)
     redis.call('HINCRBY', at.tally, at.waiting, 1)
     if tag < 0 then
         tag = math.max(clock, finish)
-        redis.call('HSET', names.flow, flow, step.flow_bytes(finish, tag, arrival, member))
-        redis.call('ZADD', at.line, tag, step.line_member(arrival, lane))
+        redis.call('HSET', names.flow, flow, fair_order.flow_bytes(finish, tag, arrival, member))
+        redis.call('ZADD', at.line, tag, fair_order.line_member(arrival, lane))
         redis.call('PUBLISH', names.topics, at.topic)
-        idle.wake(at.topic)
+        idle_workers.wake(at.topic)
     end
 end
 
 -- It starts at a worker who waits for it: what a claim would do, and what the claim would be answered. `tag`: the turn of its
 -- flow; `topics`: for who waits for it, or in its lane.
 local function start(at, names, taker, job, flow, tag, topics)
-    local started = tickets.started(job.ticket, tickets.claim(taker.id, taker.number), PRICE)
+    local started = packed_job_record.started(job.ticket, packed_job_record.claim(taker.id, taker.number), PRICE)
     redis.call('HSET', names.live, job.member, started)
     redis.call('SADD', taker.held .. at.class, job.member)
     redis.call('HINCRBY', at.tally, at.running, 1)
-    redis.call('HSET', names.flow, at.domain, tag, flow, step.flow_bytes(tag + PRICE))
+    redis.call('HSET', names.flow, at.domain, tag, flow, fair_order.flow_bytes(tag + PRICE))
     redis.call('HSET', names.session, taker.id, taker.next_record)
     local content, headers = S.stamp .. job.content, job.headers
     local answer = bytes(ANSWER, taker.number, #at.topic, at.topic, #content, content, #headers, headers)
@@ -120,12 +120,12 @@ end
 
 -- Store it; `lane` is '' for none, `after` is what comes last in its ticket. Returns false, and does nothing, if there is
 -- anything unusual about it.
-function single.enqueue(id, name, class, task, lane, after, content, headers)
-    local queue = catalog.remembered(name)
+function enqueue_one.enqueue(id, name, class, task, lane, after, content, headers)
+    local queue = queue_cache.remembered(name)
     if not queue or queue.bounded then
         return false
     end
-    local at, names, terms = line_of(queue, class), S.catalog.keys, catalog.terms(queue, lane)
+    local at, names, terms = line_of(queue, class), S.catalog.keys, queue_cache.terms(queue, lane)
     local of_task, flow = task_key(queue, at, task), at.flows .. lane
     local stored = of_task and redis.call('HMGET', names.flow, at.domain, flow)
     if not stored or not stored[1] then
@@ -136,7 +136,7 @@ function single.enqueue(id, name, class, task, lane, after, content, headers)
         return false
     end
     local seq, arrival = step.new_seq(), step.next_arrival()
-    local member, clock, finish, tag = writes.text(seq), tonumber(stored[1]), 0, -1
+    local member, clock, finish, tag = write_buffer.text(seq), tonumber(stored[1]), 0, -1
     if stored[2] then
         finish, tag = parts('>dd', stored[2])
     end
@@ -144,18 +144,18 @@ function single.enqueue(id, name, class, task, lane, after, content, headers)
         return false
     end
     redis.call('HSET', names.job, member, S.stamp .. content)
-    local block, last = numbers.block(seq), catalog.blocks()
+    local block, last = id_sets.block(seq), queue_cache.blocks()
     redis.call('SADD', names.alive .. block, member)
     redis.call('SADD', of_task .. block, member)
-    numbers.note(last, names.alive, block)
-    numbers.note(last, of_task, block)
+    id_sets.note(last, names.alive, block)
+    id_sets.note(last, of_task, block)
     if headers ~= '' then
         redis.call('HSET', names.headers, member, headers)
     end
-    local ticket = tickets.new(place and place.before or at.before, arrival, id, after)
+    local ticket = packed_job_record.new(place and place.before or at.before, arrival, id, after)
     local may_start = tag < 0 and not queue.paused and not queue.slots and terms.weight == 1
     local has_place = not place or place.is_free
-    local taker = may_start and has_place and idle.taker(at.topic, class)
+    local taker = may_start and has_place and idle_workers.taker(at.topic, class)
     if taker then
         local job = { member = member, ticket = ticket, content = content, headers = headers }
         local topics = 'job:' .. id .. (place and '\nplace:' .. name .. '/' .. lane or '')
@@ -171,7 +171,7 @@ function single.enqueue(id, name, class, task, lane, after, content, headers)
     if lane ~= '' then
         redis.call('ZADD', at.by_lane .. lane, member, member)
         redis.call('ZINCRBY', at.backlog, taker and RUNS or WAITS, lane)
-        redis.call('HINCRBY', at.tally, entries.IN_LANES, taker and RUNS or WAITS)
+        redis.call('HINCRBY', at.tally, job_record.IN_LANES, taker and RUNS or WAITS)
     end
     if place then
         save_place(at, names, lane, place)

@@ -1,11 +1,11 @@
 -- Sessions: registering, renewing, leaving, and being declared dead, with all that follows for their jobs and bindings.
 -- A session has: seq, id, kind, state (live, stopping, ended, dead), host, pid, pool, index, named, queues, slots {total, high,
--- normal}, started_at, ended_at, lease, expires, claim, task_set (nil: it does not say which tasks it knows), ahead (that claim was answered before it was made, see idle.lua).
+-- normal}, started_at, ended_at, lease, expires, claim, task_set (nil: it does not say which tasks it knows), ahead (that claim was answered before it was made, see idle_workers.lua).
 
 local MOST_BOUND = 1000
 
 -- A session; nil when there is none, or its record cannot be read.
-function presence.get(id)
+function sessions.get(id)
     local who = step.get('session', id)
     return who and who.id and who.pool and type(who.expires) == 'number' and type(who.lease) == 'number' and who or nil
 end
@@ -14,29 +14,29 @@ local function save(who)
     step.put('session', who.id, who)
 end
 
-function presence.is_present(who)
+function sessions.is_present(who)
     return who and (who.state == 'live' or who.state == 'stopping')
 end
 
 -- How history names it: a worker by its place, anybody else by its host.
-function presence.worker(who)
+function sessions.worker(who)
     return who.index and keys.worker(who.pool, who.index) or who.host
 end
 
 -- The session that is, or was last, at a place.
 local function last_at(pool, index)
     local id = call('HGET', S.p .. 'pool:' .. pool, index)
-    return id and presence.get(id) or nil
+    return id and sessions.get(id) or nil
 end
 
 -- The live worker that an inbox belongs to, nil when it waits for one to be bound to.
-function presence.at(inbox)
+function sessions.at(inbox)
     local pool, index = string.match(inbox, '^(.*)/(%d+)$')
     local who = pool and last_at(pool, index)
-    return presence.is_present(who) and who or nil
+    return sessions.is_present(who) and who or nil
 end
 
-function presence.serves_queue(who, queue)
+function sessions.serves_queue(who, queue)
     for _, name in ipairs(who.queues or {}) do
         if name == queue then
             return true
@@ -46,22 +46,22 @@ function presence.serves_queue(who, queue)
 end
 
 -- Whether a session knows a task, or does not say.
-function presence.knows(who, task)
+function sessions.knows(who, task)
     local known = not who.task_set or call('HGET', S.p .. 'task_set', who.task_set)
     return known == true or (known and string.find(known, '\n' .. task .. '\n', 1, true) ~= nil) or false
 end
 
 -- What a worker runs, by class.
-function presence.running(who)
+function sessions.running(who)
     local p = S.p .. 'held:' .. who.id .. ':'
     return { [0] = call('SCARD', p .. '0'), call('SCARD', p .. '1'), call('SCARD', p .. '2') }
 end
 
 -- The last session of every place of a pool, by index.
-function presence.of_pool(pool)
+function sessions.of_pool(pool)
     local found, all = {}, call('HGETALL', S.p .. 'pool:' .. pool)
     for i = 1, #all, 2 do
-        local who = presence.get(all[i + 1])
+        local who = sessions.get(all[i + 1])
         if who then
             found[#found + 1] = who
         end
@@ -74,13 +74,13 @@ end
 
 -- Whether an index is taken: its session is there, or is a named one that may come back.
 local function keeps_index(who)
-    return presence.is_present(who) or (who.state == 'ended' and who.named and who.expires > S.mono)
+    return sessions.is_present(who) or (who.state == 'ended' and who.named and who.expires > S.mono)
 end
 
 -- The indices that a key may be bound to.
-function presence.live(pool)
+function sessions.live(pool)
     local found = {}
-    for _, who in ipairs(presence.of_pool(pool)) do
+    for _, who in ipairs(sessions.of_pool(pool)) do
         if who.state == 'live' and who.expires > S.mono then
             found[#found + 1] = who.index
         end
@@ -89,7 +89,7 @@ function presence.live(pool)
 end
 
 -- Whether somebody serves a place, or may come back to it.
-function presence.serves(pool, index)
+function sessions.serves(pool, index)
     local who = last_at(pool, index)
     return who and keeps_index(who)
 end
@@ -98,7 +98,7 @@ end
 local function held_by(who)
     local found = {}
     for _, class in ipairs({ '0', '1', '2', 't' }) do
-        for _, e in ipairs(entries.all(call('SMEMBERS', keys.held(who.id, class)))) do
+        for _, e in ipairs(job_record.all(call('SMEMBERS', keys.held(who.id, class)))) do
             found[#found + 1] = e
         end
     end
@@ -113,9 +113,9 @@ local function waiter_gone(who)
     local gone = 0
     for _, seq in ipairs(call('ZRANGE', S.p .. 'waits:' .. who.id, 0, -1)) do
         -- Read again: the end of one turn may have started the next. What runs is ended with the rest of what it holds.
-        local e = entries.get(seq)
-        if e and e.state ~= RUNNING then
-            outcomes.finish(e, CANCELLED, { reason = 'waiter_gone' })
+        local e = job_record.get(seq)
+        if e and e.state ~= STATE.RUNNING then
+            endings.finish(e, STATE.CANCELLED, { reason = REASON.WAITER_GONE })
             gone = gone + 1
         end
     end
@@ -127,9 +127,9 @@ local function fail_damaged(who)
     for _, class in ipairs({ '0', '1', '2', 't' }) do
         local set = keys.held(who.id, class)
         for _, seq in ipairs(call('SMEMBERS', set)) do
-            if not entries.look(seq) then
+            if not job_record.look(seq) then
                 call('SREM', set, seq)
-                damage.fail(seq, { state = RUNNING, session = who.id, class = tonumber(class) })
+                damage.fail(seq, { state = STATE.RUNNING, session = who.id, class = tonumber(class) })
             end
         end
     end
@@ -148,13 +148,13 @@ end
 -- Returns how many bindings were lost, and how many of `most` were left.
 local function declare_dead(who, keep_bindings, fates, most)
     close(who, 'dead')
-    fates[CANCELLED] = (fates[CANCELLED] or 0) + waiter_gone(who)
+    fates[STATE.CANCELLED] = (fates[STATE.CANCELLED] or 0) + waiter_gone(who)
     local held, lost, left = held_by(who), 0, most
     if who.index and not keep_bindings then
         lost, left = bindings.lose(who.pool, who.index, most, held)
     end
     for _, e in ipairs(held) do
-        local fate = outcomes.crash(e, who)
+        local fate = endings.crash(e, who)
         fates[fate] = (fates[fate] or 0) + 1
     end
     return lost, left
@@ -165,7 +165,7 @@ end
 local function make_room(new, index, most)
     local old = last_at(new.pool, index)
     -- The state its keys are bound to lies on another machine, or was given up, or others have begun to take its keys.
-    local is_there, came_back = presence.is_present(old), old and old.host == new.host and old.expires > S.mono
+    local is_there, came_back = sessions.is_present(old), old and old.host == new.host and old.expires > S.mono
     local keeps = came_back and (is_there or old.named) and not bindings.is_losing(new.pool, index)
     if is_there then
         declare_dead(old, keeps, {}, most)
@@ -177,7 +177,7 @@ end
 
 local function check_index(new)
     local old = new.index and last_at(new.pool, new.index)
-    if presence.is_present(old) and old.expires > S.mono and old.host ~= new.host then
+    if sessions.is_present(old) and old.expires > S.mono and old.host ~= new.host then
         step.refuse(
             'index_taken',
             'index ' .. new.index .. " of pool '" .. new.pool .. "' belongs to a live worker on " .. old.host
@@ -189,7 +189,7 @@ end
 
 local function lowest_free(pool)
     local index, taken = 0, {}
-    for _, who in ipairs(presence.of_pool(pool)) do
+    for _, who in ipairs(sessions.of_pool(pool)) do
         taken[who.index] = keeps_index(who)
     end
     -- Nor one whose last worker is forgotten and has keys to lose.
@@ -212,10 +212,10 @@ end
 
 -- Make a session known, take over or give out an index, and bring the worker what waited for it. Returns false if it must be
 -- asked again, because whoever had the index before has more than `most` keys and jobs of those to lose.
-function presence.register(new, most)
-    local known = presence.get(new.id)
+function sessions.register(new, most)
+    local known = sessions.get(new.id)
     if known then
-        if not presence.is_present(known) then
+        if not sessions.is_present(known) then
             step.refuse('session_lost', 'this session has ended or was declared dead; register under a new id')
         end
         extend(known)
@@ -241,7 +241,7 @@ function presence.register(new, most)
     call('ZADD', S.p .. 'sessions', new.seq, new.id)
     call('ZADD', S.p .. 'present', new.expires, new.id)
     for _, queue in ipairs(new.queues or {}) do
-        catalog.queue(queue)
+        queue_cache.queue(queue)
     end
     if is_worker then
         call('HSET', S.p .. 'pool:' .. new.pool, new.index, new.id)
@@ -257,9 +257,9 @@ local function name_of(id, fence)
 end
 
 -- Extend a lease, and settle what the session and the store believe differently.
-function presence.renew(id, held, claim, stopping)
-    local who = presence.get(id)
-    if not presence.is_present(who) then
+function sessions.renew(id, held, claim, stopping)
+    local who = sessions.get(id)
+    if not sessions.is_present(who) then
         step.refuse('session_lost', 'this session is unknown, ended or declared dead; drop its jobs and register a new one')
     end
     if stopping and who.state == 'live' then
@@ -278,7 +278,7 @@ function presence.renew(id, held, claim, stopping)
                 cancel[#cancel + 1] = e.id
             end
         elseif e.claim and e.claim <= claim then
-            outcomes.take_back(e, who, 'taken_back', 0)
+            endings.take_back(e, who, MOVE.TAKE_BACK, 0)
             taken_back[#taken_back + 1] = e.id
         end
     end
@@ -292,11 +292,11 @@ end
 
 -- Go on with the keys of workers that are gone, up to `most` of them and of their jobs. Returns how many keys were lost, and
 -- whether there are more.
-function presence.lose(most)
+function sessions.lose(most)
     local lost, left = 0, most
     for _, worker in ipairs(call('SMEMBERS', S.p .. 'bound_workers')) do
         local pool, index = string.match(worker, '^(.*)/(%d+)$')
-        if not presence.serves(pool, index) then
+        if not sessions.serves(pool, index) then
             if left <= 0 then
                 return lost, true
             end
@@ -323,25 +323,25 @@ local function end_session(who, begun, most)
     end
     for _, e in ipairs(held) do
         if not begun or started[name_of(e.id, e.fence)] or not e.claim then
-            outcomes.crash(e, who)
+            endings.crash(e, who)
         else
-            outcomes.take_back(e, who, 'taken_back', 0)
+            endings.take_back(e, who, MOVE.TAKE_BACK, 0)
         end
     end
 end
 
 -- End a session and give back what it has. `begun` nil: all of it had begun. Returns whether it has more than `most` keys and jobs
 -- of those to lose.
-function presence.leave(id, begun, most)
-    local who = presence.get(id)
+function sessions.leave(id, begun, most)
+    local who = sessions.get(id)
     if not who then
         step.refuse('not_found', "there is no session '" .. id .. "'")
     end
-    if presence.is_present(who) then
+    if sessions.is_present(who) then
         end_session(who, begun, most)
     end
     -- Also if this call is repeated.
-    return (who.index and not presence.serves(who.pool, who.index) and not bindings.is_clear(who.pool, who.index)) or false
+    return (who.index and not sessions.serves(who.pool, who.index) and not bindings.is_clear(who.pool, who.index)) or false
 end
 
 local function sum(fates)
@@ -354,7 +354,7 @@ end
 
 -- Declare the expired dead, and close bindings nobody serves. What a session holds is given back in the step that ends it, so
 -- nothing is ever left with one that is gone.
-function presence.rescue(limit, declare, most)
+function sessions.rescue(limit, declare, most)
     local declared, lost, fates, more, left = {}, 0, {}, false, most
     if declare then
         for _, id in ipairs(call('ZRANGEBYSCORE', S.p .. 'present', '-inf', S.mono, 'LIMIT', 0, limit)) do
@@ -362,7 +362,7 @@ function presence.rescue(limit, declare, most)
                 more = true
                 break
             end
-            local who, its = presence.get(id), 0
+            local who, its = sessions.get(id), 0
             if who then
                 declared[#declared + 1] = id
                 its, left = declare_dead(who, false, fates, left)
@@ -372,21 +372,21 @@ function presence.rescue(limit, declare, most)
                 local lost_one = { id = id, host = 'unknown' }
                 fail_damaged(lost_one)
                 for _, e in ipairs(held_by(lost_one)) do
-                    local fate = outcomes.crash(e, lost_one)
+                    local fate = endings.crash(e, lost_one)
                     fates[fate] = (fates[fate] or 0) + 1
                 end
             end
             lost = lost + its
         end
     end
-    local others, loses = presence.lose(left)
+    local others, loses = sessions.lose(left)
     broadcasts.abandon()
     local drained = bindings.drain_idle(limit)
     return {
         declared = declared,
-        retried = (fates[PENDING] or 0) + (fates[SCHEDULED] or 0),
-        failed = fates[FAILED] or 0,
-        cancelled = fates[CANCELLED] or 0,
+        retried = (fates[STATE.PENDING] or 0) + (fates[STATE.SCHEDULED] or 0),
+        failed = fates[STATE.FAILED] or 0,
+        cancelled = fates[STATE.CANCELLED] or 0,
         lost_bindings = lost + others,
         drained = drained,
         more = more or loses or drained == limit,

@@ -7,11 +7,11 @@ local MOST_EXPIRED = 100
 
 -- What it costs to start a job, by the weight of its lane.
 local function price(queue, lane, cost)
-    local weight = #queue.rules > 0 and catalog.terms(queue, lane).weight or 1
-    return cost == 1 and weight == 1 and PRICE or flows.charge(cost, weight)
+    local weight = #queue.rules > 0 and queue_cache.terms(queue, lane).weight or 1
+    return cost == 1 and weight == 1 and PRICE or fair_order.charge(cost, weight)
 end
 
-function dispatch.note(c, member, told_)
+function claim.note(c, member, told_)
     local i = #c.members + 1
     c.members[i], c.told[i] = member, told_
 end
@@ -20,23 +20,23 @@ end
 local function start(c, e, member, flow, queue)
     local paid = price(queue, flow.lane, e.cost or 1)
     flow.finish = flow.tag + paid
-    entries.move(e, RUNNING)
+    job_record.move(e, STATE.RUNNING)
     e.session, e.claim = c.who.id, c.number
     e.fence = (e.fence or 0) + 1
     e.attempt = (e.attempt or 0) + 1
     e.started_at, e.paid, e.granted_at = S.now, paid, nil
-    entries.save(e)
+    job_record.save(e)
     step.tell_job(e.id)
     if e.lane then
         step.tell_line(e.queue, e.lane_key)
     end
-    dispatch.note(c, member, answers.told(e))
+    claim.note(c, member, claim_answer.told(e))
 end
 
 -- Tell that a job with this ticket starts.
-function dispatch.tell_start(raw, queue, lane)
-    step.tell_job(tickets.id(raw))
-    if tickets.terms(raw) then
+function claim.tell_start(raw, queue, lane)
+    step.tell_job(packed_job_record.id(raw))
+    if packed_job_record.terms(raw) then
         step.tell_line(queue, lane)
     end
 end
@@ -44,10 +44,10 @@ end
 -- The same for a job that has a ticket. What it leaves and where it goes is written by `settle`, with that of the others.
 local function start_ticket(c, raw, member, head, queue)
     local flow = head.flow
-    local _, cost = tickets.terms(raw)
+    local _, cost = packed_job_record.terms(raw)
     local paid = price(queue, flow.lane, cost)
     flow.finish = flow.tag + paid
-    local ticket, started, domain = tickets.started(raw, c.ticket, paid), c.started, flow.domain
+    local ticket, started, domain = packed_job_record.started(raw, c.ticket, paid), c.started, flow.domain
     local count = started.count + 1
     started.count = count
     started.lives[2 * count - 1], started.lives[2 * count] = member, ticket
@@ -56,18 +56,18 @@ local function start_ticket(c, raw, member, head, queue)
         started.heads[#started.heads + 1] = head
     end
     head.taken[#head.taken + 1] = member
-    entries.forget_indexed(member)
-    entries.begun(domain.queue, flow.lane, 1)
+    job_record.forget_indexed(member)
+    job_record.begun(domain.queue, flow.lane, 1)
     if step.is_heard() then
-        dispatch.tell_start(raw, domain.queue, flow.lane)
+        claim.tell_start(raw, domain.queue, flow.lane)
     end
-    dispatch.note(c, member, ticket)
+    claim.note(c, member, ticket)
 end
 
 -- Take the jobs that have started out of their flow.
 local function leave(head)
     if head.taken[1] then
-        writes.zrem_all(head.flow.ready, head.taken)
+        write_buffer.zrem_all(head.flow.ready, head.taken)
         head.taken = {}
     end
 end
@@ -79,8 +79,8 @@ local function settle(c, domain)
         leave(head)
     end
     if started.count > 0 then
-        writes.hset_all(S.live, started.lives)
-        writes.sadd_all(keys.held(c.who.id, domain.class), started.held)
+        write_buffer.hset_all(S.live, started.lives)
+        write_buffer.sadd_all(keys.held(c.who.id, domain.class), started.held)
         step.count(domain.queue, domain.class, 'p', -started.count)
         step.count(domain.queue, domain.class, 'r', started.count)
     end
@@ -92,7 +92,7 @@ local function next_of(flow, count)
     if flow.single then
         return { flow.first, flow.head }
     end
-    return writes.gathered(flow.ready) or call('ZRANGE', flow.ready, 0, count, 'WITHSCORES')
+    return write_buffer.gathered(flow.ready) or call('ZRANGE', flow.ready, 0, count, 'WITHSCORES')
 end
 
 -- The flows of a domain that come first, `line`, with the next jobs of each, as many as could start if all started equally many.
@@ -101,20 +101,20 @@ local function heads_of(domain, line, most)
     for i = 1, #line, 2 do
         found[#found + 1] = { lane = sub(line[i], 17), member = line[i] }
     end
-    step.load_flows(domain, found)
-    local queue = catalog.number(domain.queue)
+    fair_order.load_flows(domain, found)
+    local queue = queue_cache.number(domain.queue)
     local page, seqs = math.ceil(most / math.max(1, #found)), {}
     for _, head in ipairs(found) do
         head.page, head.taken = page, {}
-        head.flow = step.flow(domain.queue, domain.class, domain.inbox, head.lane)
-        head.flow.single, head.flow.stored_member = catalog.terms(queue, head.lane).limit == 1, head.member
+        head.flow = fair_order.flow(domain.queue, domain.class, domain.inbox, head.lane)
+        head.flow.single, head.flow.stored_member = queue_cache.terms(queue, head.lane).limit == 1, head.member
         head.jobs, head.at = next_of(head.flow, page), 1
         for i = 1, math.min(2 * page, #head.jobs), 2 do
             seqs[#seqs + 1] = head.jobs[i]
         end
     end
     local known = {}
-    for i, raw in ipairs(writes.hmget(S.live, seqs)) do
+    for i, raw in ipairs(write_buffer.hmget(S.live, seqs)) do
         known[seqs[i]] = raw
     end
     return found, known
@@ -150,11 +150,11 @@ end
 -- End the first job of a flow, whose record cannot be read.
 local function fail(c, queue, domain, head)
     local lane, arrival = head.flow.lane, tonumber(head.jobs[head.at + 1])
-    local limited = lane ~= '' and step.lane(queue.number, lane)
+    local limited = lane ~= '' and lane_limits.lane(queue.number, lane)
     damage.fail(head.jobs[head.at], {
         queue = queue.number, class = domain.class, lane_key = lane ~= '' and lane or nil, arrival = arrival,
-        inbox = domain.inbox ~= '' and domain.inbox or nil, state = PENDING, flow = true, granted = true, lane = limited and true or nil,
-        rank = limited and entries.rank(limited.ordered, domain.class) or nil,
+        inbox = domain.inbox ~= '' and domain.inbox or nil, state = STATE.PENDING, flow = true, granted = true, lane = limited and true or nil,
+        rank = limited and job_record.rank(limited.ordered, domain.class) or nil,
     })
 end
 
@@ -163,9 +163,9 @@ local function take(c, queue, domain, most)
     local line = call('ZRANGE', domain.line, 0, most - 1, 'WITHSCORES')
     local batch = 0
     if #line == 2 * most then
-        batch = batches.one_of_each(c, queue, domain, line)
+        batch = claim_batch.one_of_each(c, queue, domain, line)
     elseif #line == 2 then
-        batch = batches.many_of_one(c, queue, domain, line[1], line[2], most)
+        batch = claim_batch.many_of_one(c, queue, domain, line[1], line[2], most)
     end
     if batch > 0 or c.full then
         return batch, false
@@ -178,12 +178,12 @@ local function take(c, queue, domain, most)
     while started < most and heads[first] and not expired and not broken do
         local head = heads[first]
         local member = head.jobs[head.at]
-        local raw = known[member] or writes.hget(S.live, member)
-        local is_ticket = tickets.is_whole(raw)
+        local raw = known[member] or write_buffer.hget(S.live, member)
+        local is_ticket = packed_job_record.is_whole(raw)
         local e = not is_ticket and raw and damage.entry(raw, member)
         if not (is_ticket or e) then
             broken = head
-        elseif not (e and e.expires_at and e.expires_at <= S.now) and answers.fitting(c, { member }) == 0 then
+        elseif not (e and e.expires_at and e.expires_at <= S.now) and claim_answer.fitting(c, { member }) == 0 then
             break
         elseif e and e.expires_at and e.expires_at <= S.now then
             expired = member
@@ -205,18 +205,18 @@ local function take(c, queue, domain, most)
     end
     settle(c, domain)
     if domain.clock > clock then
-        step.set_clock(domain, domain.clock)
+        fair_order.set_clock(domain, domain.clock)
     end
-    step.save_lines()
+    fair_order.save_lines()
     if expired and c.expired < MOST_EXPIRED then
         c.expired = c.expired + 1
-        outcomes.expire(entries.get(expired))
-        step.save_lines()
+        endings.expire(job_record.get(expired))
+        fair_order.save_lines()
         return started, true
     end
     if broken then
         fail(c, queue, domain, broken)
-        step.save_lines()
+        fair_order.save_lines()
         return started, true
     end
     return started, false
@@ -228,9 +228,9 @@ local function from_domain(c, queue, class, inbox, most)
         return 0
     end
     if queue.slots then
-        most = math.min(most, catalog.room(queue.slots, dispatch.load(c, queue), class))
+        most = math.min(most, queue_cache.room(queue.slots, claim.load(c, queue), class))
     end
-    local domain, started, again = step.domain(queue.number, class, inbox), 0, true
+    local domain, started, again = fair_order.domain(queue.number, class, inbox), 0, true
     while again and started < most and not c.full do
         local more
         more, again = take(c, queue, domain, most - started)
@@ -245,12 +245,12 @@ local function from_domain(c, queue, class, inbox, most)
 end
 
 -- What runs of a queue with a limit, by class.
-function dispatch.load(c, queue)
+function claim.load(c, queue)
     local found = c.loads[queue.number]
     if not found then
         step.flush_tally()
         found = {}
-        for class = 0, 2 do
+        for class = CLASS.HIGH, CLASS.LOW do
             found[class] = step.tallied(queue.number, class, 'r') - step.tallied(queue.number, class, SLOTLESS)
         end
         c.loads[queue.number] = found
@@ -265,7 +265,7 @@ local function unknown_to_others(c)
         for _, name in ipairs(call('SMEMBERS', S.p .. 'unknown')) do
             local queue, task = string.match(name, '^(%d+) (.*)$')
             queue = tonumber(queue)
-            if presence.serves_queue(c.who, catalog.number(queue).name) and presence.knows(c.who, task) then
+            if sessions.serves_queue(c.who, queue_cache.number(queue).name) and sessions.knows(c.who, task) then
                 c.known[#c.known + 1] = { queue, keys.unknown(task) }
             end
         end
@@ -302,7 +302,7 @@ local function from_inbox(c, class, most)
         for i = 1, count do
             local source = sources[(i - 1 + c.number) % count + 1]
             if most > 0 and not c.full then
-                most = most - from_domain(c, catalog.number(source[1]), class, source[2], math.min(limit, most))
+                most = most - from_domain(c, queue_cache.number(source[1]), class, source[2], math.min(limit, most))
             end
         end
         if count < 2 then
@@ -314,9 +314,9 @@ end
 -- The jobs of the last claim that the session still holds, for who has lost the answer.
 local function repeated(who, number)
     local members, told_ = {}, {}
-    for class = 0, 2 do
+    for class = CLASS.HIGH, CLASS.LOW do
         local of_class = {}
-        for _, e in ipairs(entries.all(call('SMEMBERS', keys.held(who.id, class)))) do
+        for _, e in ipairs(job_record.all(call('SMEMBERS', keys.held(who.id, class)))) do
             if e.claim == number then
                 of_class[#of_class + 1] = e
             end
@@ -325,16 +325,16 @@ local function repeated(who, number)
             return a.arrival < b.arrival
         end)
         for _, e in ipairs(of_class) do
-            members[#members + 1], told_[#told_ + 1] = writes.text(e.seq), answers.told(e)
+            members[#members + 1], told_[#told_ + 1] = write_buffer.text(e.seq), claim_answer.told(e)
         end
     end
-    return answers.told_of(members, told_)
+    return claim_answer.told_of(members, told_)
 end
 
 -- Who claims, or why he may not.
-function dispatch.check(session, number)
-    local who = presence.get(session)
-    if not presence.is_present(who) then
+function claim.check(session, number)
+    local who = sessions.get(session)
+    if not sessions.is_present(who) then
         step.refuse('session_lost', 'this session is unknown, ended or declared dead; register a new one')
     end
     if number < who.claim then
@@ -345,8 +345,8 @@ end
 
 -- Start jobs for a worker, ask by ask. An ask is {queue or false, class, most, below or false}. `hears`: the next
 -- claim may be answered ahead.
-function dispatch.claim(who, number, total, asks, hears, most_bytes)
-    idle.forget(who.id)
+function claim.claim(who, number, total, asks, hears, most_bytes)
+    idle_workers.forget(who.id)
     local answer, was_ahead = {}, who.ahead
     who.ahead = nil
     if number == who.claim then
@@ -362,17 +362,17 @@ function dispatch.claim(who, number, total, asks, hears, most_bytes)
     if who.state ~= 'live' or not who.slots or not who.index then
         return answer
     end
-    c.running, c.ticket = presence.running(who), tickets.claim(who.id, number)
-    step.save_lines()
+    c.running, c.ticket = sessions.running(who), packed_job_record.claim(who.id, number)
+    fair_order.save_lines()
     for _, ask in ipairs(asks) do
         local name, class, most, below = ask[1], ask[2], ask[3], ask[4]
-        most = math.min(most, c.left, catalog.room(who.slots, c.running, class))
+        most = math.min(most, c.left, queue_cache.room(who.slots, c.running, class))
         if below then
             most = math.min(most, below - c.running[class])
         end
         if most > 0 then
             if name then
-                local queue = catalog.known(name)
+                local queue = queue_cache.known(name)
                 if queue then
                     from_domain(c, queue, class, '', most)
                 end
@@ -387,7 +387,7 @@ function dispatch.claim(who, number, total, asks, hears, most_bytes)
     if #c.members == 0 and #answer == 0 and #S.damaged == 0 then
         local is_idle = c.running[0] + c.running[1] + c.running[2] == 0
         if hears and is_idle and total > 0 and c.expired < MOST_EXPIRED then
-            idle.wait(who, number, asks)
+            idle_workers.wait(who, number, asks)
         end
         return {}
     end
@@ -401,7 +401,7 @@ function dispatch.claim(who, number, total, asks, hears, most_bytes)
             answer[#answer + 1] = part
         end
     end
-    for _, part in ipairs(answers.told_of(c.members, c.told, c.bodies, c.headers)) do
+    for _, part in ipairs(claim_answer.told_of(c.members, c.told, c.bodies, c.headers)) do
         answer[#answer + 1] = part
     end
     return answer

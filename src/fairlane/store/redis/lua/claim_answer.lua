@@ -7,12 +7,12 @@ local function contents_of(members)
     if S.has_headers == nil then
         S.has_headers = redis.call('EXISTS', S.p .. 'headers') == 1
     end
-    return writes.hmget(S.p .. 'job', members), S.has_headers and writes.hmget(S.p .. 'headers', members) or {}
+    return write_buffer.hmget(S.p .. 'job', members), S.has_headers and write_buffer.hmget(S.p .. 'headers', members) or {}
 end
 
 -- How many of these jobs the answer can carry: the first that would exceed its bytes ends the claim, unless it is the only one. Their
 -- content is kept for the answer, in the order in which they start.
-function answers.fitting(c, members)
+function claim_answer.fitting(c, members)
     local count, kept, kept_headers, total = #members, c.bodies, c.headers, c.bytes
     local at, from, length = #kept, 1, PAGE
     while from <= count do
@@ -38,7 +38,7 @@ end
 
 -- What a worker is told of jobs that it has claimed: three parts of each, the content, the headers, and the ticket, or a list
 -- where there is none. `members`: their numbers.
-function answers.told_of(members, told, bodies, headers)
+function claim_answer.told_of(members, told, bodies, headers)
     local answer = {}
     if not bodies then
         bodies, headers = contents_of(members)
@@ -49,7 +49,7 @@ function answers.told_of(members, told, bodies, headers)
     return answer
 end
 
-function answers.told(e)
-    return pack({ e.id, e.fence, e.attempt, e.class, e.suspect and true or false, e.lane and true or false, e.kind or 'job',
+function claim_answer.told(e)
+    return pack({ e.id, e.fence, e.attempt, e.class, e.suspect and true or false, e.lane and true or false, e.kind or KIND.JOB,
         e.started_at })
 end

@@ -1,8 +1,8 @@
--- Workers that have asked and got nothing. The next job that is sent alone (single.lua) starts at one of them in the step that
+-- Workers that have asked and got nothing. The next job that is sent alone (enqueue_one.lua) starts at one of them in the step that
 -- stores it, and is sent to him (`ahead.py`): the answer to his next claim, before he asks. He need not come back for it, which
 -- took a third of the time from sending a job to starting it (measured).
 --
--- Nothing depends on its getting there. A claim that was answered ahead is answered once more when it comes (`dispatch.claim`),
+-- Nothing depends on its getting there. A claim that was answered ahead is answered once more when it comes (`claim.claim`),
 -- and a renewal on its way meanwhile knows only of smaller numbers. All this is kept in memory alone: whoever is forgotten by
 -- a restart asks again within a second. Another version of the library knows nothing of it: what that puts in line for a worker
 -- who waits here may start after what is sent to him here, until he asks again.
@@ -11,7 +11,7 @@ local FRESH_SECONDS = 2 -- he asks every second; who has not may be frozen, and 
 local MOST = 1000 -- of one namespace
 local NOTHING = { [0] = 0, 0, 0 } -- what an idle worker runs, by class
 local ANY = 'any' -- class of what comes to a worker's inbox
--- By prefix: generation; count; sessions, by id: see `idle.wait`; topics, by topic and class: who wants such jobs.
+-- By prefix: generation; count; sessions, by id: see `idle_workers.wait`; topics, by topic and class: who wants such jobs.
 local known = {}
 
 local function here()
@@ -24,7 +24,7 @@ local function here()
 end
 
 -- He asks again, or is told: what comes now he is not sent.
-function idle.forget(session)
+function idle_workers.forget(session)
     local found = known[S.p]
     local waits = found and found.sessions[session]
     if not waits then
@@ -45,7 +45,7 @@ local function wants_of(who, asks)
     local wants = { ['worker:' .. keys.worker(who.pool, who.index)] = { [ANY] = true } }
     for _, ask in ipairs(asks) do
         local queue, class, most, below = ask[1], ask[2], ask[3], ask[4]
-        local room = catalog.room(who.slots, NOTHING, class) > 0 and most > 0 and (not below or below > 0)
+        local room = queue_cache.room(who.slots, NOTHING, class) > 0 and most > 0 and (not below or below > 0)
         if queue and room then
             local topic = 'queue:' .. queue
             wants[topic] = wants[topic] or {}
@@ -63,7 +63,7 @@ end
 
 -- Remember that a worker who runs nothing got nothing for claim `number`: he may be sent what he has asked for. What that
 -- takes is made ready now, because then somebody waits for it.
-function idle.wait(who, number, asks)
+function idle_workers.wait(who, number, asks)
     local found, wants = here(), wants_of(who, asks)
     for topic, classes in pairs(wants) do
         local of_topic = found.topics[topic] or {}
@@ -88,11 +88,11 @@ function idle.wait(who, number, asks)
 end
 
 -- There is work of this topic. Those who wait for some are told, and come for it in the order that holds for all.
-function idle.wake(topic)
+function idle_workers.wake(topic)
     local found = known[S.p]
     for _, sessions in pairs(found and found.topics[topic] or {}) do
         for session in pairs(sessions) do
-            idle.forget(session)
+            idle_workers.forget(session)
         end
     end
 end
@@ -118,12 +118,12 @@ end
 
 -- Somebody who waits for a job of this topic and class: id, number of his next claim, his record after it, and where what he
 -- holds is kept. He waits no more.
-function idle.taker(topic, class)
+function idle_workers.taker(topic, class)
     local found = known[S.p]
     local of_topic = found and found.generation == S.generation and found.topics[topic]
     for session in pairs(of_topic and of_topic[class] or {}) do
         local waits = found.sessions[session]
-        idle.forget(session)
+        idle_workers.forget(session)
         if is_there(waits) then
             return waits
         end

@@ -9,7 +9,7 @@ end
 -- What a job that is claimable makes of its flow: its first one may be this.
 local function count_flow(heads, e)
     if e.flow and not e.session then
-        local flow = step.flow_of(e)
+        local flow = fair_order.flow_of(e)
         if not heads[flow] or e.arrival < heads[flow].arrival then
             heads[flow] = e
         end
@@ -17,11 +17,11 @@ local function count_flow(heads, e)
 end
 
 local function count_lane(waiting, e)
-    if e.lane_key and e.state ~= SCHEDULED then
+    if e.lane_key and e.state ~= STATE.SCHEDULED then
         local of_queue = waiting[e.queue] or {}
         waiting[e.queue] = of_queue
-        local waits = e.state == PENDING
-        of_queue[e.lane_key] = (of_queue[e.lane_key] or 0) + entries.backlog(waits and 1 or 0, waits and 0 or 1)
+        local waits = e.state == STATE.PENDING
+        of_queue[e.lane_key] = (of_queue[e.lane_key] or 0) + job_record.backlog(waits and 1 or 0, waits and 0 or 1)
     end
 end
 
@@ -44,7 +44,7 @@ end
 -- The members of a set in which live jobs may be.
 local function members_of(set)
     if set == S.alive then
-        return numbers.all(set)
+        return id_sets.all(set)
     elseif is_held(set) then
         return call('SMEMBERS', set)
     end
@@ -65,11 +65,11 @@ end
 -- Jobs whose records are missing or cannot be read end first: what is left of them is derived too.
 local function end_damaged(differences)
     local found = {}
-    for _, seqs in ipairs({ call('HKEYS', S.live), numbers.all(S.alive), call('ZRANGE', S.p .. 'later', 0, -1) }) do
+    for _, seqs in ipairs({ call('HKEYS', S.live), id_sets.all(S.alive), call('ZRANGE', S.p .. 'later', 0, -1) }) do
         for _, seq in ipairs(seqs) do
             -- A number that stands for nothing at all is removed from where it is, like any other stranger.
-            local is_job = writes.hget(S.live, seq) or writes.hget(S.p .. 'job', seq)
-            if is_job and not found[seq] and not entries.look(seq) then
+            local is_job = write_buffer.hget(S.live, seq) or write_buffer.hget(S.p .. 'job', seq)
+            if is_job and not found[seq] and not job_record.look(seq) then
                 found[seq] = true
                 damage.fail(seq, {})
                 differences[#differences + 1] = 'number ' .. seq .. ': the record of the job cannot be read'
@@ -86,9 +86,9 @@ end
 -- each set.
 local function count_live(differences)
     local tallies, granted, heads, waiting, belongs, known, jobs = {}, {}, {}, {}, {}, {}, 0
-    catalog.forget_blocks() -- what it remembers may be what is wrong
+    queue_cache.forget_blocks() -- what it remembers may be what is wrong
     for _, seq in ipairs(call('HKEYS', S.p .. 'live')) do
-        local e = entries.get(seq)
+        local e = job_record.get(seq)
         jobs = jobs + 1
         count_flow(heads, e)
         count_lane(waiting, e)
@@ -98,7 +98,7 @@ local function count_live(differences)
             tallies[name] = (tallies[name] or 0) + 1
         end
         count(COLUMNS[e.state])
-        if e.state == RUNNING and (e.kind == 'turn' or e.kind == 'broadcast') then
+        if e.state == STATE.RUNNING and (e.kind == KIND.TURN or e.kind == KIND.BROADCAST) then
             count(SLOTLESS)
         end
         if e.lane and e.granted then
@@ -116,7 +116,7 @@ local function count_live(differences)
             end
             if stored ~= score then
                 compare(differences, 'job ' .. e.id .. ' in ' .. string.sub(set, #S.p + 1), stored, score)
-                entries.put_in(set, score, seq)
+                job_record.put_in(set, score, seq)
             end
         end
     end
@@ -128,23 +128,23 @@ local function recount_flows(differences, heads)
     for _, key in ipairs(call('HKEYS', S.p .. 'flow')) do
         local queue, class, inbox, lane = string.match(key, '^(%d+)%.(%d)%.([^|]*)|(.*)$')
         if queue then
-            step.flow(tonumber(queue), tonumber(class), inbox, lane)
+            fair_order.flow(tonumber(queue), tonumber(class), inbox, lane)
         end
     end
     local lines = {}
     for _, flow in pairs(S.flows) do
         -- What a lane has that settles is not in line.
-        local first = not catalog.settling(catalog.number(flow.domain.queue))[flow.lane] and heads[flow] or nil
+        local first = not queue_cache.settling(queue_cache.number(flow.domain.queue))[flow.lane] and heads[flow] or nil
         local head = first and first.arrival
         if flow.head ~= head then
             compare(differences, 'flow ' .. flow.key .. ': head', flow.head, head)
-            flow.head, flow.first, flow.dirty = head, first and writes.text(first.seq), true
+            flow.head, flow.first, flow.dirty = head, first and write_buffer.text(first.seq), true
             flow.tag = head and (flow.tag or math.max(flow.domain.clock, flow.finish)) or nil
         end
         local line = lines[flow.domain] or {}
         lines[flow.domain] = line
         if flow.head then
-            line[step.line_member(flow.head, flow.lane)] = flow.tag
+            line[fair_order.line_member(flow.head, flow.lane)] = flow.tag
         end
         flow.stored_tag, flow.stored_head, flow.stored_member = flow.tag, flow.head, false
     end
@@ -171,10 +171,10 @@ local function recount_backlogs(differences, waiting)
         for _, is in pairs(of_queue) do
             sum = sum + is
         end
-        local was = tonumber(call('HGET', keys.tally(number), entries.IN_LANES) or 0)
+        local was = tonumber(call('HGET', keys.tally(number), job_record.IN_LANES) or 0)
         if was ~= sum then
-            compare(differences, 'lanes of queue ' .. catalog.number(tonumber(number)).name, was, sum)
-            call('HSET', keys.tally(number), entries.IN_LANES, sum)
+            compare(differences, 'lanes of queue ' .. queue_cache.number(tonumber(number)).name, was, sum)
+            call('HSET', keys.tally(number), job_record.IN_LANES, sum)
         end
         local stored = call('ZRANGE', backlog, 0, -1, 'WITHSCORES')
         for i = 1, #stored, 2 do
@@ -223,7 +223,7 @@ local function drop_strangers(differences, belongs)
         for _, seq in ipairs(members_of(set)) do
             if not (belongs[set] and belongs[set][seq]) then
                 compare(differences, 'number ' .. seq .. ' in ' .. name, 'there', nil)
-                entries.take_from(set, is_held(set), seq)
+                job_record.take_from(set, is_held(set), seq)
             end
         end
     end
@@ -231,7 +231,7 @@ end
 
 -- What is noted of blocks that are empty.
 local function drop_blocks(differences)
-    numbers.settle()
+    id_sets.settle()
     for _, block in ipairs(call('ZRANGE', S.alive, 0, -1)) do
         if call('EXISTS', S.alive .. block) == 0 then
             compare(differences, 'block ' .. block .. ' of alive', 'there', nil)
@@ -242,7 +242,7 @@ end
 
 -- Compute everything derived anew from the job records, correct what differs, and say what did. With more than `most` jobs it
 -- is refused: everybody else would have to wait for it.
-function recounting.recount(most)
+function recount.recount(most)
     local count, differences = call('HLEN', S.live), {}
     if count > most then
         step.refuse('too_many', count, most)
@@ -254,8 +254,8 @@ function recounting.recount(most)
     drop_strangers(differences, belongs)
     drop_blocks(differences)
     for _, number in ipairs(call('HVALS', S.p .. 'queues')) do
-        local name = catalog.number(tonumber(number)).name
-        for class = 0, 2 do
+        local name = queue_cache.number(tonumber(number)).name
+        for class = CLASS.HIGH, CLASS.LOW do
             for _, column in ipairs({ 's', 'p', 'r', SLOTLESS }) do
                 local is = tallies[number .. ' ' .. class .. column] or 0
                 local was = step.tallied(number, class, column)
@@ -266,10 +266,10 @@ function recounting.recount(most)
             end
         end
         for _, key in ipairs(call('SMEMBERS', S.p .. 'lanes:' .. number)) do
-            local lane = step.lane(tonumber(number), key)
+            local lane = lane_limits.lane(tonumber(number), key)
             compare(differences, 'lane ' .. key .. ': granted', lane.granted, granted[lane.name] or 0)
             lane.granted = granted[lane.name] or 0
-            local given = places.hand_on(lane)
+            local given = lane_limits.hand_on(lane)
             if given > 0 then
                 differences[#differences + 1] = 'lane ' .. key .. ': ' .. given .. ' places were free while jobs waited'
             end
