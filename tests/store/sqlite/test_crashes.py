@@ -33,15 +33,15 @@ LONGEST_LIFE = 0.04
 MOST_PER_GET = 500
 PASSES = 100
 LACKING = """
-SELECT 'lane', seq, lane FROM fairlane_live WHERE lane IS NOT NULL AND lane NOT IN (SELECT id FROM fairlane_lane)
-UNION ALL SELECT 'flow', seq, flow FROM fairlane_live
+SELECT 'lane', seq, lane FROM fairlane_active_job WHERE lane IS NOT NULL AND lane NOT IN (SELECT id FROM fairlane_lane)
+UNION ALL SELECT 'flow', seq, flow FROM fairlane_active_job
     WHERE flow IS NOT NULL AND session IS NULL AND flow NOT IN (SELECT id FROM fairlane_flow)
-UNION ALL SELECT 'binding', seq, binding FROM fairlane_live
+UNION ALL SELECT 'binding', seq, binding FROM fairlane_active_job
     WHERE binding IS NOT NULL AND binding NOT IN (SELECT seq FROM fairlane_binding)
-UNION ALL SELECT 'session', seq, session FROM fairlane_live
+UNION ALL SELECT 'session', seq, session FROM fairlane_active_job
     WHERE session IS NOT NULL AND session NOT IN (SELECT seq FROM fairlane_session)
-UNION ALL SELECT 'identity', seq, state FROM fairlane_live WHERE seq NOT IN (SELECT seq FROM fairlane_job)
-UNION ALL SELECT 'one state only', seq, state FROM fairlane_live WHERE seq IN (SELECT seq FROM fairlane_outcome)
+UNION ALL SELECT 'identity', seq, state FROM fairlane_active_job WHERE seq NOT IN (SELECT seq FROM fairlane_job)
+UNION ALL SELECT 'one state only', seq, state FROM fairlane_active_job WHERE seq IN (SELECT seq FROM fairlane_outcome)
 """
 """Live jobs that lack something they name: (what, job, number)."""
 
@@ -242,7 +242,7 @@ async def settle(zygote: Zygote, witness: Witness) -> None:
         assert set((await jobs_of(store, witness.never)).values()) <= {None}
         assert not (await store.recount()).differences
         reader = sqlite3.connect(f"file:{zygote.path}?mode=ro", uri=True)
-        [[live]] = reader.execute("SELECT count(*) FROM fairlane_live")
+        [[live]] = reader.execute("SELECT count(*) FROM fairlane_active_job")
         twice = reader.execute("SELECT seq FROM fairlane_job EXCEPT SELECT seq FROM fairlane_outcome").fetchall()
         own = reader.execute("SELECT id FROM fairlane_job WHERE task = ?", (OWN_TASK,)).fetchall()
         notes = reader.execute("SELECT id FROM notes").fetchall()

@@ -34,7 +34,7 @@ WALK = re.compile(r"^SEARCH (\w+) USING INTEGER PRIMARY KEY \(rowid[<>]\?\)")
 """A search that begins somewhere and then goes through all the rest."""
 INDEX = re.compile(r"USING (?:COVERING )?INDEX (\w+)")
 TABLES = frozenset(
-    f"fairlane_{name}" for name in ("job", "live", "outcome", "flow", "lane", "domain", "binding", "session")
+    f"fairlane_{name}" for name in ("job", "active_job", "outcome", "flow", "lane", "domain", "binding", "session")
 )
 """What grows with the work there is, or was."""
 
@@ -55,10 +55,10 @@ MAY_SCAN = {
     "domains_idle": "the pruner: lanes that were used lately",
     "flows_tidy": "the pruner: lanes that were used lately",
     # A recount counts everything; that is its purpose.
-    "live_count": "recount",
-    "true_tally": "recount",
-    "tally_differences": "recount",
-    "tally_recount": "recount",
+    "active_job_count": "recount",
+    "true_queue_count": "recount",
+    "queue_count_differences": "recount",
+    "queue_count_recount": "recount",
     "lane_differences": "recount",
     "lanes_short": "recount",
     "lanes_dangling": "recount",
@@ -73,57 +73,57 @@ HOT: dict[str, tuple[str, ...]] = {
     "domain_get": ("sqlite_autoindex_fairlane_domain_1 (inbox=? AND class=? AND queue=?)",),
     "flows_next": (
         "fairlane_flow_next (domain=? AND tag>?)",
-        "fairlane_live_ready (flow=? AND arrival=?)",
-        "fairlane_live_ready (flow=? AND arrival>?)",
+        "fairlane_active_job_ready (flow=? AND arrival=?)",
+        "fairlane_active_job_ready (flow=? AND arrival>?)",
         ROWID,
     ),
-    "flow_jobs": ("fairlane_live_ready (flow=? AND arrival>?)", ROWID),
-    "live_start": (ROWID,),
+    "flow_jobs": ("fairlane_active_job_ready (flow=? AND arrival>?)", ROWID),
+    "active_job_start": (ROWID,),
     "flow_started": (ROWID,),
     "session_by_id": ("sqlite_autoindex_fairlane_session_1 (id=?)",),
-    "session_load": ("fairlane_live_running (session=?)",),
+    "session_load": ("fairlane_active_job_running (session=?)",),
     # finish
     "held_rows": (ROWID,),
     "outcome_insert": (),
     "outcome_complete": (ROWID,),
-    "live_delete": (ROWID,),
-    "live_delete_all": (ROWID,),
-    "live_grant": (ROWID,),
-    "lane_next": ("fairlane_live_waiting (lane=?)",),
+    "active_job_delete": (ROWID,),
+    "active_job_delete_all": (ROWID,),
+    "active_job_grant": (ROWID,),
+    "lane_next": ("fairlane_active_job_waiting (lane=?)",),
     "lanes_with_next": (
         ROWID,
-        "fairlane_live_waiting (lane=?)",
+        "fairlane_active_job_waiting (lane=?)",
         "sqlite_autoindex_fairlane_domain_1 (inbox=? AND class=? AND queue=?)",
         "sqlite_autoindex_fairlane_flow_1 (domain=? AND lane=?)",
     ),
-    "lane_occupied": ("fairlane_live_waiting (lane=?)",),
-    "tally_add": ("PRIMARY KEY (queue=? AND class=?)",),
+    "lane_occupied": ("fairlane_active_job_waiting (lane=?)",),
+    "queue_count_add": ("PRIMARY KEY (queue=? AND class=?)",),
     # enqueue
     "jobs_known": ("sqlite_autoindex_fairlane_job_1 (id=?)", ROWID),
-    "ids_remembered": ("PRIMARY KEY (id=?)",),
+    "reserved_ids": ("PRIMARY KEY (id=?)",),
     "job_insert": (),
-    "live_insert": (),
+    "active_job_insert": (),
     "flow_get": ("sqlite_autoindex_fairlane_flow_1 (domain=? AND lane=?)",),
-    "flow_head": ("fairlane_live_ready (flow=?)",),
+    "flow_head": ("fairlane_active_job_ready (flow=?)",),
     "lane_by_key": ("sqlite_autoindex_fairlane_lane_1 (queue=? AND key=?)",),
     "unique_get": ("PRIMARY KEY (task=? AND value=?)", ROWID),
     "binding_open": ("fairlane_binding_open (pool=? AND key=?)",),
     # time
-    "entries_due": ("fairlane_live_due (class=? AND due<?)",),
-    "seqs_expired": ("fairlane_live_expiry (expires_at<?)",),
-    "next_moments": ("fairlane_live_due (class=? AND due>?)", "fairlane_live_expiry (expires_at>?)"),
-    "grants_idle": ("fairlane_live_holding (granted_at<?)",),
+    "records_due": ("fairlane_active_job_due (class=? AND due<?)",),
+    "seqs_expired": ("fairlane_active_job_expiry (expires_at<?)",),
+    "next_due_times": ("fairlane_active_job_due (class=? AND due>?)", "fairlane_active_job_expiry (expires_at>?)"),
+    "grants_idle": ("fairlane_active_job_holding (granted_at<?)",),
     # pages
     "find_error": ("fairlane_outcome_error (error_group=? AND seq<?)",),
     "find_session": ("fairlane_outcome_session (session=? AND seq<?)",),
-    "find_inbox": ("fairlane_live_inbox (inbox=? AND seq<?)",),
+    "find_inbox": ("fairlane_active_job_inbox (inbox=? AND seq<?)",),
     "find_sticky": ("fairlane_job_sticky (sticky=? AND seq<?)",),
     "find_lane": ("fairlane_job_lane (queue=? AND lane=? AND seq<?)",),
     "find_task": ("fairlane_job_task (task=? AND seq<?)",),
     "find_queue": ("fairlane_job_queue (queue=? AND seq<?)",),
     "find_failed": ("fairlane_outcome_state (state=? AND seq<?)",),
     "find_cancelled": ("fairlane_outcome_state (state=? AND seq<?)",),
-    "find_scheduled": ("fairlane_live_later (seq<?)",),
+    "find_scheduled": ("fairlane_active_job_later (seq<?)",),
     "find_completed": ("INTEGER PRIMARY KEY (rowid<?)",),
     "find_pending": ("INTEGER PRIMARY KEY (rowid<?)",),
     "find_all": ("INTEGER PRIMARY KEY (rowid<?)",),
@@ -131,7 +131,7 @@ HOT: dict[str, tuple[str, ...]] = {
 """What is called all the time, or with everything in the table: the searches that each must consist of."""
 SORTED_BY_HAND = {
     "find_running": "what runs is at most what the fleet has slots for",
-    "find_session_live": "what one worker runs is at most its slots",
+    "find_session_active": "what one worker runs is at most its slots",
 }
 
 

@@ -1,8 +1,8 @@
-"""For the SQL stores: named queries out of `.sql` files, and numbered migrations.
+"""For the SQL stores: named queries from `.sql` files, and numbered migrations.
 
-A query file holds blocks that begin with ``-- name: the_name``; further comment lines say why. Where
-``/*the_name*/`` stands in a block, the text of that block is put: long lists of columns are written once. Nothing
-else is ever put into a statement but parameters.
+A query file holds blocks that begin with ``-- name: the_name``, followed by comments. ``/*the_name*/`` in a block is
+replaced by the text of that block, so that long lists of columns are written once, and names such as ``STATE.PENDING``
+by their numbers. All values are parameters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
 def load_queries(package: str, folder: str = "sql") -> dict[str, str]:
-    """Every named query of the package's query files."""
+    """Return every named query of the package's query files, by name."""
     queries: dict[str, str] = {}
     for file in sorted(files(package).joinpath(folder).iterdir(), key=lambda f: f.name):
         if not file.name.endswith(".sql"):
@@ -27,10 +27,10 @@ def load_queries(package: str, folder: str = "sql") -> dict[str, str]:
         parts = _NAME.split(file.read_text())
         for name, body in zip(parts[1::2], parts[2::2], strict=True):
             if name in queries:
-                raise ValueError(f"the query {name} is written twice, again in {file.name}")
+                raise ValueError(f"query {name} is defined twice, again in {file.name}")
             lines = (line for line in body.splitlines() if line.strip() and not line.lstrip().startswith("--"))
             queries[name] = "\n".join(lines)
-    return {name: _FRAGMENT.sub(lambda match: queries[match[1]], with_codes(text)) for name, text in queries.items()}
+    return {name: with_codes(_FRAGMENT.sub(lambda match: queries[match[1]], text)) for name, text in queries.items()}
 
 
 class Migration(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class Migration(msgspec.Struct, frozen=True):
 
 
 def load_migrations(package: str, folder: str = "migrations") -> list[Migration]:
-    """The package's migrations in order, numbered from 1 without a gap."""
+    """Return the package's migrations in order. Their numbers start at 1 and have no gaps."""
     found = []
     for file in files(package).joinpath(folder).iterdir():
         number, _, name = file.name.removesuffix(".sql").partition("_")

@@ -169,7 +169,7 @@ def lose(step: Step, pool: str, index: int, end: End) -> int:
     for tie in ties:
         step.run("binding_close", "lost", step.now, 0, tie.seq)
     for tie in ties:
-        for e in map(entry_of, step.all("binding_entries", tie.seq)):
+        for e in map(entry_of, step.all("binding_records", tie.seq)):
             if e.kind == JobKind.CLEANUP:
                 if e.state != RUNNING:
                     end(step, e, JobState.CANCELLED, Reason.WORKER_LOST)
@@ -197,7 +197,7 @@ def replace(step: Step, e: Entry, end: End) -> None:
 def bind_unbound(step: Step, pool: str, limit: int, end: End) -> int:
     """A pool has a live worker: jobs that waited for one are bound, in order of arrival."""
     bound = 0
-    for row in step.all("entries_unbound", f"{pool}/", limit):
+    for row in step.all("records_unbound", f"{pool}/", limit):
         e = entry_of(row)
         place(step, e, end)
         if e.gate == UNBOUND:

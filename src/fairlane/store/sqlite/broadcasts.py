@@ -59,7 +59,7 @@ def finish_if_over(step: Step, parent: Entry, end: End) -> None:
     """End a parent all of whose children are final, once nobody can join any more."""
     if parent.due is not None and parent.due > step.now and not parent.cancel:
         return
-    if step.one("children_live", parent.seq) is not None:
+    if step.one("children_active", parent.seq) is not None:
         return
     if parent.cancel:
         end(step, parent, JobState.CANCELLED, Reason.BY_USER)
@@ -73,7 +73,7 @@ def cancel(step: Step, parent: Entry, cancel_child: Callable[[Step, Entry], Any]
     """Cancel a broadcast: children that wait are final at once, running ones are asked to stop."""
     parent.cancel = 1
     step.save(parent)
-    children = list(map(entry_of, step.all("children_entries", parent.seq)))
+    children = list(map(entry_of, step.all("children_records", parent.seq)))
     for child in children:
         cancel_child(step, child)
     if not children:

@@ -221,7 +221,7 @@ class _Claimer:
                 heappop(lines)
         self._write(queue, domain, clock, ahead, finishes, empty, taken, priority)
         for seq in expired:
-            endings.expire(step, entry_of(step.one("entry_by_seq", seq)))
+            endings.expire(step, entry_of(step.one("record_by_seq", seq)))
         self.expired += len(expired)
         if expired:
             step.flush()
@@ -284,7 +284,7 @@ class _Claimer:
             if row[18]:
                 step.topics.add(line + row[10])
         for paid, seqs in starts.items():
-            step.run("live_start", seq, number, now, paid, msgspec.json.encode(seqs).decode())
+            step.run("active_job_start", seq, number, now, paid, msgspec.json.encode(seqs).decode())
         step.catalog.remember_seqs(known)
         step.many(
             "flow_started",

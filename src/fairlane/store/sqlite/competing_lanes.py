@@ -20,7 +20,9 @@ def line(view: View, e: Entry, own: int) -> LineFigures | None:
     most = counted(own, active, limited)
     blocked = []
     if limited:
-        blocked = view.all("rivals_blocked", domain, e.queue, e.flow_key, most, e.class_, MOST_LANES, MANY_LANES)
+        blocked = view.all(
+            "competing_lanes_blocked", domain, e.queue, e.flow_key, most, e.class_, MOST_LANES, MANY_LANES
+        )
     return LineFigures(
         clock=clock,
         finish=finish,
@@ -28,6 +30,6 @@ def line(view: View, e: Entry, own: int) -> LineFigures | None:
         active=active,
         limited=limited,
         counted=most,
-        ready=view.all("rivals_ready", domain, e.queue, e.flow_key, most, MOST_LANES),
+        ready=view.all("competing_lanes_ready", domain, e.queue, e.flow_key, most, MOST_LANES),
         blocked=blocked,
     )

@@ -85,7 +85,7 @@ def end(step: Step, e: Entry, state: JobState, reason: Reason | None = None, **m
         e.session if ending.move else None, MOVE_CODES[ending.move] if ending.move else None, e.arrival, e.attempt,
         e.fence, e.started_at, step.now, e.refused,
     )  # fmt: skip
-    step.run("live_delete", e.seq)
+    step.run("active_job_delete", e.seq)
     tell(step, e.queue, e.class_, e.state, FINAL_CODES[state])
     step.topics.add(job_topic(e.id))
     if e.state == RUNNING and e.kind in (JobKind.TURN, JobKind.BROADCAST):

@@ -70,7 +70,7 @@ def _known(step: Step, ids: list[str]) -> dict[str, tuple[JobState, bytes]]:
     known = {}
     for id, final, state, *content in step.all("jobs_known", wanted):
         known[id] = (STATES[state if final is None else final], fingerprint_of(content))
-    for id, mark, state in step.all("ids_remembered", wanted, step.now):
+    for id, mark, state in step.all("reserved_ids", wanted, step.now):
         known[id] = (STATES[state], mark)
     return known
 
@@ -164,7 +164,7 @@ def _identity(job: NewJob, queue: int, now: float, parent: int | None) -> tuple[
 
 def _insert_live(step: Step, e: Entry) -> None:
     step.run(
-        "live_insert", e.seq, e.queue, e.class_, e.state, e.gate, e.flow, e.inbox, e.lane, e.rank, e.granted,
+        "active_job_insert", e.seq, e.queue, e.class_, e.state, e.gate, e.flow, e.inbox, e.lane, e.rank, e.granted,
         e.granted_at, e.arrival, e.due, e.expires_at, e.session, e.waiter, e.binding, e.fence, e.attempt,
         e.started_at, _plain(e),
     )  # fmt: skip
@@ -289,13 +289,13 @@ def promote(step: Step, limit: int) -> Promoted:
         lane_limits.hand_on(step, step.lane(lane))
     promoted = 0
     for class_ in range(3):
-        rows = step.all("entries_due", class_, step.now, limit - promoted)
+        rows = step.all("records_due", class_, step.now, limit - promoted)
         entries = sorted(map(entry_of, rows), key=lambda e: (e.due, str(e.id)))
         for e in entries:
             endings.promote(step, e)
         promoted += len(entries)
     closed = broadcasts.close_joining(step, limit, endings.end)
-    moments = [moment for (moment,) in step.all("next_moments") if moment is not None]
+    moments = [moment for (moment,) in step.all("next_due_times") if moment is not None]
     if moments and min(moments) <= step.now and not (expired or promoted or closed):
         # Something is due that cannot be found by its identity. With another one the next pass takes it.
         damage.adopt(step)
@@ -309,7 +309,7 @@ def promote(step: Step, limit: int) -> Promoted:
 
 def admit(step: Step, limit: int) -> Admitted:
     """Admit what was inserted elsewhere, bind what waits unbound, move idle grants, and repair lanes."""
-    arriving = list(map(entry_of, step.all("entries_arriving", limit)))
+    arriving = list(map(entry_of, step.all("records_arriving", limit)))
     for e in arriving:
         admit_arriving(step, e)
     bound = 0
@@ -354,7 +354,7 @@ def insert_arriving(step: Step, jobs: Sequence[NewJob]) -> list[Enqueued]:
         due = job.run_at if job.run_at is not None else step.now + job.delay
         seq = step.run("job_insert", *_identity(job, queue.id, step.now, None)).lastrowid
         plain = job.sticky is None and job.unique is None
-        step.run("live_arrive", seq, queue.id, int(job.priority), due, expires_at, plain)
+        step.run("active_job_arrive", seq, queue.id, int(job.priority), due, expires_at, plain)
         if job.unique is not None:
             until = None if job.unique_for is None else step.now + job.unique_for
             step.run("unique_put", job.task, job.unique, seq, job.id, until)

@@ -44,7 +44,7 @@ def withdraw(step: Step, e: Entry) -> None:
     flow = step.flow_number(e.flow)
     e.flow = None
     e.granted_at = None
-    step.run("live_withdraw", e.seq)
+    step.run("active_job_withdraw", e.seq)
     if flow.head == e.arrival:
         find_head(step, flow)
 

@@ -125,7 +125,7 @@ class _Ends:
         if self.completed:
             step.run("outcome_complete", msgspec.json.encode(self.completed).decode(), _ENDED_COMPLETE[1], step.now)
         step.many("outcome_insert", self.outcomes)
-        step.run("live_delete_all", msgspec.json.encode(self.gone).decode())
+        step.run("active_job_delete_all", msgspec.json.encode(self.gone).decode())
         for (queue, class_, code), count in self.counts.items():
             endings.tell(step, queue, class_, RUNNING, code, count)
         if self.lanes:
@@ -182,7 +182,7 @@ def _judge(step: Step, session: str, held: Held, move: Move | None) -> Verdict:
         step.run("job_attempts", encode_attempts(attempts), seq)
         return Verdict(held.id, Acceptance.STALE, state)
     if live_fence == held.fence:
-        step.run("live_refused", seq)
+        step.run("active_job_refused", seq)
     return Verdict(held.id, Acceptance.STALE, state)
 
 
@@ -200,7 +200,7 @@ def progress(step: Step, session: str, reports: Sequence[tuple[Held, bytes]]) ->
         check_size("progress", value, PAYLOAD_BYTES)
     who = Presence.find(step, session)
     ids = json_texts(held.id for held, _ in reports)
-    entries = {row[26]: entry_of(row) for row in step.all("entries_by_ids", ids)}
+    entries = {row[26]: entry_of(row) for row in step.all("records_by_ids", ids)}
     verdicts = []
     for held, value in reports:
         e = entries.get(held.id)
@@ -223,7 +223,7 @@ def cancel(step: Step, ids: Sequence[str]) -> list[JobState]:
 
 
 def _cancel_one(step: Step, id: str) -> JobState:
-    row = step.one("entry_by_id", id)
+    row = step.one("record_by_id", id)
     if row is None:
         [(_, state)] = step.all("job_states", json_texts([id]))
         return STATES[state]
@@ -241,7 +241,7 @@ def cancel_entry(step: Step, e: Entry) -> JobState:
         return broadcasts.cancel(step, e, cancel_entry, endings.end)
     if not e.cancel:
         e.cancel = 1
-        step.run("live_cancel", e.seq)
+        step.run("active_job_cancel", e.seq)
         row = step.one("session_id", e.session)
         if row is not None:
             step.topics.add(session_topic(row[0]))

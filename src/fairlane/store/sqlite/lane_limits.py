@@ -156,7 +156,7 @@ def hand_on_all(step: Step, freed: Mapping[int, int]) -> None:
         if freed[number] > 1:
             step.lane(number).granted -= freed[number] - 1
         inboxes.add((queue, inbox))
-    step.many("live_grant", grants)
+    step.many("active_job_grant", grants)
     step.many("flow_save", changed)
     for queue, inbox in inboxes:
         shared = not inbox or inbox.startswith(UNKNOWN)
@@ -182,7 +182,7 @@ def _grant(step: Step, lane: Lane, waiting: Next) -> None:
         start_turn(step, turn)
         step.save(turn)
         return
-    step.run("live_grant", *_line_up(step, lane, waiting), waiting.seq)
+    step.run("active_job_grant", *_line_up(step, lane, waiting), waiting.seq)
 
 
 def _line_up(step: Step, lane: Lane, waiting: Next) -> tuple[int | None, float | None]:

@@ -33,7 +33,7 @@ def prune(step: Step, keep: Retention, limit: int) -> Pruned:
     for name, value in (
         ("prune_sessions", step.now - keep.history_seconds),
         ("prune_bindings", step.now - keep.history_seconds),
-        ("prune_ids", step.now),
+        ("prune_reserved_ids", step.now),
         ("prune_uniques", step.now),
         ("prune_task_sets", step.now - keep.history_seconds),
     ):
@@ -63,7 +63,7 @@ def _forget_job(
 ) -> None:
     until = finished_at + (keep.id_seconds if retry_of is None else keep.retry_id_seconds)
     if until > step.now:
-        step.run("id_remember", id, fingerprint_of(content), code, until)
+        step.run("reserved_id_put", id, fingerprint_of(content), code, until)
     step.run("outcome_delete", seq)
     step.run("job_delete", seq)
 
@@ -89,10 +89,10 @@ def _tidy_flows(step: Step, limit: int) -> int:
 def recount(step: Step) -> Recount:
     """Compare tallies, lanes and flows with the jobs they are derived from, and correct them."""
     differences = [f"job {id}: its identity was missing" for id in damage.adopt(step)]
-    for queue, class_, column, kept, true in step.all("tally_differences"):
+    for queue, class_, column, kept, true in step.all("queue_count_differences"):
         name = step.queue_number(queue).name
         differences.append(f"queue {name}, class {class_}: {column} was {kept}, is {true}")
-    step.run("tally_recount")
+    step.run("queue_count_recount")
     for lane, key, kept, true in step.all("lane_differences"):
         differences.append(f"lane {key}: granted was {kept}, is {true}")
         step.lane(lane).granted = true
@@ -101,7 +101,7 @@ def recount(step: Step) -> Recount:
             differences.append(f"lane {key}: {given} places were free while jobs waited")
     for seq, id in step.all("lanes_dangling"):
         differences.append(f"job {id}: its lane was gone")
-        step.run("live_leave_lane", seq)
+        step.run("active_job_leave_lane", seq)
     for flow, lane, kept, true in step.all("flow_differences"):
         differences.append(f"flow of lane {lane!r}: head was {kept}, is {true}")
         found = step.flow_number(flow)
@@ -111,5 +111,5 @@ def recount(step: Step) -> Recount:
         elif found.tag is None:
             found.tag = max(found.domain.clock, found.finish)
         found.dirty = True
-    [jobs] = step.one("live_count")
+    [jobs] = step.one("active_job_count")
     return Recount(jobs=jobs, differences=tuple(differences))

@@ -25,7 +25,7 @@ FAR = 2**62
 def standings(view: View, ids: Sequence[str]) -> list[JobPosition | None]:
     """Where jobs stand; None for whatever does not wait."""
     settings = view.settings()
-    entries = {e.id: e for e in map(entry_of, view.all("entries_by_ids", json_texts(ids)))}
+    entries = {e.id: e for e in map(entry_of, view.all("records_by_ids", json_texts(ids)))}
     queues: dict[int, QueueFigures] = {}
     answers: list[JobPosition | None] = []
     for id in ids:

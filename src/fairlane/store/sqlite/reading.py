@@ -133,7 +133,8 @@ def _of_worker(view: View, worker: str, before: int) -> Iterator[int]:
     runs = [(-seq for (seq,) in execute(SQL["find_inbox"], (worker, before)))]
     for (session,) in view.all("sessions_of_worker", pool, int(index)):
         runs += [
-            (-seq for (seq,) in execute(SQL[name], (session, before))) for name in ("find_session_live", "find_session")
+            (-seq for (seq,) in execute(SQL[name], (session, before)))
+            for name in ("find_session_active", "find_session")
         ]
     return (-seq for seq in merge(*runs))
 
@@ -150,7 +151,7 @@ def queues(view: View) -> list[QueueReading]:
     """Every queue with its counts."""
     tallies = {
         (queue, class_): Counts(**dict(zip(_COUNTS, counts, strict=True)))
-        for queue, class_, *counts in view.all("tallies_read")
+        for queue, class_, *counts in view.all("queue_counts_read")
     }
     gated = {queue: (arrival, seq) for queue, arrival, seq in view.all("oldest_gated", LANES_LOOKED_AT)}
     readings = []

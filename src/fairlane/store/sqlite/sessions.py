@@ -141,7 +141,7 @@ def renew(step: Step, id: str, held: Sequence[Held], claim: int, stopping: bool)
     _back_in_time(step, who)
     named = set(held)
     cancel, taken_back, found = [], [], set()
-    for row in step.all("session_entries", who.seq):
+    for row in step.all("session_records", who.seq):
         e = entry_of(row)
         claim_of_job = Held(e.id, e.fence)
         if claim_of_job in named:
@@ -178,7 +178,7 @@ def leave(step: Step, id: str, begun: Sequence[Held] | None) -> None:
         bindings.lose(step, who.pool, who.index, endings.end)
     started = None if begun is None else set(begun)
     damage.adopt_held(step, who.seq)
-    for row in step.all("session_entries", who.seq):
+    for row in step.all("session_records", who.seq):
         e = entry_of(row)
         if started is None or Held(e.id, e.fence) in started or e.claim is None:
             endings.crash(step, e, who.holder)
@@ -189,7 +189,7 @@ def leave(step: Step, id: str, begun: Sequence[Held] | None) -> None:
 def _waiter_gone(step: Step, who: Presence) -> int:
     """Turns that a session waited for go with it, before those it holds: or the next would start in a dead session."""
     gone = 0
-    for row in step.all("waiter_entries", who.seq):
+    for row in step.all("waiter_records", who.seq):
         # Read again: the end of one turn may have started the next. What runs is ended with the rest of what it holds.
         e = step.entry(row[0])
         if e is not None and e.state != RUNNING:
@@ -207,7 +207,7 @@ def _declare_dead(step: Step, who: Presence, *, keep_bindings: bool = False) -> 
         lost = bindings.lose(step, who.pool, who.index, endings.end)
     fates = {JobState.CANCELLED: cancelled}
     damage.adopt_held(step, who.seq)
-    for row in step.all("session_entries", who.seq):
+    for row in step.all("session_records", who.seq):
         fate = endings.crash(step, entry_of(row), who.holder)
         fates[fate] = fates.get(fate, 0) + 1
     return lost, fates
@@ -234,7 +234,7 @@ def rescue(step: Step, limit: int, declare: bool) -> Rescued:
             lost += closed
             for state, count in its.items():
                 fates[state] = fates.get(state, 0) + count
-    orphans = step.all("entries_orphaned", limit)
+    orphans = step.all("records_orphaned", limit)
     for row in orphans:
         e = entry_of(row)
         state = endings.crash(step, e, _last_holder(step, e))

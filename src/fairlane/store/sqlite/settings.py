@@ -70,7 +70,7 @@ def _apply(step: Step, old: Queue, new: Queue) -> None:
 def _limit(step: Step, queue: Queue, key: str) -> None:
     """A lane that had no limit has one now. Running jobs take their places first, then the others in order of
     arrival."""
-    for row in step.all("unlimited_entries_of_lane", queue.id, key):
+    for row in step.all("unlimited_records_of_lane", queue.id, key):
         lane_limits.establish(step, entry_of(row))
 
 

@@ -124,7 +124,7 @@ class Step:
         if found is None:
             number = self.run("queue_insert", name).lastrowid
             assert number is not None
-            self.many("tally_insert", [(number, class_) for class_ in range(3)])
+            self.many("queue_count_insert", [(number, class_) for class_ in range(3)])
             found = self.catalog.remember((number, name, 0, msgspec.json.encode(QueueSettings()).decode(), None))
         return found
 
@@ -232,15 +232,15 @@ class Step:
 
     def entry(self, seq: int) -> Entry | None:
         """A live job."""
-        row = self.one("entry_by_seq", seq)
+        row = self.one("record_by_seq", seq)
         return None if row is None else entry_of(row)
 
     def save(self, e: Entry) -> None:
         """Write what moves of a live job."""
         self.run(
-            "live_save", e.state, e.gate, e.flow, e.inbox, e.lane, e.rank, e.granted, e.granted_at, e.arrival, e.due,
-            e.expires_at, e.session, e.claim, e.binding, e.fence, e.attempt, e.crashes, e.suspect, e.cancel, e.refused,
-            e.paid, e.started_at, e.returns, e.seq,
+            "active_job_save", e.state, e.gate, e.flow, e.inbox, e.lane, e.rank, e.granted, e.granted_at, e.arrival,
+            e.due, e.expires_at, e.session, e.claim, e.binding, e.fence, e.attempt, e.crashes, e.suspect, e.cancel,
+            e.refused, e.paid, e.started_at, e.returns, e.seq,
         )  # fmt: skip
 
     def count(self, queue: int, class_: int, column: int, by: int = 1) -> None:
@@ -262,7 +262,7 @@ class Step:
         """Write the tallies, for a query that looks at them."""
         for (queue, class_), row in self._tally.items():
             if any(row):
-                self.run("tally_add", *row, queue, class_)
+                self.run("queue_count_add", *row, queue, class_)
         self._tally.clear()
 
     # -- the end -------------------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
--- One record per job is the truth, in three parts: `job` is its identity, which never moves; `live` is the narrow row that
--- moves while the job is not final; `outcome` takes its place when it is. A job is in exactly one of the latter two. Everything else here is derived from those two, or changes in the same step.
--- All names have a prefix, because a user's own tables may live in the same file and commit together with jobs.
+-- A job is stored in three tables. `job` holds its identity, which never changes. `active_job` is the narrow row that is
+-- updated until the job is final; `outcome` then replaces it. A job has a row in exactly one of those two. All other
+-- tables are derived from these, or change in the same transaction.
+-- All names have a prefix, because a user's own tables may be in the same file and commit together with jobs.
+-- STATE.…, GATE.… and CLASS.… are replaced by the numbers of `store/codes.py` when this file is loaded.
 
 CREATE TABLE fairlane_counter (
     name  TEXT PRIMARY KEY,
@@ -16,11 +18,11 @@ CREATE TABLE fairlane_queue (
     override TEXT
 );
 
--- Jobs of a queue by class and state, changed in the same step as the jobs. `slotless` are those among `running` that
--- take no slot: turns, and the parents of broadcasts.
-CREATE TABLE fairlane_tally (
+-- Number of jobs of a queue by class and state, updated in the same transaction as the jobs. `slotless` counts the running
+-- jobs that take no slot: turns, and the parents of broadcasts.
+CREATE TABLE fairlane_queue_count (
     queue     INTEGER NOT NULL REFERENCES fairlane_queue (id),
-    class     INTEGER NOT NULL CHECK (class BETWEEN 0 AND 2),
+    class     INTEGER NOT NULL CHECK (class BETWEEN CLASS.HIGH AND CLASS.LOW),
     scheduled INTEGER NOT NULL DEFAULT 0 CHECK (scheduled >= 0),
     pending   INTEGER NOT NULL DEFAULT 0 CHECK (pending >= 0),
     running   INTEGER NOT NULL DEFAULT 0 CHECK (running >= 0),
@@ -37,7 +39,7 @@ CREATE TABLE fairlane_job (
     task        TEXT NOT NULL,
     queue       INTEGER NOT NULL REFERENCES fairlane_queue (id),
     kind        TEXT NOT NULL CHECK (kind IN ('job', 'turn', 'broadcast', 'cleanup')),
-    class       INTEGER NOT NULL CHECK (class BETWEEN 0 AND 2),
+    class       INTEGER NOT NULL CHECK (class BETWEEN CLASS.HIGH AND CLASS.LOW),
     lane        TEXT,
     cost        REAL NOT NULL,
     payload     BLOB NOT NULL,
@@ -56,7 +58,7 @@ CREATE TABLE fairlane_job (
     run_at      REAL,
     expires     REAL,
     progress    BLOB,
-    attempts    BLOB              -- claims that ended before the last one
+    attempts    BLOB              -- earlier claims; the last one is in the outcome
 );
 CREATE INDEX fairlane_job_queue  ON fairlane_job (queue, seq);
 CREATE INDEX fairlane_job_task   ON fairlane_job (task, seq);
@@ -64,17 +66,17 @@ CREATE INDEX fairlane_job_lane   ON fairlane_job (queue, lane, seq) WHERE lane I
 CREATE INDEX fairlane_job_sticky ON fairlane_job (sticky, seq) WHERE sticky IS NOT NULL;
 CREATE INDEX fairlane_job_parent ON fairlane_job (parent) WHERE parent IS NOT NULL;
 
--- Appended, never updated on the hot path: an outcome written into the identity row costs twice as much (measured).
+-- Appended, never updated on the hot path: writing the outcome into the identity row costs twice as much (measured).
 CREATE TABLE fairlane_outcome (
     seq         INTEGER PRIMARY KEY REFERENCES fairlane_job (seq),
     queue       INTEGER NOT NULL,
-    state       INTEGER NOT NULL CHECK (state BETWEEN 4 AND 6),  -- 4 completed, 5 failed, 6 cancelled
+    state       INTEGER NOT NULL CHECK (state BETWEEN STATE.COMPLETED AND STATE.CANCELLED),
     reason      TEXT,
     result      BLOB,
     error       TEXT,
     error_group TEXT,
-    session     INTEGER,          -- who held the last claim, if the job ended in one
-    move        INTEGER,          -- how that claim ended (`codes.MOVES`); NULL: the job ended while it waited
+    session     INTEGER,          -- the session of the last claim, if the job ended in one
+    move        INTEGER,          -- how that claim ended (`codes.MOVES`); NULL: the job ended while waiting
     arrival     INTEGER,
     attempt     INTEGER NOT NULL,
     fence       INTEGER NOT NULL,
@@ -85,27 +87,27 @@ CREATE TABLE fairlane_outcome (
 );
 CREATE INDEX fairlane_outcome_ended   ON fairlane_outcome (queue, state, finished_at);
 CREATE INDEX fairlane_outcome_session ON fairlane_outcome (session, seq) WHERE session IS NOT NULL;
--- Completed jobs are nearly all there is, so they are found by walking the table.
-CREATE INDEX fairlane_outcome_state   ON fairlane_outcome (state, seq) WHERE state > 4;
+-- Without completed jobs: nearly all jobs are, so they are found by scanning the table.
+CREATE INDEX fairlane_outcome_state   ON fairlane_outcome (state, seq) WHERE state > STATE.COMPLETED;
 CREATE INDEX fairlane_outcome_error   ON fairlane_outcome (error_group, seq) WHERE error_group IS NOT NULL;
 
--- state: 0 arriving (inserted, not yet admitted), 1 scheduled, 2 pending, 3 running.
--- gate: 0 none, 1 unbound (its pool has no worker yet), 2 clean-up (of its binding, or its own turn to come), 3 arriving,
--- 4 the parent of a broadcast.
--- No index here depends on the state, so that starting a job touches only the indexes it must.
+-- state: arriving is stored, but not yet admitted.
+-- gate, what keeps a job out of line: unbound (its pool has no worker yet), cleanup (its binding is being cleaned up, or it
+-- is that clean-up and its binding is still in use), unadmitted (arriving), parent (of a broadcast).
+-- No index depends on the state, so that starting a job updates as few indexes as possible.
 -- A job is claimable exactly while `flow` is set and `session` is not: pending, granted, ungated.
-CREATE TABLE fairlane_live (
+CREATE TABLE fairlane_active_job (
     seq        INTEGER PRIMARY KEY REFERENCES fairlane_job (seq),
     queue      INTEGER NOT NULL,
     class      INTEGER NOT NULL,
-    state      INTEGER NOT NULL CHECK (state BETWEEN 0 AND 3),
-    gate       INTEGER NOT NULL DEFAULT 0 CHECK (gate BETWEEN 0 AND 4),
+    state      INTEGER NOT NULL CHECK (state BETWEEN STATE.ARRIVING AND STATE.RUNNING),
+    gate       INTEGER NOT NULL DEFAULT GATE.NONE CHECK (gate BETWEEN GATE.NONE AND GATE.PARENT),
     flow       INTEGER,
     inbox      TEXT NOT NULL DEFAULT '',
-    lane       INTEGER,           -- the limited lane it has arrived in
+    lane       INTEGER,           -- the limited lane it is in
     rank       INTEGER NOT NULL DEFAULT 0,  -- its class in an unordered lane, 0 in an ordered one
     granted    INTEGER NOT NULL DEFAULT 0,
-    granted_at REAL,              -- since when it holds a place that not everybody could fill
+    granted_at REAL,              -- since when it holds a place of its lane that not every worker could use
     arrival    INTEGER,
     due        REAL,
     expires_at REAL,              -- NULL once it has started
@@ -117,30 +119,32 @@ CREATE TABLE fairlane_live (
     attempt    INTEGER NOT NULL DEFAULT 0,
     crashes    INTEGER NOT NULL DEFAULT 0,
     suspect    INTEGER NOT NULL DEFAULT 0,
-    returns    INTEGER NOT NULL DEFAULT 0,  -- how often it was handed back in a row after it had begun
+    returns    INTEGER NOT NULL DEFAULT 0,  -- times in a row that it was handed back after it had begun
     cancel     INTEGER NOT NULL DEFAULT 0,
     refused    INTEGER NOT NULL DEFAULT 0,
     paid       INTEGER NOT NULL DEFAULT 0,
     started_at REAL,
-    plain      INTEGER NOT NULL DEFAULT 1,  -- nothing but a job: no turn, binding, unique value or parent
-    CHECK (flow IS NULL OR (state >= 2 AND gate = 0 AND arrival IS NOT NULL)),
-    CHECK (session IS NULL OR state = 3)
+    plain      INTEGER NOT NULL DEFAULT 1,  -- no turn, binding, unique value or parent
+    CHECK (flow IS NULL OR (state >= STATE.PENDING AND gate = GATE.NONE AND arrival IS NOT NULL)),
+    CHECK (session IS NULL OR state = STATE.RUNNING)
 );
-CREATE INDEX fairlane_live_ready    ON fairlane_live (flow, arrival) WHERE flow IS NOT NULL;
-CREATE INDEX fairlane_live_waiting  ON fairlane_live (lane, rank, arrival) WHERE lane IS NOT NULL AND granted = 0;
-CREATE INDEX fairlane_live_kept     ON fairlane_live (lane) WHERE lane IS NOT NULL AND (due IS NOT NULL OR gate > 0);
-CREATE INDEX fairlane_live_running  ON fairlane_live (session, class) WHERE session IS NOT NULL;
-CREATE INDEX fairlane_live_due      ON fairlane_live (class, due) WHERE due IS NOT NULL;
-CREATE INDEX fairlane_live_later    ON fairlane_live (seq) WHERE due IS NOT NULL;
-CREATE INDEX fairlane_live_expiry   ON fairlane_live (expires_at) WHERE expires_at IS NOT NULL;
-CREATE INDEX fairlane_live_gated    ON fairlane_live (gate, inbox, arrival) WHERE gate > 0;
-CREATE INDEX fairlane_live_inbox    ON fairlane_live (inbox, seq) WHERE inbox <> '';
-CREATE INDEX fairlane_live_binding  ON fairlane_live (binding) WHERE binding IS NOT NULL;
-CREATE INDEX fairlane_live_waiter   ON fairlane_live (waiter) WHERE waiter IS NOT NULL;
-CREATE INDEX fairlane_live_holding  ON fairlane_live (granted_at) WHERE granted_at IS NOT NULL;
+CREATE INDEX fairlane_active_job_ready    ON fairlane_active_job (flow, arrival) WHERE flow IS NOT NULL;
+CREATE INDEX fairlane_active_job_waiting  ON fairlane_active_job (lane, rank, arrival) WHERE lane IS NOT NULL
+    AND granted = 0;
+CREATE INDEX fairlane_active_job_kept     ON fairlane_active_job (lane) WHERE lane IS NOT NULL
+    AND (due IS NOT NULL OR gate > GATE.NONE);
+CREATE INDEX fairlane_active_job_running  ON fairlane_active_job (session, class) WHERE session IS NOT NULL;
+CREATE INDEX fairlane_active_job_due      ON fairlane_active_job (class, due) WHERE due IS NOT NULL;
+CREATE INDEX fairlane_active_job_later    ON fairlane_active_job (seq) WHERE due IS NOT NULL;
+CREATE INDEX fairlane_active_job_expiry   ON fairlane_active_job (expires_at) WHERE expires_at IS NOT NULL;
+CREATE INDEX fairlane_active_job_gated    ON fairlane_active_job (gate, inbox, arrival) WHERE gate > GATE.NONE;
+CREATE INDEX fairlane_active_job_inbox    ON fairlane_active_job (inbox, seq) WHERE inbox <> '';
+CREATE INDEX fairlane_active_job_binding  ON fairlane_active_job (binding) WHERE binding IS NOT NULL;
+CREATE INDEX fairlane_active_job_waiter   ON fairlane_active_job (waiter) WHERE waiter IS NOT NULL;
+CREATE INDEX fairlane_active_job_holding  ON fairlane_active_job (granted_at) WHERE granted_at IS NOT NULL;
 
--- Fair order. A domain is (queue, class, inbox) with its clock; a flow is a lane in it. Only a flow with a claimable job
--- has a tag: that of its next job, whose arrival is `head`.
+-- Fair order. A domain is a (queue, class, inbox) with its clock; a flow is a lane in a domain. A flow has a tag only while
+-- it has a claimable job: the tag of its next job, whose arrival is `head`.
 CREATE TABLE fairlane_domain (
     id    INTEGER PRIMARY KEY,
     queue INTEGER NOT NULL,
@@ -162,7 +166,7 @@ CREATE TABLE fairlane_flow (
 );
 CREATE INDEX fairlane_flow_next ON fairlane_flow (domain, tag, head) WHERE tag IS NOT NULL;
 
--- Lanes with a limit that have jobs; `granted` = claimable + running + kept for a retry.
+-- Lanes with a limit that have jobs. `granted` counts the places in use: claimable, running or kept for a retry.
 CREATE TABLE fairlane_lane (
     id      INTEGER PRIMARY KEY,
     queue   INTEGER NOT NULL REFERENCES fairlane_queue (id),
@@ -179,21 +183,22 @@ CREATE TABLE fairlane_held_unique (
     value TEXT NOT NULL,
     seq   INTEGER NOT NULL,
     id    TEXT NOT NULL,
-    state INTEGER,                -- of the job once it is final
-    until REAL,                   -- kept so long, even when the job is final
+    state INTEGER,                -- of the job, once it is final
+    until REAL,                   -- held until then, even when the job is final
     PRIMARY KEY (task, value)
 ) WITHOUT ROWID;
 CREATE INDEX fairlane_held_unique_seq ON fairlane_held_unique (seq);
 
-CREATE TABLE fairlane_remembered (
+-- Ids of pruned jobs that may not be used again yet.
+CREATE TABLE fairlane_reserved_id (
     id          TEXT PRIMARY KEY,
     fingerprint BLOB NOT NULL,
     state       INTEGER NOT NULL,
     until       REAL NOT NULL
 ) WITHOUT ROWID;
-CREATE INDEX fairlane_remembered_until ON fairlane_remembered (until);
+CREATE INDEX fairlane_reserved_id_until ON fairlane_reserved_id (until);
 
--- Leases count by the machine's monotonic clock, which cannot be compared between boots.
+-- Leases are measured by the machine's monotonic clock, whose readings cannot be compared between boots.
 CREATE TABLE fairlane_session (
     seq             INTEGER PRIMARY KEY AUTOINCREMENT,
     id              TEXT NOT NULL UNIQUE,
@@ -214,32 +219,33 @@ CREATE TABLE fairlane_session (
     boot            TEXT NOT NULL,
     expires         REAL NOT NULL,
     claim           INTEGER NOT NULL DEFAULT 0,
-    task_set        TEXT          -- of `fairlane_task_set`; NULL: it does not say which tasks it knows
+    task_set        TEXT          -- id in `fairlane_task_set`; NULL: the session did not report its tasks
 );
 CREATE UNIQUE INDEX fairlane_session_index ON fairlane_session (pool, idx)
     WHERE idx IS NOT NULL AND state IN ('live', 'stopping');
 CREATE INDEX fairlane_session_place ON fairlane_session (pool, idx, seq) WHERE idx IS NOT NULL;
 CREATE INDEX fairlane_session_state ON fairlane_session (state);
 
--- The tasks that workers know: each distinct set once, as a list in JSON.
+-- The tasks that workers know: each distinct set once, as a JSON list.
 CREATE TABLE fairlane_task_set (
     id      TEXT PRIMARY KEY,
     tasks   TEXT NOT NULL,
     used_at REAL NOT NULL         -- when a session with it was last registered
 ) WITHOUT ROWID;
 
--- Jobs that a session declined because it did not know their task: since when that is so, and under which fence it was last. A row
--- counts only while that is the last claim of a live job; others are left for the pruner, so that no other step looks here.
+-- Jobs that a session declined because it did not know their task: since when, and the fence of the last time. A row counts
+-- only while that fence is the job's last claim. Other rows are stale and left to the pruner, so that no other step has to
+-- look here.
 CREATE TABLE fairlane_declined (
     seq   INTEGER PRIMARY KEY,
     fence INTEGER NOT NULL,
     since REAL NOT NULL,
-    until REAL                    -- then it is offered to everybody again; NULL: it was
+    until REAL                    -- when it is offered to all workers again; NULL: that has happened
 );
 CREATE INDEX fairlane_declined_until ON fairlane_declined (until) WHERE until IS NOT NULL;
 
--- Tasks of which declined jobs wait, or waited lately, in an inbox of their own (`session.unknown_inbox`): where those that know
--- them look.
+-- Tasks whose declined jobs wait, or waited recently, in an inbox of their own (`session.unknown_inbox`). Workers that know
+-- the task claim from it.
 CREATE TABLE fairlane_unknown_task (
     queue INTEGER NOT NULL REFERENCES fairlane_queue (id),
     task  TEXT NOT NULL,
@@ -283,7 +289,7 @@ CREATE TABLE fairlane_schedule (
     last_slot   REAL
 ) WITHOUT ROWID;
 
--- Tokens of the HTTP service. `scopes` and `queues` are lists in JSON.
+-- Tokens of the HTTP service. `scopes` and `queues` are JSON lists.
 CREATE TABLE fairlane_token (
     id          TEXT PRIMARY KEY,
     name        TEXT NOT NULL,
@@ -297,14 +303,15 @@ CREATE TABLE fairlane_token (
     hint        TEXT NOT NULL
 ) WITHOUT ROWID;
 
--- For a person who looks: every job with its state in words.
+-- For people: every job with its state and priority in words.
 CREATE VIEW fairlane_jobs AS
 SELECT j.id, j.task, q.name AS queue, j.lane,
-    CASE j.class WHEN 0 THEN 'high' WHEN 1 THEN 'normal' ELSE 'low' END AS priority,
-    CASE coalesce(o.state, l.state) WHEN 1 THEN 'scheduled' WHEN 3 THEN 'running' WHEN 4 THEN 'completed' WHEN 5 THEN 'failed'
-        WHEN 6 THEN 'cancelled' ELSE 'pending' END AS state,
+    CASE j.class WHEN CLASS.HIGH THEN 'high' WHEN CLASS.NORMAL THEN 'normal' ELSE 'low' END AS priority,
+    CASE coalesce(o.state, l.state) WHEN STATE.SCHEDULED THEN 'scheduled' WHEN STATE.RUNNING THEN 'running'
+        WHEN STATE.COMPLETED THEN 'completed' WHEN STATE.FAILED THEN 'failed' WHEN STATE.CANCELLED THEN 'cancelled'
+        ELSE 'pending' END AS state,
     o.reason, coalesce(l.attempt, o.attempt) AS attempt, datetime(j.enqueued_at, 'unixepoch') AS enqueued_at,
     datetime(coalesce(l.started_at, o.started_at), 'unixepoch') AS started_at,
     datetime(o.finished_at, 'unixepoch') AS finished_at, o.error
-FROM fairlane_job j JOIN fairlane_queue q ON q.id = j.queue LEFT JOIN fairlane_live l ON l.seq = j.seq
-LEFT JOIN fairlane_outcome o ON o.seq = j.seq;
+FROM fairlane_job j JOIN fairlane_queue q ON q.id = j.queue LEFT JOIN fairlane_active_job l
+    ON l.seq = j.seq LEFT JOIN fairlane_outcome o ON o.seq = j.seq;

@@ -1,20 +1,20 @@
--- name: entry_columns
--- The order of `Entry`.
+-- name: record_columns
+-- The order of the fields of `JobRecord`.
 l.seq, l.queue, l.class, l.state, l.gate, l.flow, l.inbox, l.lane, l.rank, l.granted, l.granted_at, l.arrival, l.due,
 l.expires_at, l.session, l.claim, l.waiter, l.binding, l.fence, l.attempt, l.crashes, l.suspect, l.cancel, l.refused,
 l.paid, l.started_at, j.id, j.kind, j.lane, j.cost, j.pool, j.sticky, j.direct, j.retries, j.backoff, j.uniq, j.task,
 j.parent, j.attempts, l.returns
 
--- name: entry_by_seq
-SELECT /*entry_columns*/ FROM fairlane_live l JOIN fairlane_job j ON j.seq = l.seq WHERE l.seq = ?
+-- name: record_by_seq
+SELECT /*record_columns*/ FROM fairlane_active_job l JOIN fairlane_job j ON j.seq = l.seq WHERE l.seq = ?
 
--- name: entry_by_id
-SELECT /*entry_columns*/ FROM fairlane_job j JOIN fairlane_live l ON l.seq = j.seq WHERE j.id = ?
+-- name: record_by_id
+SELECT /*record_columns*/ FROM fairlane_job j JOIN fairlane_active_job l ON l.seq = j.seq WHERE j.id = ?
 
--- name: entries_by_ids
--- CROSS JOIN keeps the order of the tables: from the list to the index, never the other way round.
-SELECT /*entry_columns*/ FROM json_each(?) w CROSS JOIN fairlane_job j ON j.id = w.value
-CROSS JOIN fairlane_live l ON l.seq = j.seq
+-- name: records_by_ids
+-- CROSS JOIN fixes the join order: from the list to the index, never the other way round.
+SELECT /*record_columns*/ FROM json_each(?) w CROSS JOIN fairlane_job j ON j.id = w.value
+CROSS JOIN fairlane_active_job l ON l.seq = j.seq
 
 -- name: fingerprint_columns
 j.task, q.name, j.kind, j.class, j.lane, j.cost, j.payload, j.retries, j.backoff, j.timeout, j.uniq, j.pool, j.sticky,
@@ -23,57 +23,58 @@ j.direct, j.retry_of, j.delay, j.run_at, j.expires
 -- name: jobs_known
 SELECT j.id, o.state, l.state, /*fingerprint_columns*/
 FROM json_each(?) w CROSS JOIN fairlane_job j ON j.id = w.value CROSS JOIN fairlane_queue q ON q.id = j.queue
-LEFT JOIN fairlane_live l ON l.seq = j.seq LEFT JOIN fairlane_outcome o ON o.seq = j.seq
+LEFT JOIN fairlane_active_job l ON l.seq = j.seq LEFT JOIN fairlane_outcome o ON o.seq = j.seq
 
--- name: ids_remembered
-SELECT r.id, r.fingerprint, r.state FROM json_each(?) w CROSS JOIN fairlane_remembered r ON r.id = w.value WHERE r.until > ?
+-- name: reserved_ids
+SELECT r.id, r.fingerprint, r.state FROM json_each(?) w CROSS JOIN fairlane_reserved_id r ON r.id = w.value WHERE r.until > ?
 
--- name: id_remember
-INSERT OR REPLACE INTO fairlane_remembered (id, fingerprint, state, until) VALUES (?, ?, ?, ?)
+-- name: reserved_id_put
+INSERT OR REPLACE INTO fairlane_reserved_id (id, fingerprint, state, until) VALUES (?, ?, ?, ?)
 
 -- name: job_insert
 INSERT INTO fairlane_job (id, task, queue, kind, class, lane, cost, payload, headers, retries, backoff, timeout, uniq, pool,
     sticky, direct, parent, retry_of, enqueued_at, delay, run_at, expires)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
--- name: live_insert
-INSERT INTO fairlane_live (seq, queue, class, state, gate, flow, inbox, lane, rank, granted, granted_at, arrival, due, expires_at,
-    session, waiter, binding, fence, attempt, started_at, plain)
+-- name: active_job_insert
+INSERT INTO fairlane_active_job (seq, queue, class, state, gate, flow, inbox, lane, rank, granted, granted_at, arrival,
+    due, expires_at, session, waiter, binding, fence, attempt, started_at, plain)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
--- name: live_arrive
-INSERT INTO fairlane_live (seq, queue, class, state, gate, due, expires_at, plain) VALUES (?, ?, ?, 0, 3, ?, ?, ?)
+-- name: active_job_arrive
+INSERT INTO fairlane_active_job (seq, queue, class, state, gate, due, expires_at, plain)
+VALUES (?, ?, ?, STATE.ARRIVING, GATE.UNADMITTED, ?, ?, ?)
 
--- name: live_save
-UPDATE fairlane_live SET state = ?, gate = ?, flow = ?, inbox = ?, lane = ?, rank = ?, granted = ?, granted_at = ?, arrival = ?,
-    due = ?, expires_at = ?, session = ?, claim = ?, binding = ?, fence = ?, attempt = ?, crashes = ?, suspect = ?, cancel = ?, refused = ?,
-    paid = ?, started_at = ?, returns = ?
+-- name: active_job_save
+UPDATE fairlane_active_job SET state = ?, gate = ?, flow = ?, inbox = ?, lane = ?, rank = ?, granted = ?, granted_at = ?,
+    arrival = ?, due = ?, expires_at = ?, session = ?, claim = ?, binding = ?, fence = ?, attempt = ?, crashes = ?,
+    suspect = ?, cancel = ?, refused = ?, paid = ?, started_at = ?, returns = ?
 WHERE seq = ?
 
--- name: live_withdraw
-UPDATE fairlane_live SET flow = NULL, granted_at = NULL WHERE seq = ?
+-- name: active_job_withdraw
+UPDATE fairlane_active_job SET flow = NULL, granted_at = NULL WHERE seq = ?
 
--- name: live_grant
-UPDATE fairlane_live SET granted = 1, flow = ?, granted_at = ? WHERE seq = ?
+-- name: active_job_grant
+UPDATE fairlane_active_job SET granted = 1, flow = ?, granted_at = ? WHERE seq = ?
 
--- name: live_start
--- Jobs that cost the same, at once. A job keeps its flow, so that the index of claimable jobs is changed once, when it
--- ends, and not here.
-UPDATE fairlane_live SET state = 3, granted_at = NULL, session = ?, claim = ?, fence = fence + 1, attempt = attempt + 1,
-    started_at = ?, paid = ?
+-- name: active_job_start
+-- Starts jobs of the same cost together. A job keeps its flow, so that the index of claimable jobs is updated only once,
+-- when the job ends.
+UPDATE fairlane_active_job SET state = STATE.RUNNING, granted_at = NULL, session = ?, claim = ?, fence = fence + 1,
+    attempt = attempt + 1, started_at = ?, paid = ?
 WHERE seq IN (SELECT value FROM json_each(?))
 
--- name: live_cancel
-UPDATE fairlane_live SET cancel = 1 WHERE seq = ?
+-- name: active_job_cancel
+UPDATE fairlane_active_job SET cancel = 1 WHERE seq = ?
 
--- name: live_refused
-UPDATE fairlane_live SET refused = refused + 1 WHERE seq = ? AND state = 3
+-- name: active_job_refused
+UPDATE fairlane_active_job SET refused = refused + 1 WHERE seq = ? AND state = STATE.RUNNING
 
--- name: live_delete
-DELETE FROM fairlane_live WHERE seq = ?
+-- name: active_job_delete
+DELETE FROM fairlane_active_job WHERE seq = ?
 
--- name: live_delete_all
-DELETE FROM fairlane_live WHERE seq IN (SELECT value FROM json_each(?))
+-- name: active_job_delete_all
+DELETE FROM fairlane_active_job WHERE seq IN (SELECT value FROM json_each(?))
 
 -- name: outcome_insert
 INSERT INTO fairlane_outcome (seq, queue, state, reason, result, error, error_group, session, move, arrival, attempt, fence,
@@ -81,30 +82,31 @@ INSERT INTO fairlane_outcome (seq, queue, state, reason, result, error, error_gr
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: outcome_complete
--- The usual end, for many at once: results by number (?1), the rest out of the live rows.
+-- The usual ending, for many jobs at once: results by seq (?1), the rest from the active rows.
 INSERT INTO fairlane_outcome (seq, queue, state, result, session, move, arrival, attempt, fence, started_at, finished_at)
-SELECT l.seq, l.queue, 4, CAST(w.value AS BLOB), l.session, ?2, l.arrival, l.attempt, l.fence, l.started_at, ?3
-FROM json_each(?1) w CROSS JOIN fairlane_live l ON l.seq = CAST(w.key AS INTEGER)
+SELECT l.seq, l.queue, STATE.COMPLETED, CAST(w.value AS BLOB), l.session, ?2, l.arrival, l.attempt, l.fence, l.started_at, ?3
+FROM json_each(?1) w CROSS JOIN fairlane_active_job l ON l.seq = CAST(w.key AS INTEGER)
 
 -- name: outcome_refused
 UPDATE fairlane_outcome SET refused = refused + 1 WHERE seq = ?
 
 -- name: identities_missing
--- Live jobs without an identity: nothing but damage makes one.
-SELECT l.seq FROM fairlane_live l LEFT JOIN fairlane_job j ON j.seq = l.seq WHERE j.seq IS NULL LIMIT ?
+-- Active jobs without an identity, which only damage to the file can cause.
+SELECT l.seq FROM fairlane_active_job l LEFT JOIN fairlane_job j ON j.seq = l.seq WHERE j.seq IS NULL LIMIT ?
 
 -- name: identities_missing_of
--- The same of what a session runs.
-SELECT l.seq FROM fairlane_live l WHERE l.session = ? AND NOT EXISTS (SELECT 1 FROM fairlane_job j WHERE j.seq = l.seq)
+-- The same for the running jobs of a session.
+SELECT l.seq FROM fairlane_active_job l WHERE l.session = ? AND NOT EXISTS (SELECT 1 FROM fairlane_job j WHERE j.seq = l.seq)
 
 -- name: identity_lost
--- What is left of a job stands in its live row. Its payload is none that could be run.
+-- Rebuilds what can be known from the active row. The payload is one that cannot run.
 INSERT INTO fairlane_job (seq, id, uniq, task, queue, kind, class, lane, cost, payload, retries, pool, enqueued_at)
 SELECT l.seq, ?2, (SELECT u.value FROM fairlane_held_unique u WHERE u.seq = l.seq),
-    coalesce((SELECT u.task FROM fairlane_held_unique u WHERE u.seq = l.seq), 'lost'), l.queue, CASE WHEN l.waiter IS NULL THEN 'job' ELSE 'turn' END, l.class,
+    coalesce((SELECT u.task FROM fairlane_held_unique u WHERE u.seq = l.seq), 'lost'), l.queue,
+    CASE WHEN l.waiter IS NULL THEN 'job' ELSE 'turn' END, l.class,
     coalesce((SELECT nullif(f.lane, '') FROM fairlane_flow f WHERE f.id = l.flow),
         (SELECT n.key FROM fairlane_lane n WHERE n.id = l.lane)), 1.0, ?3, 0, 'default', ?4
-FROM fairlane_live l WHERE l.seq = ?1
+FROM fairlane_active_job l WHERE l.seq = ?1
 
 -- name: id_repair
 UPDATE fairlane_job SET id = ? WHERE seq = ?
@@ -113,10 +115,10 @@ UPDATE fairlane_job SET id = ? WHERE seq = ?
 SELECT j.id, j.seq FROM json_each(?) w CROSS JOIN fairlane_job j ON j.id = w.value
 
 -- name: held_rows
--- What `finish` must know of a job to judge the write and, if it is plain and simply ends, to end it.
+-- What `finish` needs to judge a write and, if the job is plain, to end it.
 SELECT l.seq, l.session, l.fence, l.plain, l.cancel, l.queue, l.class, l.lane, l.granted, l.arrival, l.attempt, l.started_at,
     l.refused
-FROM json_each(?) w CROSS JOIN fairlane_live l ON l.seq = w.value
+FROM json_each(?) w CROSS JOIN fairlane_active_job l ON l.seq = w.value
 
 -- name: job_attempts
 UPDATE fairlane_job SET attempts = ? WHERE seq = ?
@@ -129,7 +131,7 @@ SELECT payload, headers, timeout FROM fairlane_job WHERE seq = ?
 
 -- name: job_for_judgement
 SELECT j.seq, o.state, l.state, l.fence, j.attempts, o.fence, o.move, s.id
-FROM json_each(?) w CROSS JOIN fairlane_job j ON j.id = w.value LEFT JOIN fairlane_live l ON l.seq = j.seq
+FROM json_each(?) w CROSS JOIN fairlane_job j ON j.id = w.value LEFT JOIN fairlane_active_job l ON l.seq = j.seq
 LEFT JOIN fairlane_outcome o ON o.seq = j.seq LEFT JOIN fairlane_session s ON s.seq = o.session
 
 -- name: job_states
@@ -137,7 +139,7 @@ SELECT j.id, o.state FROM json_each(?) w CROSS JOIN fairlane_job j ON j.id = w.v
 LEFT JOIN fairlane_outcome o ON o.seq = j.seq
 
 -- name: unique_get
-SELECT u.id, u.state, l.state, u.until FROM fairlane_held_unique u LEFT JOIN fairlane_live l ON l.seq = u.seq
+SELECT u.id, u.state, l.state, u.until FROM fairlane_held_unique u LEFT JOIN fairlane_active_job l ON l.seq = u.seq
 WHERE u.task = ? AND u.value = ?
 
 -- name: unique_put
@@ -147,29 +149,34 @@ INSERT OR REPLACE INTO fairlane_held_unique (task, value, seq, id, until) VALUES
 DELETE FROM fairlane_held_unique WHERE seq = ? AND (until IS NULL OR until <= ?)
 
 -- name: unique_outlive
--- The job is final and the value still held: it must be told of even when the job is forgotten.
+-- The job is final and the value is still held: keep the state, for when the job is pruned.
 UPDATE fairlane_held_unique SET state = ? WHERE seq = ?
 
 -- name: seqs_expired
-SELECT seq FROM fairlane_live WHERE expires_at <= ? AND state IN (1, 2) ORDER BY expires_at LIMIT ?
+SELECT seq FROM fairlane_active_job WHERE expires_at <= ? AND state IN (STATE.SCHEDULED, STATE.PENDING)
+    ORDER BY expires_at LIMIT ?
 
--- name: entries_due
-SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
-WHERE l.class = ? AND l.due <= ? AND l.state = 1 ORDER BY l.due LIMIT ?
+-- name: records_due
+SELECT /*record_columns*/ FROM fairlane_active_job l CROSS JOIN fairlane_job j ON j.seq = l.seq
+WHERE l.class = ? AND l.due <= ? AND l.state = STATE.SCHEDULED ORDER BY l.due LIMIT ?
 
--- name: entries_arriving
-SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq 
-WHERE l.gate = 3 AND l.gate > 0 AND l.inbox = '' AND l.arrival IS NULL ORDER BY l.seq LIMIT ?
+-- name: records_arriving
+SELECT /*record_columns*/ FROM fairlane_active_job l CROSS JOIN fairlane_job j ON j.seq = l.seq 
+WHERE l.gate = GATE.UNADMITTED AND l.gate > GATE.NONE AND l.inbox = '' AND l.arrival IS NULL ORDER BY l.seq LIMIT ?
 
--- name: next_moments
-SELECT * FROM (SELECT due FROM fairlane_live WHERE class = 0 AND due IS NOT NULL AND state = 1 ORDER BY due LIMIT 1)
+-- name: next_due_times
+SELECT * FROM (SELECT due FROM fairlane_active_job WHERE class = CLASS.HIGH AND due IS NOT NULL
+    AND state = STATE.SCHEDULED ORDER BY due LIMIT 1)
 UNION ALL
-SELECT * FROM (SELECT due FROM fairlane_live WHERE class = 1 AND due IS NOT NULL AND state = 1 ORDER BY due LIMIT 1)
+SELECT * FROM (SELECT due FROM fairlane_active_job WHERE class = CLASS.NORMAL AND due IS NOT NULL
+    AND state = STATE.SCHEDULED ORDER BY due LIMIT 1)
 UNION ALL
-SELECT * FROM (SELECT due FROM fairlane_live WHERE class = 2 AND due IS NOT NULL AND state = 1 ORDER BY due LIMIT 1)
+SELECT * FROM (SELECT due FROM fairlane_active_job WHERE class = CLASS.LOW AND due IS NOT NULL
+    AND state = STATE.SCHEDULED ORDER BY due LIMIT 1)
 UNION ALL
-SELECT * FROM (SELECT expires_at FROM fairlane_live WHERE expires_at IS NOT NULL AND state IN (1, 2) ORDER BY expires_at LIMIT 1)
-UNION ALL SELECT min(due) FROM fairlane_live WHERE gate = 4 AND gate > 0
+SELECT * FROM (SELECT expires_at FROM fairlane_active_job WHERE expires_at IS NOT NULL
+    AND state IN (STATE.SCHEDULED, STATE.PENDING) ORDER BY expires_at LIMIT 1)
+UNION ALL SELECT min(due) FROM fairlane_active_job WHERE gate = GATE.PARENT AND gate > GATE.NONE
 
 -- name: arrival_get
 SELECT value FROM fairlane_counter WHERE name = 'arrival'
@@ -178,28 +185,29 @@ SELECT value FROM fairlane_counter WHERE name = 'arrival'
 UPDATE fairlane_counter SET value = ? WHERE name = 'arrival'
 
 -- name: broadcasts_joining
-SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
-WHERE l.gate = 4 AND l.gate > 0 AND l.due > ? AND j.pool = ? AND l.cancel = 0
+SELECT /*record_columns*/ FROM fairlane_active_job l CROSS JOIN fairlane_job j ON j.seq = l.seq
+WHERE l.gate = GATE.PARENT AND l.gate > GATE.NONE AND l.due > ? AND j.pool = ? AND l.cancel = 0
 
 -- name: broadcasts_closing
-SELECT /*entry_columns*/ FROM fairlane_live l CROSS JOIN fairlane_job j ON j.seq = l.seq
-WHERE l.gate = 4 AND l.gate > 0 AND l.due <= ? LIMIT ?
+SELECT /*record_columns*/ FROM fairlane_active_job l CROSS JOIN fairlane_job j ON j.seq = l.seq
+WHERE l.gate = GATE.PARENT AND l.gate > GATE.NONE AND l.due <= ? LIMIT ?
 
 -- name: child_exists
--- As long as an id is remembered, its copy is not made again.
-SELECT 1 FROM fairlane_job WHERE id = ?1 UNION ALL SELECT 1 FROM fairlane_remembered WHERE id = ?1
+-- A copy is not created again while its id is reserved.
+SELECT 1 FROM fairlane_job WHERE id = ?1 UNION ALL SELECT 1 FROM fairlane_reserved_id WHERE id = ?1
 
--- name: children_live
-SELECT 1 FROM fairlane_job j CROSS JOIN fairlane_live l ON l.seq = j.seq WHERE j.parent = ? LIMIT 1
+-- name: children_active
+SELECT 1 FROM fairlane_job j CROSS JOIN fairlane_active_job l ON l.seq = j.seq WHERE j.parent = ? LIMIT 1
 
--- name: children_entries
-SELECT /*entry_columns*/ FROM fairlane_job j CROSS JOIN fairlane_live l ON l.seq = j.seq WHERE j.parent = ?
+-- name: children_records
+SELECT /*record_columns*/ FROM fairlane_job j CROSS JOIN fairlane_active_job l ON l.seq = j.seq WHERE j.parent = ?
 
 -- name: children_unserved
--- Copies that wait for a worker that is not there, nor may come back within its lease.
-SELECT /*entry_columns*/ FROM fairlane_live p CROSS JOIN fairlane_job j ON j.parent = p.seq
-CROSS JOIN fairlane_live l ON l.seq = j.seq
-WHERE p.gate = 4 AND p.gate > 0 AND p.due IS NULL AND j.parent IS NOT NULL AND l.state < 3 AND NOT EXISTS (
+-- Copies that wait for a worker that is gone and cannot come back within its lease.
+SELECT /*record_columns*/ FROM fairlane_active_job p CROSS JOIN fairlane_job j ON j.parent = p.seq
+CROSS JOIN fairlane_active_job l ON l.seq = j.seq
+WHERE p.gate = GATE.PARENT AND p.gate > GATE.NONE AND p.due IS NULL AND j.parent IS NOT NULL AND l.state < STATE.RUNNING
+AND NOT EXISTS (
     SELECT 1 FROM fairlane_session s WHERE s.pool = j.pool AND s.idx = j.direct
     AND (s.state IN ('live', 'stopping') OR (s.state = 'ended' AND s.named = 1 AND s.boot = ? AND s.expires > ?)))
 
@@ -207,7 +215,7 @@ WHERE p.gate = 4 AND p.gate > 0 AND p.due IS NULL AND j.parent IS NOT NULL AND l
 SELECT j.direct, o.state FROM fairlane_job j JOIN fairlane_outcome o ON o.seq = j.seq WHERE j.parent = ? ORDER BY j.direct
 
 -- name: declined_since
--- Since when a job is declined, if it was under this fence.
+-- Since when a job is declined, if it was declined under this fence.
 SELECT since FROM fairlane_declined WHERE seq = ? AND fence = ?
 
 -- name: declined_put
@@ -224,5 +232,5 @@ UPDATE fairlane_declined SET until = NULL WHERE seq = ?
 INSERT INTO fairlane_unknown_task (queue, task) VALUES (?, ?) ON CONFLICT DO NOTHING
 
 -- name: declined_go_on
--- A claim that nobody began is no run: what was declined before it counts as before.
+-- A claim that never began does not count: an earlier decline stays valid.
 UPDATE fairlane_declined SET fence = ?2 WHERE seq = ?1 AND fence = ?2 - 1
