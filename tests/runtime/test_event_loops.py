@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import subprocess
 import sys
 
@@ -54,28 +55,33 @@ def test_a_misspelt_loop_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 READER = """
-import resource, socket
+import resource, socket, sys
 from fairlane.event_loops import ease_receiving
 
-ease_receiving()
+if sys.argv[1] == "eased":
+    ease_receiving()
 sender, receiver = socket.socketpair()
-def read():
-    sender.send(b"an answer")
-    receiver.recv(256 * 1024)  # as asyncio does
-read()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(1_000):
-    read()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(200):
+        sender.send(b"an answer")
+        receiver.recv(256 * 1024)  # as asyncio does
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(min(faults() for _ in range(5)))
 """
-ALLOCATOR = ("MALLOC_", "GLIBC_TUNABLES", "PYTHONMALLOC")
-"""Variables by which somebody has chosen how memory is given out."""
+ALLOCATOR = ("MALLOC_", "GLIBC_TUNABLES", "PYTHONMALLOC", "LD_PRELOAD")
+"""Variables that change how memory is allocated."""
+
+
+def page_faults(kind: str) -> int:
+    """Page faults of 200 reads in a process of its own: freeing a large block changes an allocator for good."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(ALLOCATOR)}
+    command = [sys.executable, "-c", READER, kind]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True, env=plain).stdout)
 
 
 def test_answers_are_read_without_fresh_memory_from_the_kernel() -> None:
-    # In a process of its own, because whatever frees a large block changes the allocator for good. So it is not
-    # compared with a process that does not ease: an import may have freed one there. Without either it is 2,000.
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(ALLOCATOR)}
-    command = [sys.executable, "-c", READER]
-    told = subprocess.run(command, check=True, capture_output=True, text=True, env=plain).stdout
-    assert int(told) < 100
+    # glibc maps fresh pages for each read unless eased: 400 faults. Other allocators have rules of their own, which
+    # easing must not make worse. The best of five rounds counts: the system may reclaim pages in any of them.
+    glibc = platform.libc_ver()[0] == "glibc"
+    assert page_faults("eased") < (20 if glibc else page_faults("not eased") + 20)

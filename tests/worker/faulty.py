@@ -20,6 +20,8 @@ class Faulty:
         self.store = store
         self.fail: Callable[[str], str | None] = lambda verb: None
         self.refuse: Callable[[str, tuple[Any, ...]], None] = lambda verb, args: None
+        self.answered: Callable[[str, Any], Awaitable[None]] | None = None
+        """Awaited with each answer, before the caller gets it."""
         self.calls: Counter[str] = Counter()
 
     def __getattr__(self, verb: str) -> Any:
@@ -38,6 +40,8 @@ class Faulty:
             answer = await real(*args, **kwargs)
             if how == "after":
                 raise StoreUnavailable("the answer was lost")
+            if self.answered is not None:
+                await self.answered(verb, answer)
             return answer
 
         return call

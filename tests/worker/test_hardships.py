@@ -211,7 +211,10 @@ async def test_cancelling_the_worker_in_the_middle_of_a_write_keeps_what_had_end
 
 
 @pytest.mark.parametrize("before", ["nothing", "timeout", "cancel"])
-async def test_a_body_that_ignores_everything_does_not_hold_up_a_stop(yard: Yard, before: str) -> None:
+async def test_a_body_that_ignores_everything_does_not_hold_up_a_stop(
+    yard: Yard, before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "UNWIND_SECONDS", 0.2)
     begun, release, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
     asked = 0
 

@@ -145,18 +145,24 @@ async def test_what_was_claimed_before_contact_was_lost_does_not_begin_in_a_limi
     yard.task(body, lane="{lane}")
     await yard.lanes(LaneRule(pattern="one", limit=1))
     faulty = Faulty(yard.store)
+
+    async def lose_contact(verb: str, answer: Any) -> None:
+        # The store has started the jobs, and contact is lost before the worker gets the answer.
+        if verb == "claim" and answer:
+            worker.contact_lost()
+            await asyncio.sleep(0)
+
     async with yard.worker(store=faulty) as worker:
         with pytest.MonkeyPatch.context() as deaf:
             deaf.setattr(worker, "renewed", lambda renewal: None)
-            # The call is under way then, and its answer comes when contact is lost.
-            faulty.refuse = lambda verb, args: worker.contact_lost()
+            faulty.answered = lose_contact
             calls = [yard.registry.find("body").call(lane) for lane in ("one", "many")]
             limited, free = [answer.id for answer in await yard.store.enqueue([call.job for call in calls])]
             await yard.until(free)
             job = await yard.until(limited, JobState.PENDING)
             assert [attempt.outcome for attempt in job.attempts] == ["taken_back"]
             assert runs["one"] == 0
-            faulty.refuse = lambda verb, args: None
+            faulty.answered = None
         assert (await yard.until(limited)).attempt == 1
     assert runs == {"one": 1, "many": 1}
 

@@ -157,7 +157,7 @@ async def test_idle_threads_end() -> None:
 
 async def test_calls_that_come_just_as_threads_end_are_made() -> None:
     threads = Threads(2, idle_seconds=0.001)
-    for n in range(300):
+    for n in range(100):
         assert await asyncio.wait_for(threads.run(int, n), PATIENCE) == n
         await asyncio.sleep(0.001)
 
