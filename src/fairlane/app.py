@@ -33,7 +33,7 @@ from .model.settings import SettingsChange
 from .model.slots import Reserved, Slots
 from .runtime.connection import Connection
 from .runtime.discovery import check_module, import_named, task_modules
-from .runtime.turn_session import Waiter
+from .runtime.turn_session import TurnSessions
 from .store import open_store
 from .store.clock import Clock
 from .store.instrumented import InstrumentedStore, on_data_loss
@@ -110,7 +110,9 @@ class Fairlane:
         self._schedules_declared = False
         self.connection = Connection(self.open_store, self._declare_queues, self.close)
         self.client = Client(self.connection, tracer=tracer, clock=clock, retention=self.settings.retention)
-        self._waiter = Waiter(self.connection, self.open_store, self.settings.intervals, self.settings.retention)
+        self._turn_sessions = TurnSessions(
+            self.connection, self.open_store, self.settings.intervals, self.settings.retention
+        )
         self.blocking = BlockingClient(self.client, self.turn, self._let_go)
 
     # -- declaring -----------------------------------------------------------------------------------------------
@@ -270,7 +272,7 @@ class Fairlane:
         """
         return Turn(
             self.connection,
-            self._waiter,
+            self._turn_sessions,
             lane,
             queue=queue,
             on_position=on_position,
@@ -391,7 +393,7 @@ class Fairlane:
         if not self.connection.give_up():
             return False
         try:
-            await self._waiter.close()
+            await self._turn_sessions.close()
         finally:
             await self.connection.close()
             self._sent = False

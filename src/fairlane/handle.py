@@ -166,9 +166,9 @@ class Handle(Generic[R]):
         last: Update | None = None
         async with Watch(self._connection, self._id, places=True) as watch:
             while last is None or not last.state.final:
-                look = await watch.look()
+                look = await watch.snapshot()
                 job = look.job or _unknown(self._id)
-                update = Update(job.state, position_of(look.standing), _progress(job))
+                update = Update(job.state, position_of(look.position), _progress(job))
                 if not update.tells_nothing_new(last):
                     last = update
                     yield update
@@ -194,7 +194,7 @@ class Handle(Generic[R]):
     async def _wait(self) -> R:
         async with Watch(self._connection, self._id) as watch:
             while True:
-                job = (await watch.look()).job or _unknown(self._id)
+                job = (await watch.snapshot()).job or _unknown(self._id)
                 if job.state.final:
                     return self._outcome(job)
                 await refuse_deadlock(self._connection, job)

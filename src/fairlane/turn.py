@@ -27,7 +27,7 @@ from .model.states import Transition
 from .runtime.connection import Connection
 from .runtime.job_watcher import Watch
 from .runtime.running_job import HeldPlace
-from .runtime.turn_session import TurnSession, Waiter
+from .runtime.turn_session import TurnSession, TurnSessions
 from .task import PriorityWord, Seconds, seconds
 
 TASK = "turn"
@@ -41,7 +41,7 @@ class Turn:
     def __init__(
         self,
         connection: Connection,
-        waiter: Waiter,
+        sessions: TurnSessions,
         lane: str,
         *,
         queue: str = "default",
@@ -51,7 +51,7 @@ class Turn:
         timeout: Seconds | None = None,
     ) -> None:
         self._connection = connection
-        self._waiter = waiter
+        self._sessions = sessions
         self._on_position = on_position
         self._timeout = None if timeout is None else check_seconds("timeout", seconds("timeout", timeout))
         self._request = NewJob(
@@ -122,7 +122,7 @@ class Turn:
         """Wait in line until the lane grants a place. `body` is the task to cancel if it is lost later."""
         if self._vigil is not None:
             raise FairlaneError("a turn is used once; ask for another with app.turn(…)")
-        self._vigil = vigil = await self._waiter.vigil()
+        self._vigil = vigil = await self._sessions.current()
         vigil.expect(self.id)
         try:
             async with asyncio.timeout(self._timeout) as limit:
@@ -171,7 +171,7 @@ class Turn:
         told: Position | None = None
         async with Watch(self._connection, self.id, places=self._on_position is not None) as watch:
             while True:
-                look = await watch.look()
+                look = await watch.snapshot()
                 job = look.job
                 if job is None:
                     raise NotFound(f"the turn {self.id} is unknown to the store; was it emptied?")
@@ -180,7 +180,7 @@ class Turn:
                 if job.state.final:
                     raise JobCancelled(job.id, str(job.reason))
                 await refuse_deadlock(self._connection, job)
-                position = position_of(look.standing)
+                position = position_of(look.position)
                 if self._on_position is not None and position is not None and not position.same_place(told):
                     told = position
                     answer = self._on_position(position)
@@ -225,7 +225,7 @@ class Turn:
 
     async def _give_back(self, vigil: TurnSession, transition: Transition) -> bool:
         """Whether the store took it. If it cannot be told now, the place was held to the end and is given up later."""
-        if vigil.over or vigil.elsewhere:
+        if vigil.over or vigil.belongs_to_parent:
             return False
         telling: asyncio.Future[Any] | None = None
         try:

@@ -12,7 +12,7 @@ import pytest
 from fairlane import Fairlane, Intervals, Settings, StoreError, StoreUnavailable
 from fairlane.handle import Handle
 from fairlane.model.job import Job
-from fairlane.runtime.job_watcher import _watching
+from fairlane.runtime.job_watcher import _watchers
 
 from .conftest import eventually, kit_of
 
@@ -68,11 +68,18 @@ async def test_a_thousand_who_wait_cost_one_read_for_each_look(app: Fairlane, mo
     monkeypatch.setattr("fairlane.runtime.job_watcher.POLL", 0.2)
     handles = await _sent(app, 1_000)
     reads = Reads(await app.connection.store(), monkeypatch)
-    results = await asyncio.gather(*(handle.result(timeout=1) for handle in handles), return_exceptions=True)
-    assert all(isinstance(result, TimeoutError) for result in results)
-    assert sum(reads.calls) >= 2_000, "the poll looked at all of them again"
-    assert len(reads.calls) <= 20
+    waiting = [asyncio.create_task(handle.result()) for handle in handles]
+    # Counted by looks and not by seconds: how many looks fit into a second depends on the machine.
+    async with asyncio.timeout(60):
+        while reads.calls.count(1_000) < 3:
+            reads.begun.clear()
+            await reads.begun.wait()
     assert max(reads.calls) <= 1_000
+    assert len(reads.calls) <= 20, "a few reads for hints that came late, and one for each look at everything"
+    assert not any(task.done() for task in waiting)
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
 
 
 async def test_nothing_is_left_behind_when_nobody_watches_any_more(app: Fairlane) -> None:
@@ -84,7 +91,7 @@ async def test_nothing_is_left_behind_when_nobody_watches_any_more(app: Fairlane
         break
 
     async def over() -> bool:
-        return not _watching[asyncio.get_running_loop()] and len(asyncio.all_tasks()) <= before
+        return not _watchers[asyncio.get_running_loop()] and len(asyncio.all_tasks()) <= before
 
     await eventually(over)
 
@@ -141,7 +148,7 @@ async def test_closing_the_application_ends_who_waits_and_opens_nothing_again(
     async with asyncio.timeout(30):
         with pytest.raises(StoreError, match="closed"):
             await waiting
-    assert app.connection._opening is None
+    assert app.connection._state.get().opening is None
 
 
 def test_two_event_loops_wait_at_once_on_one_application(url: str) -> None:

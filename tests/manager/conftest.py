@@ -13,7 +13,7 @@ from fairlane.store.clock import ManualClock
 from fairlane.store.port import Store
 from tests.conformance.kit import Kit
 
-MakeReign = Callable[..., Awaitable[LeaderContext]]
+MakeContext = Callable[..., Awaitable[LeaderContext]]
 LONG = 1_000_000.0
 """A lease that a test does not outlive, however far it moves the clock."""
 
@@ -47,8 +47,8 @@ def kit(store: Store, clock: ManualClock) -> Kit:
 
 
 @pytest.fixture
-def make_reign(store: Store, clock: ManualClock) -> MakeReign:
-    """Makes the reign of a leader that has just been elected; its clocks are the store's."""
+def make_context(store: Store, clock: ManualClock) -> MakeContext:
+    """Makes the context of a leader that has just been elected; its clocks are the store's."""
 
     async def make(
         session: str = "leader", through: Store | None = None, contact: Contact | None = None
@@ -68,6 +68,6 @@ def make_reign(store: Store, clock: ManualClock) -> MakeReign:
 
 
 @pytest.fixture
-async def reign(make_reign: MakeReign) -> LeaderContext:
+async def context(make_context: MakeContext) -> LeaderContext:
     """A leader that has just been elected."""
-    return await make_reign()
+    return await make_context()

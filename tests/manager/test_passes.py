@@ -1,4 +1,4 @@
-"""One pass of the promoter, the granter and the pruner, and what all passes leave alone."""
+"""One pass of the promoter, the admitter and the pruner, and what all passes leave alone."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ from tests.client.ledger import ledger_in, task_of
 from tests.conformance.kit import Kit
 from tests.servers.stores import TRANSACTIONAL
 
-from .conftest import MakeReign
+from .conftest import MakeContext
 from .faults import faulty
 from .waiting import running, until
 from .witness import content
 
 
-def every_service(reign: LeaderContext) -> list[Service]:
+def every_service(context: LeaderContext) -> list[Service]:
     """All that a leader runs."""
-    return [Promoter(reign), Admitter(reign), Rescuer(reign), Scheduler(reign), Pruner(reign, Retention())]
+    return [Promoter(context), Admitter(context), Rescuer(context), Scheduler(context), Pruner(context, Retention())]
 
 
 # -- the promoter ----------------------------------------------------------------------------------------------------
 
 
 async def test_the_promoter_lets_due_jobs_arrive_and_counts_them(
-    kit: Kit, reign: LeaderContext, clock: ManualClock
+    kit: Kit, context: LeaderContext, clock: ManualClock
 ) -> None:
     id = await kit.enqueue(delay=5.0)
     await kit.enqueue(id="too-late", delay=60.0, expires=4.0)
     clock.advance(5.0)
 
-    await Promoter(reign).run_once()
+    await Promoter(context).run_once()
 
     assert await kit.state(id) is JobState.PENDING
     assert await kit.state("too-late") is JobState.CANCELLED
-    assert (reign.counts["promoted"], reign.counts["expired"]) == (1, 1)
+    assert (context.counts["promoted"], context.counts["expired"]) == (1, 1)
 
 
 async def test_the_promoter_comes_back_when_the_next_job_is_due_and_at_least_every_second(
-    kit: Kit, reign: LeaderContext, clock: ManualClock
+    kit: Kit, context: LeaderContext, clock: ManualClock
 ) -> None:
-    promoter = Promoter(reign)
+    promoter = Promoter(context)
     assert await promoter.run_once() == 1.0
     await kit.enqueue(delay=100.0)
     assert await promoter.run_once() == 1.0
@@ -65,23 +65,23 @@ async def test_the_promoter_comes_back_when_the_next_job_is_due_and_at_least_eve
 
 
 async def test_the_promoter_never_asks_for_a_pass_at_once_unless_the_last_was_full(
-    kit: Kit, reign: LeaderContext, clock: ManualClock
+    kit: Kit, context: LeaderContext, clock: ManualClock
 ) -> None:
     await kit.enqueue(delay=1.0)
     clock.advance(0.999_999)
 
-    assert await Promoter(reign).run_once() >= 0.001
+    assert await Promoter(context).run_once() >= 0.001
 
 
 async def test_ten_thousand_due_jobs_arrive_without_a_rest_and_high_ones_first(
-    kit: Kit, store: Store, make_reign: MakeReign, clock: ManualClock
+    kit: Kit, store: Store, make_context: MakeContext, clock: ManualClock
 ) -> None:
     through, faults = faulty(store)
-    reign = await make_reign(through=through)
+    context = await make_context(through=through)
     await kit.enqueue_all([kit.new(delay=1.0, priority=Priority.LOW) for _ in range(9_500)])
     high = [job.id for job in await kit.enqueue_all([kit.new(delay=2.0, priority=Priority.HIGH) for _ in range(500)])]
     clock.advance(3.0)
-    promoter = Promoter(reign)
+    promoter = Promoter(context)
 
     delay = await promoter.run_once()
 
@@ -89,16 +89,16 @@ async def test_ten_thousand_due_jobs_arrive_without_a_rest_and_high_ones_first(
     assert {await kit.state(id) for id in high} == {JobState.PENDING}
     while delay == 0.0:
         delay = await promoter.run_once()
-    assert reign.counts["promoted"] == 10_000
+    assert context.counts["promoted"] == 10_000
     assert faults.calls["promote"] == 11, "ten full passes, and one that finds nothing"
 
 
-# -- the granter and the pruner --------------------------------------------------------------------------------------
+# -- the admitter and the pruner --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("store_kind", TRANSACTIONAL, indirect=True)
 async def test_the_granter_admits_what_was_committed_elsewhere(
-    kit: Kit, reign: LeaderContext, clock: ManualClock, store_url: str
+    kit: Kit, context: LeaderContext, clock: ManualClock, store_url: str
 ) -> None:
     ledger = await ledger_in(store_url)
     async with Fairlane(store_url, clock=clock) as app:
@@ -106,33 +106,33 @@ async def test_the_granter_admits_what_was_committed_elsewhere(
         await app.enqueue_on(own, task_of(app, ledger).options(id="mine").call(1))
         await ledger.end(own, commit=True)
     await ledger.close()
-    granter = Admitter(reign)
+    admitter = Admitter(context)
 
-    assert await granter.run_once() == reign.intervals.admit
+    assert await admitter.run_once() == context.intervals.admit
 
-    assert reign.counts["admitted"] == 1
+    assert context.counts["admitted"] == 1
     assert await (await kit.worker()).claim_ids() == ["mine"]
-    assert await granter.run_once() == reign.intervals.admit
-    assert (reign.counts["admitted"], reign.counts["repaired"]) == (1, 0)
+    assert await admitter.run_once() == context.intervals.admit
+    assert (context.counts["admitted"], context.counts["repaired"]) == (1, 0)
 
 
 async def test_the_pruner_forgets_in_full_passes_until_nothing_is_left(
-    kit: Kit, reign: LeaderContext, clock: ManualClock
+    kit: Kit, context: LeaderContext, clock: ManualClock
 ) -> None:
     worker = await kit.worker(slots=2_500)
     await kit.enqueue_all([kit.new() for _ in range(2_500)])
     await worker.complete(*await worker.claim(2_500))
     clock.advance(Retention().completed_seconds + 1)
-    pruner = Pruner(reign, Retention())
+    pruner = Pruner(context, Retention())
 
     delays = [await pruner.run_once()]
     while delays[-1] == 0.0:
         delays.append(await pruner.run_once())
 
-    assert reign.counts["pruned"] == 2_500
+    assert context.counts["pruned"] == 2_500
     assert len(delays) >= 3
-    assert delays[-1] == reign.intervals.prune
-    [queue] = await reign.store.queues()
+    assert delays[-1] == context.intervals.prune
+    [queue] = await context.store.queues()
     assert queue.counts.completed == 2_500, "the sum outlives the jobs"
 
 
@@ -141,13 +141,13 @@ async def test_the_pruner_forgets_in_full_passes_until_nothing_is_left(
 
 @pytest.mark.parametrize("position", range(5))
 async def test_every_pass_names_the_term_and_a_lost_one_is_refused(
-    kit: Kit, reign: LeaderContext, position: int
+    kit: Kit, context: LeaderContext, position: int
 ) -> None:
-    service = every_service(reign)[position]
-    await kit.store.resign(reign.term)
+    service = every_service(context)[position]
+    await kit.store.resign(context.term)
     newer = await kit.store.lead("another", lease=10.0)
     assert newer is not None
-    assert newer.number > reign.term
+    assert newer.number > context.term
 
     if isinstance(service, Scheduler):
         # It only reads and enqueues, by ids that name the slot: the id is its fence.
@@ -157,20 +157,20 @@ async def test_every_pass_names_the_term_and_a_lost_one_is_refused(
         await service.run_once()
 
 
-async def test_a_stale_leader_changes_nothing(kit: Kit, reign: LeaderContext, clock: ManualClock) -> None:
+async def test_a_stale_leader_changes_nothing(kit: Kit, context: LeaderContext, clock: ManualClock) -> None:
     worker = await kit.worker()
     running_job = await kit.enqueue()
     await worker.claim()
     due = await kit.enqueue(delay=5.0)
     clock.advance(20.0)
-    await kit.store.resign(reign.term)
+    await kit.store.resign(context.term)
     assert await kit.store.lead("another", lease=10.0) is not None
 
     for verb in (
-        kit.store.promote(term=reign.term),
-        kit.store.admit(term=reign.term),
-        kit.store.rescue(term=reign.term),
-        kit.store.prune(Retention(), term=reign.term),
+        kit.store.promote(term=context.term),
+        kit.store.admit(term=context.term),
+        kit.store.rescue(term=context.term),
+        kit.store.prune(Retention(), term=context.term),
     ):
         with pytest.raises(TermLost):
             await verb
@@ -180,7 +180,7 @@ async def test_a_stale_leader_changes_nothing(kit: Kit, reign: LeaderContext, cl
 
 
 async def test_passes_over_an_idle_store_write_nothing(
-    kit: Kit, store: Store, reign: LeaderContext, clock: ManualClock, store_url: str
+    kit: Kit, store: Store, context: LeaderContext, clock: ManualClock, store_url: str
 ) -> None:
     await kit.settings("default", LaneRule(pattern="one:*", limit=1))
     worker = await kit.worker()
@@ -190,7 +190,7 @@ async def test_passes_over_an_idle_store_write_nothing(
     await worker.complete(*await worker.claim(2))
     template = template_of(kit.new())
     await store.declare([Schedule(name="hourly", timetable=Timetable(cron="0 * * * *"), job=template)])
-    services = every_service(reign)
+    services = every_service(context)
     for service in services:
         await service.run_once()
 
@@ -207,7 +207,7 @@ async def test_passes_over_an_idle_store_write_nothing(
 
 
 async def test_two_leaders_at_once_are_harmless(
-    kit: Kit, store: Store, reign: LeaderContext, clock: ManualClock
+    kit: Kit, store: Store, context: LeaderContext, clock: ManualClock
 ) -> None:
     """The same term in two places is more than the store allows; fences make even that come out right."""
     worker = await kit.worker()
@@ -218,27 +218,27 @@ async def test_two_leaders_at_once_are_harmless(
     await store.declare([Schedule(name="each", timetable=Timetable(every=1.0), job=template)])
     for _ in range(8):
         clock.advance(1.0)
-        both = [*every_service(reign), *every_service(reign)]
+        both = [*every_service(context), *every_service(context)]
         await asyncio.gather(*(service.run_once() for service in both))
 
-    assert reign.counts["promoted"] == 300
-    assert reign.counts["fired"] == 8
+    assert context.counts["promoted"] == 300
+    assert context.counts["fired"] == 8
     [queue] = await store.queues()
     assert (queue.counts.pending, queue.counts.running) == (308, 5)
     assert (await store.recount()).differences == ()
 
 
 async def test_services_survive_an_outage_with_few_words(
-    kit: Kit, store: Store, make_reign: MakeReign, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    kit: Kit, store: Store, make_context: MakeContext, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     through, faults = faulty(store)
-    reign = await make_reign(through=through)
+    context = await make_context(through=through)
     faults.down()
     due = await kit.enqueue(delay=1.0)
     clock.advance(1.0)
     with caplog.at_level("INFO"):
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(Loop(service, log).run()) for service in every_service(reign)]
+            tasks = [group.create_task(Loop(service, log).run()) for service in every_service(context)]
             await until(lambda: faults.calls.total() >= 30)
             assert len(caplog.messages) == len(tasks), "each tells once, however often it tries"
             faults.up()
@@ -250,25 +250,27 @@ async def test_services_survive_an_outage_with_few_words(
     assert await kit.state(due) is JobState.PENDING
 
 
-async def test_a_pass_that_fails_spoils_the_contact(store: Store, make_reign: MakeReign, clock: ManualClock) -> None:
+async def test_a_pass_that_fails_spoils_the_contact(
+    store: Store, make_context: MakeContext, clock: ManualClock
+) -> None:
     through, faults = faulty(store)
-    reign = await make_reign(through=through)
-    for service in every_service(reign):
+    context = await make_context(through=through)
+    for service in every_service(context):
         await service.run_once()
         clock.advance(1.0)
-        assert reign.contact.clean_seconds > 0
+        assert context.contact.clean_seconds > 0
         faults.down()
         with pytest.raises(StoreUnavailable):
             await service.run_once()
-        assert reign.contact.clean_seconds == 0.0
+        assert context.contact.clean_seconds == 0.0
         faults.up()
         await service.run_once()
 
 
 async def test_the_loop_drains_a_backlog_of_due_jobs_at_once(
-    kit: Kit, reign: LeaderContext, clock: ManualClock
+    kit: Kit, context: LeaderContext, clock: ManualClock
 ) -> None:
     await kit.enqueue_all([kit.new(delay=1.0) for _ in range(3_000)])
     clock.advance(1.0)
-    async with running(Loop(Promoter(reign), log).run()):
-        await until(lambda: reign.counts["promoted"] == 3_000)
+    async with running(Loop(Promoter(context), log).run()):
+        await until(lambda: context.counts["promoted"] == 3_000)

@@ -15,20 +15,20 @@ from fairlane.store.clock import ManualClock
 from fairlane.store.port import Store
 from tests.conformance.kit import Kit, Worker
 
-from .conftest import MakeReign
+from .conftest import MakeContext
 from .faults import Faults, faulty
 
 
 class Scene:
     """A leader that passes every two seconds, and a worker that is silent from the start."""
 
-    def __init__(self, kit: Kit, worker: Worker, reign: LeaderContext, faults: Faults) -> None:
+    def __init__(self, kit: Kit, worker: Worker, context: LeaderContext, faults: Faults) -> None:
         self.kit = kit
         self.clock = kit.clock
         self.worker = worker
-        self.reign = reign
+        self.context = context
         self.faults = faults
-        self.rescuer = Rescuer(reign)
+        self.rescuer = Rescuer(context)
 
     async def passes(self, seconds: float) -> None:
         """Let time pass, with a pass every two seconds."""
@@ -47,14 +47,14 @@ class Scene:
 
 
 @pytest.fixture
-async def scene(kit: Kit, store: Store, make_reign: MakeReign) -> Scene:
+async def scene(kit: Kit, store: Store, make_context: MakeContext) -> Scene:
     """The worker holds one job."""
     through, faults = faulty(store)
     worker = await kit.worker(lease=15.0)
     await kit.enqueue(id="held")
     await worker.claim()
-    reign = await make_reign(through=through)
-    return Scene(kit, worker, reign, faults)
+    context = await make_context(through=through)
+    return Scene(kit, worker, context, faults)
 
 
 async def test_a_silent_worker_is_declared_dead_and_its_job_retried(
@@ -67,7 +67,7 @@ async def test_a_silent_worker_is_declared_dead_and_its_job_retried(
 
     assert await scene.dead()
     assert await scene.kit.state("held") is JobState.PENDING
-    assert (scene.reign.counts["declared_dead"], scene.reign.counts["rescued"]) == (1, 1)
+    assert (scene.context.counts["declared_dead"], scene.context.counts["rescued"]) == (1, 1)
     assert caplog.messages == [f"declared dead: {scene.worker.id}"]
 
 
@@ -89,14 +89,14 @@ async def test_a_job_without_retries_left_is_told_to_have_crashed(
     await scene.passes(14)
 
     assert await kit.state("last") is JobState.FAILED
-    assert scene.reign.counts["crashed"] == 1
+    assert scene.context.counts["crashed"] == 1
     assert "jobs failed as crashed, because no retry was left: 1" in caplog.messages
 
 
 async def test_the_first_pass_declares_nobody(scene: Scene, clock: ManualClock) -> None:
     await scene.passes(2)
     clock.advance(1_000.0)
-    rescuer = Rescuer(replace(scene.reign, clock=StoreClock(clock.monotonic)))
+    rescuer = Rescuer(replace(scene.context, clock=StoreClock(clock.monotonic)))
 
     await rescuer.run_once()
     assert not await scene.dead()
@@ -115,14 +115,14 @@ async def test_a_fresh_process_waits_for_ten_seconds_of_contact(scene: Scene, cl
 
 
 async def test_the_calls_of_a_standby_count_as_contact(
-    kit: Kit, scene: Scene, make_reign: MakeReign, clock: ManualClock
+    kit: Kit, scene: Scene, make_context: MakeContext, clock: ManualClock
 ) -> None:
     contact = Contact(clock.monotonic)
     with contact.call():
         assert await kit.store.lead("standby", lease=10.0) is None
     clock.advance(20.0)
-    await kit.store.resign(scene.reign.term)
-    rescuer = Rescuer(await make_reign("standby", contact=contact))
+    await kit.store.resign(scene.context.term)
+    rescuer = Rescuer(await make_context("standby", contact=contact))
 
     await rescuer.run_once()
     clock.advance(2.0)
@@ -159,7 +159,7 @@ async def test_a_worker_that_renews_after_the_outage_keeps_its_job(scene: Scene,
     await scene.passes(14)
 
     assert await scene.kit.state("held") is JobState.RUNNING
-    assert scene.reign.counts["rescued"] == 0
+    assert scene.context.counts["rescued"] == 0
 
 
 @pytest.mark.parametrize("step", [3_600.0, -3_600.0, 2.5, -2.5])
@@ -182,7 +182,7 @@ async def test_a_small_step_is_within_the_slack(scene: Scene, clock: ManualClock
 
 
 async def test_a_suspend_that_stops_our_clock_alone_is_noticed_before_anybody_is_declared(
-    kit: Kit, store: Store, make_reign: MakeReign, clock: ManualClock
+    kit: Kit, store: Store, make_context: MakeContext, clock: ManualClock
 ) -> None:
     """The store runs elsewhere: its leases run out while this machine sleeps with its monotonic clock."""
     asleep = 0.0
@@ -191,8 +191,8 @@ async def test_a_suspend_that_stops_our_clock_alone_is_noticed_before_anybody_is
         return clock.monotonic() - asleep
 
     worker = await kit.worker(lease=15.0)
-    reign = replace(await make_reign(contact=Contact(monotonic)), clock=StoreClock(monotonic))
-    scene = Scene(kit, worker, reign, Faults())
+    context = replace(await make_context(contact=Contact(monotonic)), clock=StoreClock(monotonic))
+    scene = Scene(kit, worker, context, Faults())
     await scene.passes(10)
     await worker.renew()
     await scene.passes(2)
@@ -228,6 +228,6 @@ async def test_a_full_pass_comes_back_at_once(kit: Kit, scene: Scene, clock: Man
     while delays[-1] == 0.0:
         delays.append(await scene.rescuer.run_once())
 
-    assert scene.reign.counts["rescued"] >= 1_800
+    assert scene.context.counts["rescued"] >= 1_800
     assert delays[0] == 0.0
-    assert delays[-1] == scene.reign.intervals.rescue
+    assert delays[-1] == scene.context.intervals.rescue

@@ -18,7 +18,7 @@ from fairlane.store.clock import ManualClock
 from fairlane.store.port import Store
 from tests.conformance.kit import Kit
 
-from .conftest import MakeReign
+from .conftest import MakeContext
 from .faults import faulty
 
 TIDY = NewJob(id="any", task="tidy")
@@ -33,14 +33,14 @@ def schedule(name: str, timetable: Timetable, job: NewJob = TIDY) -> Schedule:
 class Scene:
     """A scheduler whose clock is read before each pass, as the rescuer does."""
 
-    def __init__(self, kit: Kit, reign: LeaderContext) -> None:
+    def __init__(self, kit: Kit, context: LeaderContext) -> None:
         self.kit = kit
         self.clock = kit.clock
-        self.reign = reign
-        self.scheduler = Scheduler(reign)
+        self.context = context
+        self.scheduler = Scheduler(context)
 
     async def one_pass(self) -> float:
-        self.reign.clock.set(self.clock.now())
+        self.context.clock.set(self.clock.now())
         return await self.scheduler.run_once()
 
     async def jobs(self) -> list[str]:
@@ -66,8 +66,8 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def scene(kit: Kit, reign: LeaderContext) -> Scene:
-    return Scene(kit, reign)
+def scene(kit: Kit, context: LeaderContext) -> Scene:
+    return Scene(kit, context)
 
 
 # -- templates -------------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ async def test_a_slot_fires_when_it_is_due_and_only_then(scene: Scene, store: St
     await scene.one_pass()
 
     assert await scene.jobs() == scene.slots("each", 0)
-    assert scene.reign.counts["fired"] == 1
+    assert scene.context.counts["fired"] == 1
     assert (await scene.kit.job(f"cron:each:{scene.clock.now():.0f}")).task == "tidy"
 
 
@@ -223,7 +223,7 @@ async def test_two_schedulers_at_once_fire_each_slot_once(
     await store.declare([schedule(f"s{n}", EACH_SECOND) for n in range(5)])
     other_store = await open_store(store_url, clock=clock)
     try:
-        other = Scene(scene.kit, LeaderContext(**{**scene.reign.__dict__, "store": other_store}))
+        other = Scene(scene.kit, LeaderContext(**{**scene.context.__dict__, "store": other_store}))
         for _ in range(20):
             clock.advance(1.0)
             await asyncio.gather(scene.one_pass(), other.one_pass())
@@ -231,41 +231,41 @@ async def test_two_schedulers_at_once_fire_each_slot_once(
         await other_store.close()
 
     assert len(await scene.jobs()) == 100
-    assert scene.reign.counts["fired"] == 100
+    assert scene.context.counts["fired"] == 100
 
 
 async def test_three_hundred_slots_fire_once_each_over_many_leaders(
-    kit: Kit, store: Store, make_reign: MakeReign, clock: ManualClock
+    kit: Kit, store: Store, make_context: MakeContext, clock: ManualClock
 ) -> None:
     await store.declare([schedule("each", EACH_SECOND)])
     beginning = clock.now()
-    scene = Scene(kit, await make_reign("leader-0"))
+    scene = Scene(kit, await make_context("leader-0"))
     fired = 0
     for second in range(1, 301):
         clock.advance(1.0)
         if second % 7 == 0:
             # The leader is gone without a word; for some slots nobody leads.
-            await store.resign(scene.reign.term)
-            fired += scene.reign.counts["fired"]
-            scene = Scene(kit, await make_reign(f"leader-{second}"))
+            await store.resign(scene.context.term)
+            fired += scene.context.counts["fired"]
+            scene = Scene(kit, await make_context(f"leader-{second}"))
         elif second % 7 > 2:
             await scene.one_pass()
     clock.advance(1.0)
     await scene.one_pass()
-    fired += scene.reign.counts["fired"]
+    fired += scene.context.counts["fired"]
 
     assert await scene.jobs() == sorted(f"cron:each:{beginning + n:.0f}" for n in range(1, 302))
     assert fired == 301
 
 
 async def test_a_lost_reply_fires_nothing_twice(
-    kit: Kit, store: Store, make_reign: MakeReign, clock: ManualClock
+    kit: Kit, store: Store, make_context: MakeContext, clock: ManualClock
 ) -> None:
     def lose() -> None:
         raise StoreUnavailable("the reply was lost")
 
     through, faults = faulty(store)
-    scene = Scene(kit, await make_reign(through=through))
+    scene = Scene(kit, await make_context(through=through))
     await store.declare([schedule("each", EACH_MINUTE)])
     clock.advance(60.0)
     faults.late["enqueue"] = lose
@@ -322,10 +322,10 @@ async def test_a_full_queue_delays_its_own_schedule_alone_and_no_slot_is_skipped
 
 
 async def test_after_a_refused_slot_the_later_ones_of_its_schedule_wait(
-    kit: Kit, store: Store, make_reign: MakeReign, clock: ManualClock
+    kit: Kit, store: Store, make_context: MakeContext, clock: ManualClock
 ) -> None:
     through, faults = faulty(store)
-    scene = Scene(kit, await make_reign(through=through))
+    scene = Scene(kit, await make_context(through=through))
     await store.declare([schedule("each", EACH_SECOND)])
     clock.advance(3.0)
     # All at once, and then the first alone; there would be room for the second.
@@ -338,10 +338,10 @@ async def test_after_a_refused_slot_the_later_ones_of_its_schedule_wait(
 
 
 async def test_a_slot_whose_unique_job_still_runs_is_not_tried_again(
-    kit: Kit, store: Store, make_reign: MakeReign, clock: ManualClock
+    kit: Kit, store: Store, make_context: MakeContext, clock: ManualClock
 ) -> None:
     through, faults = faulty(store)
-    scene = Scene(kit, await make_reign(through=through))
+    scene = Scene(kit, await make_context(through=through))
     job = NewJob(id="any", task="tidy", unique="one")
     await store.declare([schedule("each", EACH_MINUTE, job)])
     for _ in range(2):
@@ -380,7 +380,7 @@ async def test_a_thousand_and_more_slots_at_once_all_fire(scene: Scene, store: S
 
     await scene.one_pass()
 
-    assert scene.reign.counts["fired"] == 20 * 58
+    assert scene.context.counts["fired"] == 20 * 58
 
 
 def test_the_stores_clock_is_unknown_before_it_was_read(clock: ManualClock) -> None:

@@ -333,7 +333,7 @@ async def test_the_application_is_as_it_was_after_the_lab(tmp_path: Path) -> Non
 
 async def test_a_lab_that_is_left_refuses_to_work(app: Fairlane) -> None:
     async with testing.embedded(app) as lab:
-        with pytest.raises(FairlaneError, match="in a lab already"):
+        with pytest.raises(FairlaneError, match="already in a lab"):
             async with testing.embedded(app):
                 pass
         assert await lab.drain() == Drained()

@@ -66,7 +66,7 @@ class ManagerSession:
     async def begin(self) -> None:
         """Register, and stand for leadership."""
         await self._register()
-        self._keeper = LeaseKeeper(self._open_store, self._settings.intervals, self, companions=[self._manage])
+        self._keeper = LeaseKeeper(self._open_store, self._settings.intervals, self, background_tasks=[self._manage])
         await self._keeper.start()
         logger.info("the manager is ready")
 

@@ -102,18 +102,18 @@ async def job_events(service: Service, job: Job) -> Events:
     async with Watch(service.app.connection, job.id, places=True) as watch:
         while last is None or not last.state.final:
             try:
-                look = await watch.look()
+                look = await watch.snapshot()
             except FairlaneError as exc:
                 yield _failed(exc)
                 return
             if look.job is None:
                 yield event("gone", b'{"id":' + _encoder.encode(job.id) + b"}", FINAL + "gone")
                 return
-            update = Update(look.job.state, position_of(look.standing), look.job.progress)
+            update = Update(look.job.state, position_of(look.position), look.job.progress)
             if not update.tells_nothing_new(last):
                 kind = _kind(update, last)
                 last = update
-                yield _job_event(kind, look.job, look.standing)
+                yield _job_event(kind, look.job, look.position)
 
 
 def _kind(update: Update, last: Update | None) -> str:

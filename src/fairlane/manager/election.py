@@ -19,7 +19,7 @@ from ..model.intervals import Intervals
 from ..store.port import Store
 from ..store.wakeups import LEADER, Wakeups
 from .leader_context import Contact, Monotonic, log
-from .service import Trouble
+from .service import FailureTracker
 
 
 class Election:
@@ -43,7 +43,7 @@ class Election:
         self._contact = contact
         self._monotonic = monotonic
         self._rng = rng or Random()
-        self._trouble = Trouble("election", log, self._rng)
+        self._failures = FailureTracker("election", log, self._rng)
         self._term: int | None = None
         self._deadline = 0.0
 
@@ -60,9 +60,9 @@ class Election:
                 try:
                     won = await self.ask(None)
                 except Exception as exc:
-                    await asyncio.sleep(self._trouble.failed(exc))
+                    await asyncio.sleep(self._failures.failed(exc))
                     continue
-                self._trouble.worked()
+                self._failures.worked()
                 if won is not None:
                     return won
                 await ear.wait(self.pause())

@@ -111,7 +111,7 @@ class Manager:
         return why
 
     def _services(self, term: int) -> list[Service]:
-        reign = LeaderContext(
+        context = LeaderContext(
             store=self._store,
             term=term,
             intervals=self._intervals,
@@ -120,11 +120,11 @@ class Manager:
             counts=self.counts,
         )
         return [
-            Rescuer(reign),
-            Promoter(reign),
-            Admitter(reign),
-            Scheduler(reign),
-            Pruner(reign, self._retention),
+            Rescuer(context),
+            Promoter(context),
+            Admitter(context),
+            Scheduler(context),
+            Pruner(context, self._retention),
         ]
 
     def _tell(self, term: int | None) -> None:

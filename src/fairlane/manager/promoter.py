@@ -14,17 +14,17 @@ class Promoter:
 
     name = "promoter"
 
-    def __init__(self, reign: LeaderContext) -> None:
-        self._reign = reign
+    def __init__(self, context: LeaderContext) -> None:
+        self._context = context
 
     async def run_once(self) -> float:
-        reign = self._reign
-        with reign.contact.call():
-            seen = await reign.store.promote(limit=BATCH, term=reign.term)
-        reign.counts["promoted"] += seen.promoted
-        reign.counts["expired"] += seen.expired
+        context = self._context
+        with context.contact.call():
+            seen = await context.store.promote(limit=BATCH, term=context.term)
+        context.counts["promoted"] += seen.promoted
+        context.counts["expired"] += seen.expired
         if seen.more:
             return 0.0
         if seen.next_due is None:
-            return reign.intervals.promote
-        return min(max(seen.next_due, SHORTEST_REST), reign.intervals.promote)
+            return context.intervals.promote
+        return min(max(seen.next_due, SHORTEST_REST), context.intervals.promote)

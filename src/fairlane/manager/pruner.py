@@ -11,13 +11,13 @@ class Pruner:
 
     name = "pruner"
 
-    def __init__(self, reign: LeaderContext, retention: Retention) -> None:
-        self._reign = reign
+    def __init__(self, context: LeaderContext, retention: Retention) -> None:
+        self._context = context
         self._retention = retention
 
     async def run_once(self) -> float:
-        reign = self._reign
-        with reign.contact.call():
-            seen = await reign.store.prune(self._retention, term=reign.term)
-        reign.counts["pruned"] += seen.jobs
-        return 0.0 if seen.more else reign.intervals.prune
+        context = self._context
+        with context.contact.call():
+            seen = await context.store.prune(self._retention, term=context.term)
+        context.counts["pruned"] += seen.jobs
+        return 0.0 if seen.more else context.intervals.prune

@@ -16,25 +16,25 @@ class Rescuer:
 
     name = "rescuer"
 
-    def __init__(self, reign: LeaderContext) -> None:
-        self._reign = reign
+    def __init__(self, context: LeaderContext) -> None:
+        self._context = context
 
     async def run_once(self) -> float:
         seen = await self._look(declare=False)
         sure = self._sure(seen.now)
-        self._reign.clock.set(seen.now)
+        self._context.clock.set(seen.now)
         more = seen.more
         if sure:
             seen = await self._look(declare=True)
-            self._reign.clock.set(seen.now)
+            self._context.clock.set(seen.now)
             more = more or seen.more
-        return 0.0 if more else self._reign.intervals.rescue
+        return 0.0 if more else self._context.intervals.rescue
 
     def _sure(self, now: float) -> bool:
         """Whether a lease that has run out may be blamed on its session; `now` is what the store's clock says."""
-        clock, intervals = self._reign.clock, self._reign.intervals
+        clock, intervals = self._context.clock, self._context.intervals
         expected, age = clock.now(), clock.age
-        if expected is None or age is None or self._reign.contact.clean_seconds < intervals.caution:
+        if expected is None or age is None or self._context.contact.clean_seconds < intervals.caution:
             return False
         # All processes of a host may have stood still together while every clock ran on, as in a paused container.
         # Standing still for less than this cannot by itself use up a lease that is renewed in time.
@@ -42,14 +42,14 @@ class Rescuer:
         return not stood_still and abs(now - expected) <= intervals.clock_slack
 
     async def _look(self, *, declare: bool) -> Rescued:
-        reign = self._reign
-        with reign.contact.call():
-            seen = await reign.store.rescue(declare=declare, term=reign.term)
-        reign.counts["declared_dead"] += len(seen.declared)
-        reign.counts["rescued"] += seen.retried + seen.failed + seen.cancelled
-        reign.counts["crashed"] += seen.failed
-        reign.counts["lost_bindings"] += seen.lost_bindings
-        reign.counts["drained"] += seen.drained
+        context = self._context
+        with context.contact.call():
+            seen = await context.store.rescue(declare=declare, term=context.term)
+        context.counts["declared_dead"] += len(seen.declared)
+        context.counts["rescued"] += seen.retried + seen.failed + seen.cancelled
+        context.counts["crashed"] += seen.failed
+        context.counts["lost_bindings"] += seen.lost_bindings
+        context.counts["drained"] += seen.drained
         if seen.declared:
             log.warning("declared dead: %s", ", ".join(seen.declared))
         if seen.failed:

@@ -28,23 +28,23 @@ class Scheduler:
 
     name = "scheduler"
 
-    def __init__(self, reign: LeaderContext) -> None:
-        self._reign = reign
+    def __init__(self, context: LeaderContext) -> None:
+        self._context = context
         # The last slot of each schedule that has its job: the store does not note one whose job was a duplicate.
         self._answered: dict[str, float] = {}
         self._troubles: dict[str, str] = {}
 
     async def run_once(self) -> float:
-        reign = self._reign
-        with reign.contact.call():
-            stored = await reign.store.declare([])
+        context = self._context
+        with context.contact.call():
+            stored = await context.store.declare([])
         if not stored:
-            return IDLE_FACTOR * reign.intervals.schedule
-        now = reign.clock.now()
+            return IDLE_FACTOR * context.intervals.schedule
+        now = context.clock.now()
         if now is None:
-            return min(UNREAD_REST, reign.intervals.schedule)
+            return min(UNREAD_REST, context.intervals.schedule)
         jobs: list[NewJob] = []
-        rest = reign.intervals.schedule
+        rest = context.intervals.schedule
         for each in stored:
             made, following = self._look(each, now)
             jobs += made
@@ -98,9 +98,9 @@ class Scheduler:
                 self._tell(slot.schedule, exc)
 
     async def _enqueue(self, jobs: Sequence[NewJob]) -> None:
-        with self._reign.contact.call():
-            answers = await self._reign.store.enqueue(jobs)
-        self._reign.counts["fired"] += sum(answer.created for answer in answers)
+        with self._context.contact.call():
+            answers = await self._context.store.enqueue(jobs)
+        self._context.counts["fired"] += sum(answer.created for answer in answers)
         for job in jobs:
             self._fired(_slot_of(job))
 

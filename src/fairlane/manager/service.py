@@ -35,7 +35,7 @@ class Service(Protocol):
         """Do one pass. Returns the seconds until the next: 0 when this one was full, and more waits."""
 
 
-class Trouble:
+class FailureTracker:
     """How failures of one thing are told, once for each change, and how long to wait before it is tried again."""
 
     def __init__(self, name: str, log: logging.Logger, rng: Random) -> None:
@@ -72,7 +72,7 @@ class Loop:
     def __init__(self, service: Service, log: logging.Logger, rng: Random | None = None) -> None:
         self._service = service
         self._rng = rng or Random()
-        self._trouble = Trouble(service.name, log, self._rng)
+        self._failures = FailureTracker(service.name, log, self._rng)
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
@@ -87,9 +87,9 @@ class Loop:
             except Stale:
                 raise
             except Exception as exc:
-                await asyncio.sleep(self._trouble.failed(exc))
+                await asyncio.sleep(self._failures.failed(exc))
                 continue
-            self._trouble.worked()
+            self._failures.worked()
             await self._rest(delay)
 
     async def _rest(self, delay: float) -> None:

@@ -1,9 +1,9 @@
-"""Looks at jobs for everybody in an event loop who waits for one: by one subscription and one batched read.
+"""Watches jobs for every caller of an event loop that waits for one, with one subscription and one batched read.
 
-A hint that a job changed, or that the line of its limited lane moved, leads to a look at that job. A look at all of
-them once a second is the net for hints that were lost, and for places in lanes without a limit. So a thousand waiting
-callers cost one read a second, not a thousand. All of it belongs to one event loop and lives only while somebody there
-watches: nothing is left over in a loop that ends, in another thread or after a fork.
+A notification that a job changed, or that the order of its limited lane moved, leads to a read of that job. A read of
+all watched jobs once a second catches notifications that were lost, and positions in lanes without a limit. So a
+thousand waiting callers cost one read a second, not a thousand. A watcher belongs to one event loop and lives only
+while a caller there watches a job: nothing is left in a loop that ends, in another thread or after a fork.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from ..store.wakeups import Subscription, job_topic, place_topic
 from .connection import Connection
 
 POLL = 1.0
-PLACES = 100
-"""Places of one look, which cost 0.3 ms each: news in the middle of a look at everything waits for these alone."""
+MOST_POSITIONS = 100
+"""Positions computed for one read, at 0.3 ms each: a notification that arrives during a full read waits no longer."""
 REST = 10
-"""A look at everything is followed by at least this many times as long without one."""
+"""A full read is followed by a pause of at least this many times its duration."""
 logger = logging.getLogger("fairlane.runtime.job_watcher")
 
 
-class Look(msgspec.Struct, frozen=True):
-    """A job at one moment; `standing` only where it was asked for, and while the job waits."""
+class Snapshot(msgspec.Struct, frozen=True):
+    """A job at one moment; `position` only if it was requested, and while the job waits."""
 
     job: Job | None
-    standing: JobPosition | None = None
+    position: JobPosition | None = None
 
 
 class Watch:
-    """One caller's eye on one job: enter it, then ask for `look` after `look`. The first one comes at once."""
+    """One caller's view of one job: enter it, then await `snapshot` after `snapshot`. The first one comes at once."""
 
     def __init__(self, connection: Connection, id: str, *, places: bool = False) -> None:
         self.id = id
@@ -49,75 +49,80 @@ class Watch:
         self.unseen = True
         self._connection = connection
         self._news = asyncio.Event()
-        self._look: Look | Exception
+        self._latest: Snapshot | Exception
 
     async def __aenter__(self) -> Watch:
-        here = _watching.setdefault(asyncio.get_running_loop(), {})
-        watching = here.get(self._connection)
-        if watching is None:
-            watching = here[self._connection] = Watching(self._connection)
-        self._watching = watching
-        watching.add(self)
+        here = _watchers.setdefault(asyncio.get_running_loop(), {})
+        watcher = here.get(self._connection)
+        if watcher is None:
+            watcher = here[self._connection] = JobWatcher(self._connection)
+        self._watcher = watcher
+        watcher.add(self)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._watching.remove(self):
-            here = _watching.get(asyncio.get_running_loop(), {})
-            if here.get(self._connection) is self._watching:
+        if self._watcher.remove(self):
+            here = _watchers.get(asyncio.get_running_loop(), {})
+            if here.get(self._connection) is self._watcher:
                 del here[self._connection]
-            await self._watching.stop()
+            await self._watcher.stop()
 
-    async def look(self) -> Look:
-        """The job as it was seen last; waits until it was looked at since the last call.
+    async def snapshot(self) -> Snapshot:
+        """The latest snapshot of the job; waits until there is one that the last call did not return.
 
-        Outages are waited through, but not by the first look: whoever just came is told.
+        Waits through outages, except the first time: a new caller gets the error.
         """
         await self._news.wait()
         self._news.clear()
-        if isinstance(self._look, Exception):
-            raise self._look
-        return self._look
+        if isinstance(self._latest, Exception):
+            raise self._latest
+        return self._latest
 
-    def show(self, look: Look | Exception) -> None:
-        """Give the caller a new look, or the reason why there will be none."""
-        self._look = look
+    def deliver(self, snapshot: Snapshot | Exception) -> None:
+        """Give the caller a new snapshot, or the reason why there will be none."""
+        self._latest = snapshot
         self.unseen = False
         self._news.set()
 
 
-class Watching:
-    """All watches of one event loop on one store, and the task that looks for them."""
+class JobWatcher:
+    """All watches of one event loop on one store, and the task that reads their jobs."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._watches: dict[str, set[Watch]] = {}
-        self._lines: dict[str, str] = {}
-        """Jobs whose place is watched, with the topic of their lane."""
+        self._lane_topics: dict[str, str] = {}
+        """For jobs whose position is watched, the topic of their lane."""
         self._due: dict[str, None] = {}
-        """Jobs to look at, in this order."""
+        """Jobs to read, in this order."""
         self._news = asyncio.Event()
-        self._listening: frozenset[str] = frozenset()
-        self._out_of_reach = False
+        self._subscribed: frozenset[str] = frozenset()
+        self._unavailable = False
         self._task = asyncio.get_running_loop().create_task(self._run())
 
+    @property
+    def watched(self) -> int:
+        """How many jobs are watched."""
+        return len(self._watches)
+
     def add(self, watch: Watch) -> None:
-        """Look for one more."""
+        """Watch a job for one more caller."""
         self._watches.setdefault(watch.id, set()).add(watch)
         self._due[watch.id] = None
         self._news.set()
         if self._task.done():
-            # It ended by an error, which those who watched were told; a newcomer is worth another try.
+            # It ended with an error, which the callers of that time got. A new caller justifies another try.
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def remove(self, watch: Watch) -> bool:
-        """Look for one less; answers whether that was the last."""
+        """Watch a job for one caller less. True when that was the last one of this watcher."""
         watches = self._watches[watch.id]
         watches.discard(watch)
         if not watches:
             del self._watches[watch.id]
-            self._lines.pop(watch.id, None)
+            self._lane_topics.pop(watch.id, None)
         return not self._watches
 
     async def stop(self) -> None:
@@ -128,56 +133,56 @@ class Watching:
     async def _run(self) -> None:
         try:
             store = await self._connection.store()
-            ear = store.wakeups.subscribe(())
-            self._listening = frozenset()
-            listener = asyncio.create_task(self._listen(ear))
+            subscription = store.wakeups.subscribe(())
+            self._subscribed = frozenset()
+            listener = asyncio.create_task(self._listen(subscription))
             try:
-                await self._look_on(store, ear)
+                await self._watch(store, subscription)
             finally:
                 listener.cancel()
-                ear.close()
+                subscription.close()
         except Exception as exc:
-            for watch in self._everybody():
-                watch.show(exc)
+            for watch in self._all_watches():
+                watch.deliver(exc)
 
-    async def _listen(self, ear: Subscription) -> None:
+    async def _listen(self, subscription: Subscription) -> None:
         while True:
-            heard = await ear.wait(POLL)
-            moved = (id for id in self._watches if job_topic(id) in heard or self._lines.get(id) in heard)
+            topics = await subscription.wait(POLL)
+            moved = (id for id in self._watches if job_topic(id) in topics or self._lane_topics.get(id) in topics)
             self._due |= dict.fromkeys(moved)
             if self._due:
                 self._news.set()
 
-    async def _look_on(self, store: Store, ear: Subscription) -> None:
+    async def _watch(self, store: Store, subscription: Subscription) -> None:
         clock = asyncio.get_running_loop().time
-        everything_at = (began := clock()) + POLL
+        full_read_at = (began := clock()) + POLL
         while True:
             if not self._due:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(everything_at):
+                    async with asyncio.timeout_at(full_read_at):
                         await self._news.wait()
             self._news.clear()
-            if clock() >= everything_at:
+            if clock() >= full_read_at:
                 self._due |= dict.fromkeys(self._watches)
-                everything_at = (began := clock()) + POLL
-            # Listening first: what changes after the look is then heard.
-            self._listen_to_all(ear)
+                full_read_at = (began := clock()) + POLL
+            # Subscribe before reading: a change after the read is then notified.
+            self._subscribe_to_all(subscription)
             if ids := self._next():
                 started = clock()
-                await self._look_at(store, ids)
-                whole = (clock() - started) / len(ids) * len(self._watches)
-                everything_at = max(everything_at, began + (REST + 1) * whole)
-            if self._listen_to_all(ear):
-                # Lanes that only this look has told of may have moved before they were listened to.
-                self._due |= dict.fromkeys(self._lines)
+                await self._read(store, ids)
+                full_read = (clock() - started) / len(ids) * len(self._watches)
+                full_read_at = max(full_read_at, began + (REST + 1) * full_read)
+            if self._subscribe_to_all(subscription):
+                # Lanes that were found by this read may have moved before the subscription began.
+                self._due |= dict.fromkeys(self._lane_topics)
 
     def _next(self) -> list[str]:
-        """The jobs of the next look. What is heard meanwhile goes to the end of the line, once."""
+        """The jobs of the next read. A job that is notified meanwhile is appended to `_due` again, once."""
         found: list[str] = []
-        taken = places = 0
+        taken = positions = 0
         for id in self._due:
-            places += any(watch.places for watch in self._watches.get(id, ()))
-            if places > PLACES or len(found) == MOST_JOBS_PER_CALL:
+            positions += any(watch.places for watch in self._watches.get(id, ()))
+            if positions > MOST_POSITIONS or len(found) == MOST_JOBS_PER_CALL:
                 break
             taken += 1
             if id in self._watches:
@@ -186,42 +191,50 @@ class Watching:
             del self._due[id]
         return found
 
-    def _listen_to_all(self, ear: Subscription) -> bool:
-        """Listen to what is watched; answers whether that is new."""
-        topics = frozenset((*map(job_topic, self._watches), *self._lines.values()))
-        if topics == self._listening:
+    def _subscribe_to_all(self, subscription: Subscription) -> bool:
+        """Subscribe to the topics of all watched jobs. True when they have changed."""
+        topics = frozenset((*map(job_topic, self._watches), *self._lane_topics.values()))
+        if topics == self._subscribed:
             return False
-        self._listening = topics
-        ear.listen(topics)
+        self._subscribed = topics
+        subscription.listen(topics)
         return True
 
-    async def _look_at(self, store: Store, ids: list[str]) -> None:
+    async def _read(self, store: Store, ids: list[str]) -> None:
         try:
             jobs = dict(zip(ids, await store.get(ids), strict=True))
-            waiting = [id for id, job in jobs.items() if job is not None and self._wants_place(job)]
-            standings = dict(zip(waiting, await store.positions(waiting), strict=True)) if waiting else {}
+            waiting = [id for id, job in jobs.items() if job is not None and self._wants_position(job)]
+            positions = dict(zip(waiting, await store.positions(waiting), strict=True)) if waiting else {}
         except StoreUnavailable as exc:
-            if not self._out_of_reach:
-                logger.warning("the store cannot be reached; whoever waits for a job waits on: %s", exc)
-            self._out_of_reach = True
+            if not self._unavailable:
+                logger.warning("the store is unavailable; callers that wait for a job go on waiting: %s", exc)
+            self._unavailable = True
             for watch in [w for id in ids for w in self._watches.get(id, ()) if w.unseen]:
-                watch.show(exc)
+                watch.deliver(exc)
             return
-        self._out_of_reach = False
+        self._unavailable = False
         for id in waiting:
             job = jobs[id]
             if job is not None and job.lane is not None and id in self._watches:
-                self._lines[id] = place_topic(job.queue, job.lane)
+                self._lane_topics[id] = place_topic(job.queue, job.lane)
         for id, job in jobs.items():
             for watch in self._watches.get(id, ()):
-                watch.show(Look(job, standings.get(id)))
+                watch.deliver(Snapshot(job, positions.get(id)))
 
-    def _wants_place(self, job: Job) -> bool:
+    def _wants_position(self, job: Job) -> bool:
         return job.state in WAITING_STATES and any(watch.places for watch in self._watches.get(job.id, ()))
 
-    def _everybody(self) -> Iterator[Watch]:
+    def _all_watches(self) -> Iterator[Watch]:
         for watches in self._watches.values():
             yield from watches
 
 
-_watching: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Connection, Watching]] = WeakKeyDictionary()
+_watchers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Connection, JobWatcher]] = WeakKeyDictionary()
+
+
+def watched_jobs(connection: Connection) -> int:
+    """How many jobs are watched through a connection, in all event loops of the process."""
+    # Another thread may start or end a watcher meanwhile; the caller asks again in a moment.
+    with contextlib.suppress(RuntimeError):
+        return sum(here[connection].watched for here in list(_watchers.values()) if connection in here)
+    return 0

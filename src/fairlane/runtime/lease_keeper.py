@@ -2,7 +2,7 @@
 
 A body that computes for an hour, or holds the main event loop, does not stop the renewals: whoever runs in this
 process is alive as long as the interpreter switches threads. The manager and the watch over the main loop run here too,
-as companions, for the same reason.
+as background_tasks, for the same reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..store.wakeups import Subscription, session_topic
 from .connection import OpenStore
 
 logger = logging.getLogger("fairlane.runtime.lease_keeper")
-Companion = Callable[[Store], Awaitable[None]]
+BackgroundTask = Callable[[Store], Awaitable[None]]
 CLOSEST_RENEWALS = 0.05
 """Seconds between two renewals however often somebody asks for one."""
 SECONDS_TO_STOP = 5.0
@@ -44,7 +44,7 @@ class Holdings(NamedTuple):
     stopping: bool
 
 
-class Holder(Protocol):
+class SessionOwner(Protocol):
     """Whose session is kept. Everything here is called from the keeper's thread."""
 
     def holdings(self) -> Holdings:
@@ -67,15 +67,15 @@ class LeaseKeeper:
         self,
         open_store: OpenStore,
         intervals: Intervals,
-        holder: Holder,
+        holder: SessionOwner,
         *,
-        companions: Sequence[Companion] = (),
+        background_tasks: Sequence[BackgroundTask] = (),
         owner: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._open_store = open_store
         self._intervals = intervals
         self._holder = holder
-        self._companions = companions
+        self._background_tasks = background_tasks
         self._owner = owner
         self._loop: asyncio.AbstractEventLoop | None = None
         self._due = asyncio.Event()
@@ -100,7 +100,7 @@ class LeaseKeeper:
                 loop.call_soon_threadsafe(self._due.set)
 
     async def stop(self) -> None:
-        """End the companions and the renewals, and close the store. The session is not ended."""
+        """End the background_tasks and the renewals, and close the store. The session is not ended."""
         self._stopping = True
         self.nudge()
         try:
@@ -128,7 +128,7 @@ class LeaseKeeper:
         self._started.set_result(None)
         try:
             ear = store.wakeups.subscribe(())
-            beside = [asyncio.ensure_future(companion(store)) for companion in self._companions]
+            beside = [asyncio.ensure_future(companion(store)) for companion in self._background_tasks]
             for companion in beside:
                 companion.add_done_callback(_log_end)
             beside.append(asyncio.ensure_future(self._listen(ear)))

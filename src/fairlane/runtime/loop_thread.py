@@ -4,79 +4,77 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from ..errors import FairlaneError
+from ..store.per_process import PerProcess
 
 T = TypeVar("T")
+
+
+class _Running:
+    """The loop and the thread of one process; both None while there is none."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.thread: threading.Thread | None = None
 
 
 class LoopThread:
     """An event loop in a thread of its own, for callers that have none."""
 
     def __init__(self) -> None:
-        self._forget()
-
-    def _forget(self) -> None:
-        self._door = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        # Set pid last: a thread that reads its own pid must see the other fields reset.
-        self._pid = os.getpid()
+        self._running = PerProcess(_Running)
 
     def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do `work` in the loop, and wait for it here. The caller's context variables are seen there."""
+        """Do `work` in the loop and wait for it here. It sees the caller's context variables."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             pass
         else:
             raise FairlaneError(
-                "a blocking call inside an event loop would stop the loop: use the async one, with await"
+                "a blocking call inside an event loop would stop the loop: use the async version, with await"
             )
-        running = asyncio.run_coroutine_threadsafe(_awaited(work), self._started())
+        future = asyncio.run_coroutine_threadsafe(_awaited(work), self._started())
         try:
-            return running.result()
+            return future.result()
         except BaseException:
-            # Nobody waits any more, say after Ctrl-C; after an error of the work itself this changes nothing.
-            running.cancel()
+            # The wait itself was interrupted, for example by Ctrl-C. After an error of the work this changes nothing.
+            future.cancel()
             raise
 
     def post(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Do `work` in the loop, if it is still there, without waiting for it."""
-        loop = self._loop
-        if loop is not None and self._pid == os.getpid() and loop.is_running():
+        """Do `work` in the loop without waiting for it. Does nothing when there is no running loop."""
+        running = self._running.existing()
+        loop = None if running is None else running.loop
+        if loop is not None and loop.is_running():
             asyncio.run_coroutine_threadsafe(_awaited(work), loop)
 
     def stop(self) -> None:
-        """End the thread. The next call makes another one."""
-        if self._pid != os.getpid():
-            self._forget()
-        with self._door:
-            # Together: a caller may make another pair as soon as the door is open.
-            loop, thread = self._loop, self._thread
-            self._loop = self._thread = None
+        """End the thread. The next call starts another one."""
+        running = self._running.get()
+        with running.lock:
+            # Both under the lock: another caller may start a new pair as soon as it is released.
+            loop, thread = running.loop, running.thread
+            running.loop = running.thread = None
         if loop is not None and thread is not None:
             with contextlib.suppress(RuntimeError):  # it has ended already
                 loop.call_soon_threadsafe(loop.stop)
             thread.join()
 
     def _started(self) -> asyncio.AbstractEventLoop:
-        if self._pid != os.getpid():
-            # The thread, and even the lock as it was held, stayed with the parent.
-            self._forget()
-        with self._door:
-            if self._loop is None:
+        running = self._running.get()
+        with running.lock:
+            if running.loop is None:
                 # Not uvloop: programs without an event loop of their own are those that fork.
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=_serve, args=(self._loop,), name="fairlane-blocking", daemon=True
-                )
-                self._thread.start()
-            return self._loop
+                loop = running.loop = asyncio.new_event_loop()
+                running.thread = threading.Thread(target=_serve, args=(loop,), name="fairlane-blocking", daemon=True)
+                running.thread.start()
+            return running.loop
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

@@ -28,7 +28,7 @@ from ..model.session import Claim
 from ..model.slots import FLOOR, MOST_SLOTS, Ask, Floor
 from ..model.states import Move, Transition
 from ..runtime.connection import Connection
-from ..runtime.job_watcher import _watching
+from ..runtime.job_watcher import watched_jobs
 from ..runtime.running_job import current_job
 from ..task import Registry, Task
 from ..worker.executor import Executor
@@ -135,15 +135,15 @@ class Rehearsal:
     def __init__(
         self,
         connection: Connection,
-        reign: LeaderContext,
+        context: LeaderContext,
         workers: list[LabWorker],
         tasks: LabTasks,
         tracer: Tracer | None,
     ) -> None:
         self._connection = connection
-        self._watched_before = _watched(connection)
-        self._reign = reign
-        self._store = reign.store
+        self._watched_before = watched_jobs(connection)
+        self._context = context
+        self._store = context.store
         self._workers = workers
         self._tasks = tasks
         self._executor = Executor(
@@ -157,7 +157,7 @@ class Rehearsal:
             # There are no other workers to wait for.
             unknown_task=0.0,
         )
-        self._services: list[Service] = [Promoter(reign), Admitter(reign), Scheduler(reign)]
+        self._services: list[Service] = [Promoter(context), Admitter(context), Scheduler(context)]
         self._sources: list[str | None] = [None]
         self._runs: dict[Run, LabWorker] = {}
         self._endings: list[tuple[Run, Transition | None]] = []
@@ -214,18 +214,18 @@ class Rehearsal:
 
     async def let_time_pass(self) -> bool:
         """What a leader's services do when their time has come. Answers whether anything changed."""
-        reign = self._reign
-        before = dict(reign.counts)
-        seen = await self._store.rescue(declare=False, term=reign.term)
-        reign.clock.set(seen.now)
-        reign.counts["rescued"] += seen.retried + seen.failed + seen.cancelled + seen.drained
+        context = self._context
+        before = dict(context.counts)
+        seen = await self._store.rescue(declare=False, term=context.term)
+        context.clock.set(seen.now)
+        context.counts["rescued"] += seen.retried + seen.failed + seen.cancelled + seen.drained
         for service in self._services:
             while await service.run_once() == 0.0:
                 pass
-        self._counts["cancelled"] += reign.counts["expired"] - before["expired"]
+        self._counts["cancelled"] += context.counts["expired"] - before["expired"]
         new = {queue.name for queue in await self._store.queues()} - set(self._sources)
         self._sources += sorted(new)
-        return bool(new) or reign.counts != before
+        return bool(new) or context.counts != before
 
     async def stop(self) -> None:
         """End what still runs, and hand it back."""
@@ -308,7 +308,7 @@ class Rehearsal:
 
     def _waits(self) -> int:
         """For how many jobs and turns somebody waits now, beyond those of before the drain."""
-        return _watched(self._connection) - self._watched_before
+        return watched_jobs(self._connection) - self._watched_before
 
     async def _listen(self) -> None:
         """Whether somebody asked to cancel what runs: a worker hears of it when it renews its lease."""
@@ -356,11 +356,3 @@ class Rehearsal:
             return None
         exc.add_note(f"in job {job.id} of task {job.task}, attempt {job.attempt}")
         return exc
-
-
-def _watched(connection: Connection) -> int:
-    """How many jobs are waited for through a connection, in all event loops of the process."""
-    # Other loops may come and go meanwhile; the next look is a moment away.
-    with suppress(RuntimeError):
-        return sum(len(here[connection]._watches) for here in list(_watching.values()) if connection in here)
-    return 0

@@ -23,7 +23,7 @@ from ..store.port import Store
 from ..task import Task
 from ..worker.lifetime import lifetime
 from .drain import Drained, LabTasks, LabWorker, Rehearsal
-from .relocation import moved
+from .relocation import relocated
 from .test_thread import Caller
 
 R = TypeVar("R")
@@ -75,7 +75,7 @@ def laid_out(
     app.load_tasks()
     lab = Lab(app, clock or ManualClock(), workers, isolate)
     try:
-        with moved(app, lab.clock, lab.prepare):
+        with relocated(app, lab.clock, lab.prepare):
             yield lab
     finally:
         lab.close()
@@ -197,7 +197,7 @@ class Lab:
     async def _drawn_up(self, store: Store, caller: Caller | None) -> AsyncIterator[Rehearsal]:
         await self._app.declare(store)
         monotonic = self.clock.monotonic
-        reign = LeaderContext(
+        context = LeaderContext(
             store=store,
             term=self._term,
             intervals=self._app.settings.intervals,
@@ -207,7 +207,7 @@ class Lab:
         )
         tasks = LabTasks(self._app.registry, caller, apart=self._apart)
         self._draining = True
-        rehearsal = Rehearsal(self._app.connection, reign, list(self._workers), tasks, self._app.tracer)
+        rehearsal = Rehearsal(self._app.connection, context, list(self._workers), tasks, self._app.tracer)
         try:
             async with lifetime([self._app.hooks], tasks.threads):
                 try:

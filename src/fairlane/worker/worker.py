@@ -27,7 +27,7 @@ from ..model.names import ERROR_BYTES, PAYLOAD_BYTES
 from ..model.session import Claim, Renewal, Session
 from ..model.states import Transition
 from ..runtime.connection import OpenStore
-from ..runtime.lease_keeper import Companion, Holdings, LeaseKeeper
+from ..runtime.lease_keeper import BackgroundTask, Holdings, LeaseKeeper
 from ..store.port import Store
 from ..store.wakeups import queue_topic, worker_topic
 from ..task import Registry
@@ -149,7 +149,11 @@ class Worker:
             registered=self._registered,
         )
         self._keeper = LeaseKeeper(
-            self._open_store, self._settings.intervals, self, companions=self._companions(), owner=self._loop
+            self._open_store,
+            self._settings.intervals,
+            self,
+            background_tasks=self._background_tasks(),
+            owner=self._loop,
         )
         guard_tasks(self._loop)
         if self._declare is not None:
@@ -372,12 +376,12 @@ class Worker:
             # Looked at again and again: a second signal ends the grace sooner.
             await asyncio.sleep(min(left, 0.5))
 
-    def _companions(self) -> list[Companion]:
+    def _background_tasks(self) -> list[BackgroundTask]:
         watch = LoopMonitor(self._loop, threading.get_ident(), self._settings.intervals.loop_lag)
-        companions: list[Companion] = [watch.run]
+        background_tasks: list[BackgroundTask] = [watch.run]
         if self._settings.manager:
-            companions.append(self._manage)
-        return companions
+            background_tasks.append(self._manage)
+        return background_tasks
 
     async def _manage(self, store: Store) -> None:
         session, intervals, retention = self.session.id, self._settings.intervals, self._settings.retention

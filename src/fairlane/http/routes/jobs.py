@@ -235,7 +235,7 @@ async def _ended(exchange: Exchange, job: Job, seconds: float) -> Job:
         async def end() -> Job:
             nonlocal job
             while not job.state.final:
-                job = (await watch.look()).job or job
+                job = (await watch.snapshot()).job or job
             return job
 
         tasks: list[asyncio.Task[Any]] = [
