@@ -1,6 +1,6 @@
 -- Sticky keys: binding them to workers, draining and releasing them, and losing them with their worker.
 --
--- `place` decides where a job goes, before it arrives. A binding's clean-up waits behind its gate (2) until it is alone;
+-- `place` decides where a job goes, before it arrives. A binding's clean-up waits behind its gate (GATE.CLEANUP) until it is alone;
 -- jobs that come while it runs wait behind the same gate. Everything here runs under the lock of its pool, and under those
 -- of the queues its jobs are in; see `lock_for`.
 
@@ -11,7 +11,7 @@ DECLARE
     v_pools text[];
     v_queues integer[];
 BEGIN
-    SELECT array_agg(DISTINCT j.queue), array_agg(DISTINCT j.pool) FILTER (WHERE j.sticky IS NOT NULL OR j.kind > 1)
+    SELECT array_agg(DISTINCT j.queue), array_agg(DISTINCT j.pool) FILTER (WHERE j.sticky IS NOT NULL OR j.kind > KIND.TURN)
     INTO v_queues, v_pools FROM fairlane.job j WHERE j.seq = ANY (p_seqs);
     IF v_pools IS NOT NULL THEN
         PERFORM fairlane.lock_some(v_pools, '{}');
@@ -36,7 +36,7 @@ BEGIN
             WHERE b.pool = j.pool AND b.key = j.sticky AND b.closed_at IS NULL OFFSET 0) b
         CROSS JOIN LATERAL (SELECT v.queue FROM fairlane.live v WHERE v.seq = b.cleanup
             UNION SELECT v.queue FROM fairlane.aside a JOIN fairlane.live v ON v.seq = a.seq
-            WHERE a.binding = b.seq AND a.gate = 2 AND j.kind = 3 OFFSET 0) x
+            WHERE a.binding = b.seq AND a.gate = GATE.CLEANUP AND j.kind = KIND.CLEANUP OFFSET 0) x
         WHERE j.seq = ANY (p_seqs) AND j.sticky IS NOT NULL);
 END $$;
 
@@ -52,8 +52,8 @@ DECLARE
     j record;
     b fairlane.binding;
 BEGIN
-    l.gate := 0;
-    IF l.kind = 3 THEN
+    l.gate := GATE.NONE;
+    IF l.kind = KIND.CLEANUP THEN
         RETURN l;
     END IF;
     SELECT x.pool, x.sticky, x.direct INTO j FROM fairlane.job x WHERE x.seq = l.seq;
@@ -78,10 +78,10 @@ BEGIN
     IF NOT FOUND THEN
         b := fairlane.bind(j.pool, j.sticky, m);
     ELSIF b.state = 'draining' AND NOT fairlane.reopen(b, m) THEN
-        l.gate := 2;
+        l.gate := GATE.CLEANUP;
     END IF;
     IF b.seq IS NULL THEN
-        l.gate := 1;
+        l.gate := GATE.UNBOUND;
         l.inbox := j.pool || '/';
         RETURN l;
     END IF;
@@ -124,7 +124,7 @@ BEGIN
     END IF;
     UPDATE fairlane.binding SET state = 'open', cleanup = NULL, used_at = m.now WHERE seq = b.seq;
     IF c.seq IS NOT NULL THEN
-        PERFORM fairlane.end_job(c, 6::smallint, 'reopened', NULL, NULL, NULL, NULL, m);
+        PERFORM fairlane.end_job(c, STATE.CANCELLED::smallint, 'reopened', NULL, NULL, NULL, NULL, m);
     END IF;
     RETURN true;
 END $$;
@@ -162,7 +162,7 @@ BEGIN
         RETURN true;
     END IF;
     SELECT * INTO c FROM fairlane.live x WHERE x.seq = b.cleanup;
-    IF c.state = 2 AND c.gate = 2 THEN
+    IF c.state = STATE.PENDING AND c.gate = GATE.CLEANUP THEN
         PERFORM fairlane.save(fairlane.ungate(c, m));
     END IF;
     RETURN false;
@@ -180,10 +180,10 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    v_held := ARRAY(SELECT x.seq FROM fairlane.aside x WHERE x.binding = b.seq AND x.gate = 2 ORDER BY x.arrival);
+    v_held := ARRAY(SELECT x.seq FROM fairlane.aside x WHERE x.binding = b.seq AND x.gate = GATE.CLEANUP ORDER BY x.arrival);
     IF cardinality(v_held) > 0 THEN
         -- Jobs came while it ran: the binding is open again for them.
-        UPDATE fairlane.binding SET state = 'open', cleanup = NULL, used_at = m.now, cleanup_failed = p_state <> 4
+        UPDATE fairlane.binding SET state = 'open', cleanup = NULL, used_at = m.now, cleanup_failed = p_state <> STATE.COMPLETED
         WHERE seq = b.seq;
         FOREACH v_seq IN ARRAY v_held LOOP
             SELECT * INTO w FROM fairlane.live x WHERE x.seq = v_seq;
@@ -193,7 +193,7 @@ BEGIN
         -- It was cancelled before its turn came: the release goes on without it.
         UPDATE fairlane.binding SET cleanup = NULL WHERE seq = b.seq;
     ELSE
-        UPDATE fairlane.binding SET state = 'released', closed_at = m.now, cleanup_failed = cleanup_failed OR p_state <> 4
+        UPDATE fairlane.binding SET state = 'released', closed_at = m.now, cleanup_failed = cleanup_failed OR p_state <> STATE.COMPLETED
         WHERE seq = b.seq;
     END IF;
 END $$;
@@ -215,12 +215,12 @@ BEGIN
     FOREACH v_binding IN ARRAY v_lost LOOP
         FOR v_seq IN SELECT x.seq FROM fairlane.aside x WHERE x.binding = v_binding ORDER BY x.arrival LOOP
             -- Read now: what was placed before it may have changed it.
-            SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.state <> 3;
+            SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.state <> STATE.RUNNING;
             IF NOT FOUND THEN
                 CONTINUE;
-            ELSIF l.kind = 3 THEN
-                PERFORM fairlane.end_job(l, 6::smallint, 'worker_lost', NULL, NULL, NULL, NULL, m);
-            ELSIF l.state = 2 THEN
+            ELSIF l.kind = KIND.CLEANUP THEN
+                PERFORM fairlane.end_job(l, STATE.CANCELLED::smallint, 'worker_lost', NULL, NULL, NULL, NULL, m);
+            ELSIF l.state = STATE.PENDING THEN
                 PERFORM fairlane.replace_job(l, m);
             ELSE
                 -- It waits for its retry, and is placed when it arrives.
@@ -239,7 +239,7 @@ BEGIN
     l := fairlane.withdraw(l);
     l.binding := NULL;
     l := fairlane.place(l, m);
-    IF l.gate = 0 AND l.granted THEN
+    IF l.gate = GATE.NONE AND l.granted THEN
         l := fairlane.enter(l, m);
     ELSIF l.granted AND l.lane IS NOT NULL THEN
         l.granted_at := m.now;
@@ -249,7 +249,7 @@ END $$;
 
 -- The jobs of a pool that wait for a worker, in order of arrival.
 CREATE FUNCTION fairlane.unbound(p_pool text, p_limit integer) RETURNS bigint[] LANGUAGE sql STABLE AS $$
-    SELECT ARRAY(SELECT x.seq FROM fairlane.aside x WHERE x.gate = 1 AND x.inbox = p_pool || '/' ORDER BY x.arrival LIMIT p_limit)
+    SELECT ARRAY(SELECT x.seq FROM fairlane.aside x WHERE x.gate = GATE.UNBOUND AND x.inbox = p_pool || '/' ORDER BY x.arrival LIMIT p_limit)
 $$;
 
 -- Bind them, now that their pool has a live worker. Returns how many were bound.
@@ -260,11 +260,11 @@ DECLARE
     v_bound integer := 0;
 BEGIN
     FOREACH v_seq IN ARRAY p_seqs LOOP
-        SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.gate = 1;
+        SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.gate = GATE.UNBOUND;
         CONTINUE WHEN NOT FOUND;
         l := fairlane.place(l, m);
-        CONTINUE WHEN l.gate = 1;
-        IF l.gate = 0 THEN
+        CONTINUE WHEN l.gate = GATE.UNBOUND;
+        IF l.gate = GATE.NONE THEN
             l := fairlane.ungate(l, m);
         END IF;
         PERFORM fairlane.save(l);
@@ -280,12 +280,12 @@ DECLARE
     h fairlane.live;
 BEGIN
     SELECT * INTO h FROM fairlane.live x WHERE x.seq = p_seq AND x.granted_at <= m.now - 2 AND x.granted AND x.lane IS NOT NULL;
-    IF NOT FOUND OR (h.gate = 0 AND fairlane.takes(h.inbox, h.class)) THEN
+    IF NOT FOUND OR (h.gate = GATE.NONE AND fairlane.takes(h.inbox, h.class)) THEN
         RETURN NULL;
     END IF;
     RETURN (WITH other AS MATERIALIZED (
             SELECT x.seq, x.rank, x.arrival, x.inbox, x.class FROM fairlane.live x WHERE x.lane = h.lane AND x.lane IS NOT NULL
-            AND NOT x.granted AND x.session IS NULL AND (x.expires_at IS NULL OR x.expires_at > m.now) AND x.gate = 0 AND x.inbox <> h.inbox
+            AND NOT x.granted AND x.session IS NULL AND (x.expires_at IS NULL OR x.expires_at > m.now) AND x.gate = GATE.NONE AND x.inbox <> h.inbox
             ORDER BY x.rank, x.arrival LIMIT 10000
         ), able AS MATERIALIZED (
             SELECT d.inbox, d.class FROM (SELECT DISTINCT o.inbox, o.class FROM other o) d WHERE fairlane.takes(d.inbox, d.class)
@@ -344,7 +344,7 @@ BEGIN
             IF p_id IS NOT NULL THEN
                 INSERT INTO fairlane.job (id, task, queue, kind, class, cost, payload, headers, retries, backoff, timeout, uniq, pool,
                     sticky, retry_of, enqueued_at, expires)
-                SELECT p_id, p_task, fairlane.queue_number(p_queue), 3, p_class, p_cost, p_payload, p_headers, p_retries, p_backoff,
+                SELECT p_id, p_task, fairlane.queue_number(p_queue), KIND.CLEANUP, p_class, p_cost, p_payload, p_headers, p_retries, p_backoff,
                     p_timeout, p_uniq, p_pool, p_key, p_retry_of, m.now, p_expires
                 WHERE NOT EXISTS (SELECT 1 FROM fairlane.remembered r WHERE r.id = p_id AND r.until > m.now)
                 ON CONFLICT ON CONSTRAINT job_id_key DO NOTHING RETURNING * INTO j;
@@ -380,7 +380,7 @@ BEGIN
         l := fairlane.new_live(j, m);
         l.binding := b.seq;
         l.inbox := b.pool || '/' || b.idx;
-        l.gate := 2;
+        l.gate := GATE.CLEANUP;
         PERFORM fairlane.tally_move(l.queue, l.class, NULL, l.state);
         l := fairlane.arrive(l, m);
         PERFORM fairlane.put(l);

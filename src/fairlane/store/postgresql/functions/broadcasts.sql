@@ -1,4 +1,4 @@
--- Broadcasts: one child for each worker of a pool, and a parent (gate 4) that runs until all of them are final. A child is
+-- Broadcasts: one child for each worker of a pool, and a parent (GATE.PARENT) that runs until all of them are final. A child is
 -- a job for one index; its id is its parent's with the index behind it, so a worker that restarts finds the same child.
 -- Workers that register before the parent's time to join (`due`) is over get one too.
 --
@@ -46,7 +46,7 @@ BEGIN
     PERFORM set_config('lock_timeout', '100ms', true);
     INSERT INTO fairlane.job (id, parent, direct, kind, expires, enqueued_at, task, queue, class, cost, payload, headers, retries,
         backoff, timeout, pool)
-    SELECT j.id || '/' || p_index, j.seq, p_index, 0, CASE WHEN p.expires_at IS NOT NULL THEN greatest(0, p.expires_at - m.now) END,
+    SELECT j.id || '/' || p_index, j.seq, p_index, KIND.JOB, CASE WHEN p.expires_at IS NOT NULL THEN greatest(0, p.expires_at - m.now) END,
         m.now, j.task, j.queue, j.class, j.cost, j.payload, j.headers, j.retries, j.backoff, j.timeout, j.pool
     FROM fairlane.job j WHERE j.seq = p.seq RETURNING * INTO c;
     PERFORM set_config('lock_timeout', v_timeout, true);
@@ -63,7 +63,7 @@ DECLARE
     p fairlane.live;
 BEGIN
     FOR p IN SELECT x.* FROM fairlane.aside a JOIN fairlane.live x ON x.seq = a.seq JOIN fairlane.job j ON j.seq = a.seq
-        WHERE a.gate = 4 AND x.due > m.now AND NOT x.cancel AND j.pool = p_pool
+        WHERE a.gate = GATE.PARENT AND x.due > m.now AND NOT x.cancel AND j.pool = p_pool
         AND NOT fairlane.child_exists(j.id || '/' || p_index) ORDER BY x.seq
     LOOP
         PERFORM fairlane.add_child(p, p_index, m);
@@ -94,13 +94,13 @@ BEGIN
         RETURN;
     END IF;
     IF p.cancel THEN
-        PERFORM fairlane.end_job(p, 6::smallint, 'by_user', NULL, NULL, NULL, NULL, m);
+        PERFORM fairlane.end_job(p, STATE.CANCELLED::smallint, 'by_user', NULL, NULL, NULL, NULL, m);
         RETURN;
     END IF;
-    SELECT string_agg(format('"%s/%s":"%s"', j.pool, j.direct, (ARRAY['completed', 'failed', 'cancelled'])[o.state - 3]), ','
+    SELECT string_agg(format('"%s/%s":"%s"', j.pool, j.direct, (ARRAY['completed', 'failed', 'cancelled'])[o.state - STATE.RUNNING]), ','
         ORDER BY j.direct) INTO v_report
     FROM fairlane.children_of(p.seq) c JOIN fairlane.job j ON j.seq = c JOIN fairlane.outcome o ON o.seq = c;
-    PERFORM fairlane.end_job(p, 4::smallint, NULL, convert_to(concat('{', v_report, '}'), 'UTF8'), NULL, NULL, NULL, m);
+    PERFORM fairlane.end_job(p, STATE.COMPLETED::smallint, NULL, convert_to(concat('{', v_report, '}'), 'UTF8'), NULL, NULL, NULL, m);
 END $$;
 
 -- The time to join is over: a parent whose copies are all final is over too.
@@ -110,7 +110,7 @@ DECLARE
     v_seq bigint;
 BEGIN
     FOREACH v_seq IN ARRAY p_seqs LOOP
-        UPDATE fairlane.live SET due = NULL WHERE seq = v_seq AND gate = 4 AND due <= m.now RETURNING * INTO p;
+        UPDATE fairlane.live SET due = NULL WHERE seq = v_seq AND gate = GATE.PARENT AND due <= m.now RETURNING * INTO p;
         IF FOUND THEN
             PERFORM fairlane.set_aside(p);
             PERFORM fairlane.finish_if_over(p, m);
@@ -121,7 +121,7 @@ END $$;
 -- Copies that wait for a worker that is not there, nor may come back within its lease, of broadcasts nobody can join.
 CREATE FUNCTION fairlane.children_unserved(p_limit integer, m fairlane.moment) RETURNS bigint[] LANGUAGE sql STABLE AS $$
     SELECT ARRAY(SELECT l.seq FROM fairlane.aside p CROSS JOIN LATERAL fairlane.children_of(p.seq) c JOIN fairlane.job j ON j.seq = c
-        JOIN fairlane.live l ON l.seq = c WHERE p.gate = 4 AND p.due IS NULL AND l.state < 3 AND NOT fairlane.served(j.pool, j.direct, m) LIMIT p_limit)
+        JOIN fairlane.live l ON l.seq = c WHERE p.gate = GATE.PARENT AND p.due IS NULL AND l.state < STATE.RUNNING AND NOT fairlane.served(j.pool, j.direct, m) LIMIT p_limit)
 $$;
 
 -- Cancel them.
@@ -131,9 +131,9 @@ DECLARE
     v_seq bigint;
 BEGIN
     FOREACH v_seq IN ARRAY p_seqs LOOP
-        SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.state < 3;
+        SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.state < STATE.RUNNING;
         IF FOUND THEN
-            PERFORM fairlane.end_job(l, 6::smallint, 'worker_lost', NULL, NULL, NULL, NULL, m);
+            PERFORM fairlane.end_job(l, STATE.CANCELLED::smallint, 'worker_lost', NULL, NULL, NULL, NULL, m);
         END IF;
     END LOOP;
 END $$;
@@ -146,15 +146,15 @@ DECLARE
     v_children bigint[];
 BEGIN
     SELECT * INTO l FROM fairlane.live x WHERE x.seq = p_seq;
-    IF l.state = 0 THEN
+    IF l.state = STATE.ARRIVING THEN
         PERFORM fairlane.admit_one(l, m);
         SELECT * INTO l FROM fairlane.live x WHERE x.seq = p_seq;
     END IF;
-    IF l.state <> 3 THEN
-        PERFORM fairlane.end_job(l, 6::smallint, 'by_user', NULL, NULL, NULL, NULL, m);
-        RETURN 6;
+    IF l.state <> STATE.RUNNING THEN
+        PERFORM fairlane.end_job(l, STATE.CANCELLED::smallint, 'by_user', NULL, NULL, NULL, NULL, m);
+        RETURN STATE.CANCELLED;
     END IF;
-    IF l.kind = 2 THEN
+    IF l.kind = KIND.BROADCAST THEN
         UPDATE fairlane.live SET cancel = true WHERE seq = p_seq AND NOT cancel;
         l.cancel := true;
         v_children := ARRAY(SELECT x.seq FROM fairlane.children_of(p_seq) c JOIN fairlane.live x ON x.seq = c ORDER BY x.seq DESC);
@@ -165,14 +165,14 @@ BEGIN
         IF cardinality(v_children) = 0 THEN
             PERFORM fairlane.finish_if_over(l, m);
         END IF;
-        RETURN CASE WHEN EXISTS (SELECT 1 FROM fairlane.live x WHERE x.seq = p_seq) THEN 3 ELSE 6 END;
+        RETURN CASE WHEN EXISTS (SELECT 1 FROM fairlane.live x WHERE x.seq = p_seq) THEN STATE.RUNNING ELSE STATE.CANCELLED END;
     END IF;
     IF NOT l.cancel THEN
         UPDATE fairlane.live SET cancel = true WHERE seq = p_seq;
         PERFORM fairlane.tell('session:' || s.id) FROM fairlane.session s WHERE s.seq = l.session;
         PERFORM fairlane.tell('job:' || j.id) FROM fairlane.job j WHERE j.seq = p_seq;
     END IF;
-    RETURN 3;
+    RETURN STATE.RUNNING;
 END $$;
 
 -- Hold jobs that may run, and the children of those that are broadcasts, with all that their end may touch. A job that runs
@@ -223,7 +223,7 @@ BEGIN
         END LOOP;
     END IF;
     states := ARRAY(SELECT coalesce((SELECT o.state FROM fairlane.outcome o WHERE o.seq = g.seq),
-            (SELECT 3::smallint FROM fairlane.live x WHERE x.seq = g.seq))
+            (SELECT STATE.RUNNING::smallint FROM fairlane.live x WHERE x.seq = g.seq))
         FROM unnest(v_seqs) WITH ORDINALITY g(seq, ord) ORDER BY g.ord);
     IF array_position(states, NULL) IS NOT NULL THEN
         -- Forgotten since the look above.
@@ -242,13 +242,13 @@ DECLARE
 BEGIN
     FOR r IN
         WITH gone AS (
-            DELETE FROM fairlane.live x WHERE x.seq = ANY (p_seqs) AND x.state IN (1, 2) AND x.plain RETURNING x.*
+            DELETE FROM fairlane.live x WHERE x.seq = ANY (p_seqs) AND x.state IN (STATE.SCHEDULED, STATE.PENDING) AND x.plain RETURNING x.*
         ), ended AS (
             INSERT INTO fairlane.outcome (seq, queue, state, reason, arrival, attempt, fence, started_at, finished_at, refused)
-            SELECT g.seq, g.queue, 6, p_reason, g.arrival, g.attempt, g.fence, g.started_at, m.now, g.refused FROM gone g
+            SELECT g.seq, g.queue, STATE.CANCELLED, p_reason, g.arrival, g.attempt, g.fence, g.started_at, m.now, g.refused FROM gone g
         ), counted AS (
             INSERT INTO fairlane.tally (queue, class, scheduled, pending, cancelled)
-            SELECT g.queue, g.class, -count(*) FILTER (WHERE g.state = 1), -count(*) FILTER (WHERE g.state = 2), count(*)
+            SELECT g.queue, g.class, -count(*) FILTER (WHERE g.state = STATE.SCHEDULED), -count(*) FILTER (WHERE g.state = STATE.PENDING), count(*)
             FROM gone g GROUP BY g.queue, g.class
         ), beside AS (
             DELETE FROM fairlane.aside a WHERE a.seq = ANY (ARRAY(SELECT g.seq FROM gone g))

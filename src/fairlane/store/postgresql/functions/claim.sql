@@ -61,7 +61,7 @@ BEGIN
     END IF;
     v_next := v_arrivals[k + 1];
     v_seqs := v_seqs[1 : k];
-    UPDATE fairlane.live u SET state = 3, granted_at = NULL, session = p_session, claim = p_claim, fence = u.fence + 1,
+    UPDATE fairlane.live u SET state = STATE.RUNNING, granted_at = NULL, session = p_session, claim = p_claim, fence = u.fence + 1,
         attempt = u.attempt + 1, started_at = m.now, paid = 1000
     WHERE u.seq = ANY (v_seqs);
     UPDATE fairlane.pace SET finish = p_tag + 1000 * k, head = v_next, tag = CASE WHEN v_next IS NOT NULL THEN p_tag + 1000 * k END
@@ -101,7 +101,7 @@ BEGIN
     IF v_odd OR fairlane.fitting(p_before, v_seqs, p_bytes) < cardinality(v_seqs) THEN
         RETURN NULL;
     END IF;
-    UPDATE fairlane.live u SET state = 3, granted_at = NULL, session = p_session, claim = p_claim, fence = u.fence + 1,
+    UPDATE fairlane.live u SET state = STATE.RUNNING, granted_at = NULL, session = p_session, claim = p_claim, fence = u.fence + 1,
         attempt = u.attempt + 1, started_at = m.now, paid = 1000
     WHERE u.seq = ANY (v_seqs);
     -- Nobody else moves rows of this line, so they are still where they were read.
@@ -237,7 +237,7 @@ BEGIN
         IF v_seqs IS NOT NULL THEN
             -- A job keeps its flow while it runs: the index of claimable jobs leaves out what has a session.
             FOREACH v_pay IN ARRAY ARRAY(SELECT DISTINCT p FROM unnest(v_pays) p) LOOP
-                UPDATE fairlane.live u SET state = 3, granted_at = NULL, session = p_session, claim = p_claim, fence = u.fence + 1,
+                UPDATE fairlane.live u SET state = STATE.RUNNING, granted_at = NULL, session = p_session, claim = p_claim, fence = u.fence + 1,
                     attempt = u.attempt + 1, started_at = m.now, paid = v_pay
                 WHERE u.seq = ANY (CASE WHEN v_pay = ALL (v_pays) THEN v_seqs
                     ELSE ARRAY(SELECT g.seq FROM unnest(v_seqs, v_pays) g(seq, pay) WHERE g.pay = v_pay) END);
@@ -275,7 +275,7 @@ BEGIN
             SELECT w.id AS domain, w.class FROM fairlane.domain w
             WHERE w.inbox = '' AND w.class = ANY ('{0,1,2}') AND w.queue = y.id AND fairlane.next_flow(w.id) IS NOT NULL
             UNION ALL
-            SELECT NULL, NULL WHERE (SELECT a.seq FROM fairlane.live a WHERE a.queue = y.id AND a.state = 0 ORDER BY a.seq LIMIT 1)
+            SELECT NULL, NULL WHERE (SELECT a.seq FROM fairlane.live a WHERE a.queue = y.id AND a.state = STATE.ARRIVING ORDER BY a.seq LIMIT 1)
                 IS NOT NULL) z
         WHERE y.name = ANY (p_names) AND NOT y.paused
         UNION ALL

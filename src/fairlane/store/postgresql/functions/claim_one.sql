@@ -31,7 +31,7 @@ BEGIN
         fairlane.room(x.slots, x.reserved_high, x.reserved_normal, f.high, f.normal, f.low, y.class) AS room,
         (SELECT z.seq FROM fairlane.live z WHERE z.flow = y.flow AND z.flow IS NOT NULL AND z.session IS NULL AND z.arrival > y.head
             ORDER BY z.arrival LIMIT 1) IS NULL
-        AND (SELECT z.seq FROM fairlane.live z WHERE z.queue = p_queue AND z.state = 0 ORDER BY z.seq LIMIT 1) IS NULL
+        AND (SELECT z.seq FROM fairlane.live z WHERE z.queue = p_queue AND z.state = STATE.ARRIVING ORDER BY z.seq LIMIT 1) IS NULL
         AND (SELECT z.id FROM fairlane.domain z WHERE z.inbox = x.pool || '/' || x.idx AND fairlane.next_flow(z.id) IS NOT NULL
             LIMIT 1) IS NULL AS alone
     INTO r
@@ -62,7 +62,7 @@ BEGIN
     END IF;
     FOR i IN 1 .. cardinality(p_classes) LOOP
         v_wanted := v_wanted OR p_classes[i] = r.class
-            AND (CASE r.class WHEN 0 THEN r.high WHEN 1 THEN r.normal ELSE r.low END >= p_belows[i]) IS NOT TRUE;
+            AND (CASE r.class WHEN CLASS.HIGH THEN r.high WHEN CLASS.NORMAL THEN r.normal ELSE r.low END >= p_belows[i]) IS NOT TRUE;
     END LOOP;
     IF NOT v_wanted THEN
         RETURN;
@@ -73,7 +73,7 @@ BEGIN
         SELECT FROM fairlane.load x WHERE x.ctid = r.load_at AND x.claim = r.claim AND x.running_high = r.high
             AND x.running_normal = r.normal AND x.running_low = r.low FOR UPDATE SKIP LOCKED
     ), begun AS (
-        UPDATE fairlane.live u SET state = 3, granted_at = NULL, session = r.session, claim = p_number, fence = u.fence + 1,
+        UPDATE fairlane.live u SET state = STATE.RUNNING, granted_at = NULL, session = r.session, claim = p_number, fence = u.fence + 1,
             attempt = u.attempt + 1, started_at = v_now, paid = r.pay WHERE u.seq = r.seq AND EXISTS (SELECT FROM held)
     ), paid AS (
         UPDATE fairlane.pace SET finish = r.tag + r.pay, head = NULL, tag = NULL WHERE ctid = r.pace_at AND EXISTS (SELECT FROM held)
@@ -84,8 +84,8 @@ BEGIN
     ), counted AS (
         INSERT INTO fairlane.tally (queue, class, pending, running) SELECT p_queue, r.class, -1, 1 WHERE EXISTS (SELECT FROM held)
     )
-    UPDATE fairlane.load SET claim = p_number, running_high = r.high + (r.class = 0)::integer,
-        running_normal = r.normal + (r.class = 1)::integer, running_low = r.low + (r.class = 2)::integer
+    UPDATE fairlane.load SET claim = p_number, running_high = r.high + (r.class = CLASS.HIGH)::integer,
+        running_normal = r.normal + (r.class = CLASS.NORMAL)::integer, running_low = r.low + (r.class = CLASS.LOW)::integer
     WHERE ctid = r.load_at AND EXISTS (SELECT FROM held);
     IF NOT FOUND THEN
         RETURN;

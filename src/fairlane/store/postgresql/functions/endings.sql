@@ -3,8 +3,8 @@
 -- A job leaves its session: the slot it had is free.
 CREATE FUNCTION fairlane.unload(l fairlane.live) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF l.session IS NOT NULL AND l.kind <> 1 THEN
-        PERFORM fairlane.lighten(l.session, (l.class = 0)::integer, (l.class = 1)::integer, (l.class = 2)::integer);
+    IF l.session IS NOT NULL AND l.kind <> KIND.TURN THEN
+        PERFORM fairlane.lighten(l.session, (l.class = CLASS.HIGH)::integer, (l.class = CLASS.NORMAL)::integer, (l.class = CLASS.LOW)::integer);
     END IF;
 END $$;
 
@@ -34,9 +34,9 @@ BEGIN
         DELETE FROM fairlane.aside WHERE seq = l.seq;
     END IF;
     SELECT x.id, x.uniq, x.parent INTO j FROM fairlane.job x WHERE x.seq = l.seq;
-    PERFORM fairlane.tally_move(l.queue, l.class, l.state, p_state, CASE WHEN l.state = 3 AND l.kind IN (1, 2) THEN -1 ELSE 0 END);
+    PERFORM fairlane.tally_move(l.queue, l.class, l.state, p_state, CASE WHEN l.state = STATE.RUNNING AND l.kind IN (KIND.TURN, KIND.BROADCAST) THEN -1 ELSE 0 END);
     PERFORM fairlane.tell('job:' || j.id);
-    IF l.state = 3 THEN
+    IF l.state = STATE.RUNNING THEN
         PERFORM fairlane.unload(l);
         PERFORM fairlane.tell_room(l.queue);
     ELSIF l.flow IS NOT NULL AND (fairlane.pace_of(l.flow)).head = l.arrival THEN
@@ -47,7 +47,7 @@ BEGIN
         UPDATE fairlane.held_unique SET state = p_state WHERE seq = l.seq;
     END IF;
     PERFORM fairlane.vacate(l, m);
-    IF l.kind = 3 THEN
+    IF l.kind = KIND.CLEANUP THEN
         PERFORM fairlane.cleaned(l, p_state, m);
     ELSIF l.binding IS NOT NULL THEN
         PERFORM fairlane.used(l.binding, m);
@@ -63,7 +63,7 @@ DECLARE
 BEGIN
     SELECT * INTO l FROM fairlane.live x WHERE x.seq = p_seq;
     IF FOUND THEN
-        PERFORM fairlane.end_job(l, 6::smallint, 'expired', NULL, NULL, NULL, NULL, m);
+        PERFORM fairlane.end_job(l, STATE.CANCELLED::smallint, 'expired', NULL, NULL, NULL, NULL, m);
     END IF;
 END $$;
 
@@ -88,7 +88,7 @@ END $$;
 CREATE FUNCTION fairlane.return_job(l fairlane.live, p_delay double precision, p_keep_arrival boolean, m fairlane.moment,
     p_inbox text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_state smallint := CASE WHEN p_delay > 0 THEN 1 ELSE 2 END;
+    v_state smallint := CASE WHEN p_delay > 0 THEN STATE.SCHEDULED ELSE STATE.PENDING END;
     v_lane bigint := l.lane;
     v_granted boolean := l.granted;
     v_keeps boolean := false;
@@ -98,7 +98,7 @@ BEGIN
         SELECT n.ordered OR (p_keep_arrival AND NOT p_delay > 0) INTO v_keeps FROM fairlane.lane n WHERE n.id = l.lane;
     END IF;
     PERFORM fairlane.unload(l);
-    PERFORM fairlane.tally_move(l.queue, l.class, l.state, v_state, CASE WHEN l.kind IN (1, 2) THEN -1 ELSE 0 END);
+    PERFORM fairlane.tally_move(l.queue, l.class, l.state, v_state, CASE WHEN l.kind IN (KIND.TURN, KIND.BROADCAST) THEN -1 ELSE 0 END);
     l.state := v_state;
     l.session := NULL;
     l.claim := NULL;
@@ -158,8 +158,8 @@ END $$;
 -- A job's time has come: it arrives, or, if it kept its place in an ordered lane, takes it up again.
 CREATE FUNCTION fairlane.promote_job(l fairlane.live, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM fairlane.tally_move(l.queue, l.class, l.state, 2);
-    l.state := 2;
+    PERFORM fairlane.tally_move(l.queue, l.class, l.state, STATE.PENDING);
+    l.state := STATE.PENDING;
     l.due := NULL;
     l := fairlane.admit_job(l, m);
     PERFORM fairlane.save(l);
@@ -185,24 +185,24 @@ $$;
 -- The process of a job that had begun is gone. Returns the state of the job after it.
 CREATE FUNCTION fairlane.crash(l fairlane.live, p_holder text, p_worker text, m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
 BEGIN
-    IF l.kind = 1 THEN
-        PERFORM fairlane.end_job(l, 6::smallint, 'waiter_gone', NULL, NULL, NULL, 8::smallint, m);
-        RETURN 6;
+    IF l.kind = KIND.TURN THEN
+        PERFORM fairlane.end_job(l, STATE.CANCELLED::smallint, 'waiter_gone', NULL, NULL, NULL, MOVE.CRASH::smallint, m);
+        RETURN STATE.CANCELLED;
     END IF;
     l.returns := 0;
-    RETURN fairlane.charge_run(l, p_holder, p_worker, 8::smallint, m);
+    RETURN fairlane.charge_run(l, p_holder, p_worker, MOVE.CRASH::smallint, m);
 END $$;
 
 -- A body that had begun was stopped. Not charged three times in a row, and no sign against the job; then as after a crash.
 CREATE FUNCTION fairlane.hand_back(l fairlane.live, p_holder text, p_worker text, m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
 BEGIN
     IF l.returns >= 3 THEN
-        RETURN fairlane.charge_run(l, p_holder, p_worker, 7::smallint, m);
+        RETURN fairlane.charge_run(l, p_holder, p_worker, MOVE.HAND_BACK::smallint, m);
     END IF;
     l.returns := l.returns + 1;
     l.suspect := l.suspect OR l.returns = 3;
     l.expires_at := NULL;
-    RETURN fairlane.take_back(l, p_holder, p_worker, 7::smallint, 0, m);
+    RETURN fairlane.take_back(l, p_holder, p_worker, MOVE.HAND_BACK::smallint, 0, m);
 END $$;
 
 -- A job whose run counts although its body did not come to an end (8 crash, 7 hand back): it runs again while its budget lasts.
@@ -212,25 +212,25 @@ DECLARE
     j record;
     v_delay double precision := 0;
 BEGIN
-    IF l.kind = 3 AND fairlane.tie_is_lost(l.binding) THEN
-        PERFORM fairlane.end_job(l, 6::smallint, 'worker_lost', NULL, NULL, NULL, p_move, m);
-        RETURN 6;
+    IF l.kind = KIND.CLEANUP AND fairlane.tie_is_lost(l.binding) THEN
+        PERFORM fairlane.end_job(l, STATE.CANCELLED::smallint, 'worker_lost', NULL, NULL, NULL, p_move, m);
+        RETURN STATE.CANCELLED;
     END IF;
     l.crashes := l.crashes + 1;
     IF l.cancel THEN
-        PERFORM fairlane.end_job(l, 6::smallint, 'by_user', NULL, NULL, NULL, p_move, m);
-        RETURN 6;
+        PERFORM fairlane.end_job(l, STATE.CANCELLED::smallint, 'by_user', NULL, NULL, NULL, p_move, m);
+        RETURN STATE.CANCELLED;
     END IF;
     SELECT x.retries, x.backoff INTO j FROM fairlane.job x WHERE x.seq = l.seq;
     IF l.attempt > j.retries THEN
-        IF p_move = 7 THEN
-            PERFORM fairlane.end_job(l, 5::smallint, 'crashed', NULL, 'It was handed back too often: more than three times in a row '
+        IF p_move = MOVE.HAND_BACK THEN
+            PERFORM fairlane.end_job(l, STATE.FAILED::smallint, 'crashed', NULL, 'It was handed back too often: more than three times in a row '
                 'its worker stopped before its body ended, and no attempt is left.', 'handed_back', p_move, m);
         ELSE
-            PERFORM fairlane.end_job(l, 5::smallint, 'crashed', NULL,
+            PERFORM fairlane.end_job(l, STATE.FAILED::smallint, 'crashed', NULL,
                 'The process that ran it died, or lost contact for longer than its lease.', 'crashed', p_move, m);
         END IF;
-        RETURN 5;
+        RETURN STATE.FAILED;
     END IF;
     -- The first is retried at once, later ones back off.
     IF l.crashes > 1 THEN
@@ -241,29 +241,29 @@ BEGIN
     l.suspect := true;
     l.expires_at := NULL;
     PERFORM fairlane.go_back(l, v_delay, m);
-    RETURN CASE WHEN v_delay > 0 THEN 1 ELSE 2 END;
+    RETURN CASE WHEN v_delay > 0 THEN STATE.SCHEDULED ELSE STATE.PENDING END;
 END $$;
 
 -- A claimed job that never began, or was handed back: it waits again and its run is not charged. Returns its state after it.
 CREATE FUNCTION fairlane.take_back(l fairlane.live, p_holder text, p_worker text, p_move smallint, p_delay double precision,
     m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
 BEGIN
-    IF l.kind = 3 AND fairlane.tie_is_lost(l.binding) THEN
-        PERFORM fairlane.end_job(l, 6::smallint, 'worker_lost', NULL, NULL, NULL, p_move, m);
-        RETURN 6;
+    IF l.kind = KIND.CLEANUP AND fairlane.tie_is_lost(l.binding) THEN
+        PERFORM fairlane.end_job(l, STATE.CANCELLED::smallint, 'worker_lost', NULL, NULL, NULL, p_move, m);
+        RETURN STATE.CANCELLED;
     ELSIF l.cancel THEN
-        PERFORM fairlane.end_job(l, 6::smallint, 'by_user', NULL, NULL, NULL, p_move, m);
-        RETURN 6;
+        PERFORM fairlane.end_job(l, STATE.CANCELLED::smallint, 'by_user', NULL, NULL, NULL, p_move, m);
+        RETURN STATE.CANCELLED;
     END IF;
     l := fairlane.record_attempt(l, p_holder, p_worker, p_move, CASE WHEN p_delay > 0 THEN 'scheduled' ELSE 'pending' END,
         NULL, NULL, m);
-    IF p_move = 9 THEN
+    IF p_move = MOVE.TAKE_BACK THEN
         -- A claim that nobody began is no run: what was declined before it counts as before.
         UPDATE fairlane.declined d SET fence = l.fence WHERE d.seq = l.seq AND d.fence = l.fence - 1;
     END IF;
     l.attempt := l.attempt - 1;
     PERFORM fairlane.go_back(l, p_delay, m);
-    RETURN CASE WHEN p_delay > 0 THEN 1 ELSE 2 END;
+    RETURN CASE WHEN p_delay > 0 THEN STATE.SCHEDULED ELSE STATE.PENDING END;
 END $$;
 
 -- Its session does not know its task: it goes back uncharged, or fails when that went on for `p_patience`. Returns the state of the
@@ -276,22 +276,22 @@ DECLARE
     -- Nobody else could take what is bound to this worker. And who takes it from that inbox should have known it.
     v_alone boolean := l.inbox <> '';
 BEGIN
-    IF l.kind = 3 AND fairlane.tie_is_lost(l.binding) THEN
-        PERFORM fairlane.end_job(l, 6::smallint, 'worker_lost', NULL, NULL, NULL, 11::smallint, m);
-        RETURN 6;
+    IF l.kind = KIND.CLEANUP AND fairlane.tie_is_lost(l.binding) THEN
+        PERFORM fairlane.end_job(l, STATE.CANCELLED::smallint, 'worker_lost', NULL, NULL, NULL, MOVE.DECLINE::smallint, m);
+        RETURN STATE.CANCELLED;
     END IF;
     SELECT d.since INTO v_since FROM fairlane.declined d WHERE d.seq = l.seq AND d.fence = l.fence - 1;
     v_since := coalesce(v_since, m.now);
     IF m.now - v_since >= p_patience THEN
         l.attempt := l.attempt - 1;
-        PERFORM fairlane.end_job(l, 5::smallint, p_reason, NULL, p_error, p_group, 11::smallint, m);
-        RETURN 5;
+        PERFORM fairlane.end_job(l, STATE.FAILED::smallint, p_reason, NULL, p_error, p_group, MOVE.DECLINE::smallint, m);
+        RETURN STATE.FAILED;
     END IF;
     -- Of declines in a row the first and the last are kept: they may be many, and all are alike.
     DELETE FROM fairlane.attempt a WHERE a.seq = l.seq AND (a.fence, true) = (
         SELECT max(k.fence), count(*) = 2 AND bool_and(k.outcome = 'declined') FROM (
             SELECT x.fence, x.outcome FROM fairlane.attempt x WHERE x.seq = l.seq ORDER BY x.fence DESC LIMIT 2) k);
-    l := fairlane.record_attempt(l, p_holder, p_worker, 11::smallint, CASE WHEN v_alone THEN 'scheduled' ELSE 'pending' END,
+    l := fairlane.record_attempt(l, p_holder, p_worker, MOVE.DECLINE::smallint, CASE WHEN v_alone THEN 'scheduled' ELSE 'pending' END,
         p_reason, NULL, m);
     INSERT INTO fairlane.declined (seq, fence, since, until)
     VALUES (l.seq, l.fence, v_since, CASE WHEN NOT v_alone THEN v_since + p_patience END)
@@ -300,13 +300,13 @@ BEGIN
     IF v_alone THEN
         -- As `states.decline_delay` has it.
         PERFORM fairlane.go_back(l, least(15.0, greatest(0.25, (m.now - v_since) / 2)), m);
-        RETURN 1;
+        RETURN STATE.SCHEDULED;
     END IF;
     SELECT j.task INTO v_task FROM fairlane.job j WHERE j.seq = l.seq;
     INSERT INTO fairlane.unknown_task (queue, task, used_at) VALUES (l.queue, v_task, m.now)
     ON CONFLICT (queue, task) DO UPDATE SET used_at = excluded.used_at;
     PERFORM fairlane.return_job(fairlane.give_back(l), 0, true, m, '~' || v_task || '/');
-    RETURN 2;
+    RETURN STATE.PENDING;
 END $$;
 
 -- A job that was declined long enough: everybody is offered it once more, and may fail it.
@@ -315,7 +315,7 @@ DECLARE
     l fairlane.live;
 BEGIN
     UPDATE fairlane.declined d SET until = NULL WHERE d.seq = p_seq;
-    SELECT * INTO l FROM fairlane.live x WHERE x.seq = p_seq AND x.state = 2 AND left(x.inbox, 1) = '~';
+    SELECT * INTO l FROM fairlane.live x WHERE x.seq = p_seq AND x.state = STATE.PENDING AND left(x.inbox, 1) = '~';
     IF FOUND THEN
         PERFORM fairlane.replace_job(l, m);
     END IF;

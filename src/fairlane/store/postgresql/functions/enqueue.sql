@@ -109,7 +109,7 @@ BEGIN
         + (SELECT count(*) FROM (SELECT 1 FROM fairlane.domain d JOIN fairlane.flow f ON f.domain = d.id AND f.lane = p_lane
             JOIN fairlane.live l ON l.flow = f.id WHERE d.queue = p_queue AND l.flow IS NOT NULL AND l.session IS NULL LIMIT p_most) x)
         + (SELECT count(*) FROM (SELECT 1 FROM fairlane.aside a JOIN fairlane.live l ON l.seq = a.seq
-            JOIN fairlane.job j ON j.seq = a.seq WHERE a.gate > 0 AND l.granted AND l.queue = p_queue AND j.lane = p_lane LIMIT p_most) x));
+            JOIN fairlane.job j ON j.seq = a.seq WHERE a.gate > GATE.NONE AND l.granted AND l.queue = p_queue AND j.lane = p_lane LIMIT p_most) x));
 END $$;
 
 CREATE FUNCTION fairlane.states_of(p_ids text[]) RETURNS smallint[] LANGUAGE plpgsql STABLE AS $$
@@ -125,7 +125,7 @@ END $$;
 -- unusual is left to `enqueue`: then the answer is 0, and nothing was done. Otherwise it is made of 1 (stored), 2 (somebody
 -- could start it who is to be told), 4 (he was, with the commit) and 8 (the locks were taken: it is arriving).
 CREATE FUNCTION fairlane.enqueue_one(p_id text, p_task text, p_queue text, p_payload bytea, p_channel text, p_lane text DEFAULT NULL,
-    p_class smallint DEFAULT 1, p_cost double precision DEFAULT 1.0, p_expires double precision DEFAULT NULL,
+    p_class smallint DEFAULT CLASS.NORMAL, p_cost double precision DEFAULT 1.0, p_expires double precision DEFAULT NULL,
     p_retries integer DEFAULT 3, p_backoff bytea DEFAULT NULL, p_timeout double precision DEFAULT NULL, p_pool text DEFAULT 'default',
     p_retry_of text DEFAULT NULL, p_headers bytea DEFAULT NULL, p_now double precision DEFAULT NULL,
     p_lease double precision DEFAULT NULL) RETURNS integer
@@ -153,7 +153,7 @@ BEGIN
     -- The identity, then the locks, without waiting for them, then the arrival.
     INSERT INTO fairlane.job (id, task, queue, kind, class, lane, cost, payload, headers, retries, backoff, timeout, pool, retry_of,
         enqueued_at, expires)
-    SELECT p_id, p_task, q.id, 0, p_class, p_lane, p_cost, p_payload, p_headers, p_retries, p_backoff, p_timeout, p_pool, p_retry_of,
+    SELECT p_id, p_task, q.id, KIND.JOB, p_class, p_lane, p_cost, p_payload, p_headers, p_retries, p_backoff, p_timeout, p_pool, p_retry_of,
         v_now, p_expires
     FROM fairlane.queue q WHERE q.name = p_queue AND NOT q.ruled AND q.max_pending IS NULL AND q.closed IS NULL
     AND (SELECT r.id FROM fairlane.remembered r WHERE r.id = p_id) IS NULL
@@ -164,7 +164,7 @@ BEGIN
     END IF;
     IF v_arrival IS NULL THEN
         INSERT INTO fairlane.live (seq, queue, class, cost, state, gate, expires_at)
-        VALUES (v_seq, v_queue, p_class, p_cost, 0, 3, v_now + p_expires);
+        VALUES (v_seq, v_queue, p_class, p_cost, STATE.ARRIVING, GATE.UNADMITTED, v_now + p_expires);
         v_answer := 11;
     ELSE
         IF p_lane IS NULL THEN
@@ -208,7 +208,7 @@ BEGIN
                 INSERT INTO fairlane.tally (queue, class, pending) VALUES (v_queue, p_class, 1)
             )
             INSERT INTO fairlane.live (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
-            VALUES (v_seq, v_queue, p_class, p_cost, 2, v_arrival, v_flow, true, v_now + p_expires);
+            VALUES (v_seq, v_queue, p_class, p_cost, STATE.PENDING, v_arrival, v_flow, true, v_now + p_expires);
         ELSE
             IF v_flow IS NULL THEN
                 v_flow := fairlane.join_flow(v_queue, p_class, '', coalesce(p_lane, ''), v_arrival);
@@ -217,7 +217,7 @@ BEGIN
                 INSERT INTO fairlane.tally (queue, class, pending) VALUES (v_queue, p_class, 1)
             )
             INSERT INTO fairlane.live (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
-            VALUES (v_seq, v_queue, p_class, p_cost, 2, v_arrival, v_flow, true, v_now + p_expires);
+            VALUES (v_seq, v_queue, p_class, p_cost, STATE.PENDING, v_arrival, v_flow, true, v_now + p_expires);
         END IF;
     END IF;
     IF p_expires IS NOT NULL THEN
@@ -276,8 +276,8 @@ BEGIN
         BEGIN
             INSERT INTO fairlane.job (seq, id, task, queue, kind, class, lane, cost, payload, headers, retries, backoff, timeout, pool,
                 retry_of, enqueued_at, delay, run_at, expires)
-            SELECT v_first + g.i - 1, p_ids[g.i], coalesce(p_tasks[g.i], p_tasks[1]), coalesce(v_queues[g.i], v_queues[1]), 0,
-                coalesce(p_classes[g.i], 1), p_lanes[g.i], coalesce(p_costs[g.i], 1.0), p_payloads[g.i], p_headers[g.i],
+            SELECT v_first + g.i - 1, p_ids[g.i], coalesce(p_tasks[g.i], p_tasks[1]), coalesce(v_queues[g.i], v_queues[1]), KIND.JOB,
+                coalesce(p_classes[g.i], CLASS.NORMAL), p_lanes[g.i], coalesce(p_costs[g.i], 1.0), p_payloads[g.i], p_headers[g.i],
                 coalesce(p_retries[g.i], 3), p_backoffs[g.i], p_timeouts[g.i], coalesce(p_pools[g.i], 'default'), p_retry_ofs[g.i],
                 m.now, p_delays[g.i], p_run_ats[g.i], p_expires[g.i]
             FROM (SELECT x.i FROM unnest(p_ids) WITH ORDINALITY x(id, i) ORDER BY x.id COLLATE "C") g;
@@ -290,8 +290,8 @@ BEGIN
         WITH stored AS (
             INSERT INTO fairlane.job (seq, id, task, queue, kind, class, lane, cost, payload, headers, retries, backoff, timeout, pool,
                 retry_of, enqueued_at, delay, run_at, expires)
-            SELECT v_first + g.i - 1, p_ids[g.i], coalesce(p_tasks[g.i], p_tasks[1]), coalesce(v_queues[g.i], v_queues[1]), 0,
-                coalesce(p_classes[g.i], 1), p_lanes[g.i], coalesce(p_costs[g.i], 1.0), p_payloads[g.i], p_headers[g.i],
+            SELECT v_first + g.i - 1, p_ids[g.i], coalesce(p_tasks[g.i], p_tasks[1]), coalesce(v_queues[g.i], v_queues[1]), KIND.JOB,
+                coalesce(p_classes[g.i], CLASS.NORMAL), p_lanes[g.i], coalesce(p_costs[g.i], 1.0), p_payloads[g.i], p_headers[g.i],
                 coalesce(p_retries[g.i], 3), p_backoffs[g.i], p_timeouts[g.i], coalesce(p_pools[g.i], 'default'), p_retry_ofs[g.i],
                 m.now, p_delays[g.i], p_run_ats[g.i], p_expires[g.i]
             FROM (SELECT x.i FROM unnest(p_ids) WITH ORDINALITY x(id, i) ORDER BY x.id COLLATE "C", x.i) g
@@ -316,7 +316,7 @@ BEGIN
             PERFORM fairlane.store_counted(v_seqs, v_counted, m);
         ELSIF v_admit AND p_delays IS NULL AND p_run_ats IS NULL AND cardinality(v_distinct) = 1 AND cardinality(v_new) = v_count
             AND (p_classes IS NULL OR p_classes[1] = ALL (p_classes)) THEN
-            PERFORM fairlane.store_alike(v_seqs, v_distinct[1], coalesce(p_classes[1], 1), p_lanes, p_costs, p_expires, m);
+            PERFORM fairlane.store_alike(v_seqs, v_distinct[1], coalesce(p_classes[1], CLASS.NORMAL), p_lanes, p_costs, p_expires, m);
         ELSE
             PERFORM fairlane.store_plain(v_seqs, v_admit, m);
         END IF;
@@ -331,7 +331,7 @@ BEGIN
                 CONTINUE;
             END IF;
             SELECT NULL::bigint, NULL::bigint, m.now, coalesce(p_costs[i], 1.0), p_timeouts[i], p_delays[i], p_run_ats[i], p_expires[i],
-                coalesce(v_queues[i], v_queues[1]), coalesce(p_retries[i], 3), NULL::integer, coalesce(p_classes[i], 1), 0, p_ids[i],
+                coalesce(v_queues[i], v_queues[1]), coalesce(p_retries[i], 3), NULL::integer, coalesce(p_classes[i], CLASS.NORMAL), KIND.JOB, p_ids[i],
                 coalesce(p_tasks[i], p_tasks[1]), coalesce(p_pools[i], 'default'), p_lanes[i], NULL::text, NULL::text, p_retry_ofs[i],
                 p_backoffs[i], p_payloads[i], p_headers[i] INTO j;
             PERFORM fairlane.known(j, m);

@@ -14,11 +14,11 @@ DECLARE
     v_seqs bigint[];
 BEGIN
     IF p_queue IS NULL THEN
-        v_seqs := ARRAY(SELECT o.seq FROM fairlane.outcome o WHERE o.state > 4 AND o.state < 6::smallint
+        v_seqs := ARRAY(SELECT o.seq FROM fairlane.outcome o WHERE o.state > STATE.COMPLETED AND o.state < STATE.CANCELLED::smallint
             ORDER BY o.state DESC, o.seq DESC LIMIT p_most + 1);
     ELSE
         SELECT q.id INTO v_queue FROM fairlane.queue q WHERE q.name = p_queue;
-        v_seqs := ARRAY(SELECT o.seq FROM fairlane.outcome o WHERE o.queue = v_queue AND o.state = 5::smallint
+        v_seqs := ARRAY(SELECT o.seq FROM fairlane.outcome o WHERE o.queue = v_queue AND o.state = STATE.FAILED::smallint
             ORDER BY o.queue DESC, o.state DESC, o.finished_at DESC LIMIT p_most + 1);
     END IF;
     RETURN QUERY

@@ -23,7 +23,7 @@ BEGIN
     RETURN CASE WHEN p_lane = '' AND d.inbox = '' THEN fairlane.bare_flow(d.queue, d.class) ELSE nextval('fairlane.flow_id_seq') END;
 END $$;
 
--- The newest versions of what changes with every call, found from the end; see `0001_tables.sql`.
+-- The newest versions of what changes with every call, found from the end; see the table `clock`.
 CREATE FUNCTION fairlane.clock_of(p_domain bigint) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN (SELECT c.value FROM fairlane.clock c WHERE c.domain >= p_domain AND c.domain <= p_domain ORDER BY c.domain DESC LIMIT 1);

@@ -45,7 +45,7 @@ BEGIN
                 SELECT d.id FROM fairlane.domain d WHERE d.inbox = w.inbox AND d.class = w.class AND d.queue = n.queue)) END AS flow OFFSET 0) i
         WHERE y.flow >= i.flow AND y.flow <= i.flow ORDER BY y.flow DESC LIMIT 1) p ON true
     CROSS JOIN LATERAL (SELECT
-        coalesce(w.waiter IS NULL AND w.state = 2 AND w.gate = 0 AND n.places - n.granted + g.freed = 1
+        coalesce(w.waiter IS NULL AND w.state = STATE.PENDING AND w.gate = GATE.NONE AND n.places - n.granted + g.freed = 1
             AND p.flow IS NOT NULL AND (p.tag IS NULL OR p.head < w.arrival), false) AS simple,
         w.seq IS NULL AND (SELECT y.seq FROM fairlane.live y WHERE y.lane = n.id AND y.lane IS NOT NULL AND NOT y.granted AND y.session IS NULL LIMIT 1)
             IS NULL AS nobody OFFSET 0) x;
@@ -101,7 +101,7 @@ BEGIN
     state := coalesce(r.final, r.live);
     IF r.fence = p_fence AND r.move IS NOT NULL THEN
         -- A requested cancel turns all but a completion into its end.
-        IF r.session = p_session AND p_move IS NOT NULL AND (r.move = p_move OR (r.move = 10 AND p_move <> 3)) THEN
+        IF r.session = p_session AND p_move IS NOT NULL AND (r.move = p_move OR (r.move = MOVE.CANCEL AND p_move <> MOVE.COMPLETE)) THEN
             acceptance := 1;
         ELSE
             UPDATE fairlane.outcome SET refused = refused + 1 WHERE ctid = (
@@ -112,17 +112,17 @@ BEGIN
     SELECT * INTO a FROM fairlane.attempt x WHERE x.seq = r.seq AND x.fence = p_fence;
     IF FOUND THEN
         IF a.session = p_session AND p_move IS NOT NULL AND (
-            a.outcome = (ARRAY['completed', 'failed', 'retry', 'snoozed', 'handed_back', 'crashed', 'taken_back', 'cancelled', 'declined'])[p_move - 2]
-            OR (a.outcome = 'cancelled' AND p_move <> 3)) THEN
+            a.outcome = (ARRAY['completed', 'failed', 'retry', 'snoozed', 'handed_back', 'crashed', 'taken_back', 'cancelled', 'declined'])[p_move - MOVE.CLAIM]
+            OR (a.outcome = 'cancelled' AND p_move <> MOVE.COMPLETE)) THEN
             acceptance := 1;
-            state := CASE a.state WHEN 'scheduled' THEN 1 WHEN 'pending' THEN 2 WHEN 'completed' THEN 4 WHEN 'failed' THEN 5 ELSE 6 END;
+            state := CASE a.state WHEN 'scheduled' THEN STATE.SCHEDULED WHEN 'pending' THEN STATE.PENDING WHEN 'completed' THEN STATE.COMPLETED WHEN 'failed' THEN STATE.FAILED ELSE STATE.CANCELLED END;
         ELSE
             UPDATE fairlane.attempt SET refused = refused + 1 WHERE ctid = (
                 SELECT x.ctid FROM fairlane.attempt x WHERE x.seq = r.seq AND x.fence = p_fence FOR UPDATE SKIP LOCKED);
         END IF;
     ELSIF r.live_fence = p_fence THEN
         UPDATE fairlane.live SET refused = refused + 1 WHERE ctid = (
-            SELECT x.ctid FROM fairlane.live x WHERE x.seq = r.seq AND x.state = 3 FOR UPDATE SKIP LOCKED);
+            SELECT x.ctid FROM fairlane.live x WHERE x.seq = r.seq AND x.state = STATE.RUNNING FOR UPDATE SKIP LOCKED);
     END IF;
 END $$;
 
@@ -132,32 +132,32 @@ CREATE FUNCTION fairlane.apply(l fairlane.live, p_move smallint, p_delay double 
 DECLARE
     v_state smallint;
 BEGIN
-    IF l.cancel AND p_move <> 3 THEN
-        p_move := 10;
+    IF l.cancel AND p_move <> MOVE.COMPLETE THEN
+        p_move := MOVE.CANCEL;
         p_reason := 'by_user';
-    ELSIF l.kind = 1 AND p_move = 5 THEN
-        p_move := 4;
-    ELSIF l.kind = 1 AND p_move IN (6, 7, 9, 11) THEN
-        p_move := 10;
+    ELSIF l.kind = KIND.TURN AND p_move = MOVE.RETRY THEN
+        p_move := MOVE.FAIL;
+    ELSIF l.kind = KIND.TURN AND p_move IN (MOVE.SNOOZE, MOVE.HAND_BACK, MOVE.TAKE_BACK, MOVE.DECLINE) THEN
+        p_move := MOVE.CANCEL;
         p_reason := 'by_user';
     END IF;
-    IF p_move = 7 THEN
+    IF p_move = MOVE.HAND_BACK THEN
         RETURN fairlane.hand_back(l, p_holder, p_worker, m);
-    ELSIF p_move = 9 THEN
-        RETURN fairlane.take_back(l, p_holder, p_worker, 9::smallint, p_delay, m);
-    ELSIF p_move = 11 THEN
+    ELSIF p_move = MOVE.TAKE_BACK THEN
+        RETURN fairlane.take_back(l, p_holder, p_worker, MOVE.TAKE_BACK::smallint, p_delay, m);
+    ELSIF p_move = MOVE.DECLINE THEN
         RETURN fairlane.decline(l, p_delay, p_reason, p_error, p_group, p_holder, p_worker, m);
-    ELSIF p_move IN (5, 6) THEN
-        v_state := CASE WHEN p_delay > 0 THEN 1 ELSE 2 END;
+    ELSIF p_move IN (MOVE.RETRY, MOVE.SNOOZE) THEN
+        v_state := CASE WHEN p_delay > 0 THEN STATE.SCHEDULED ELSE STATE.PENDING END;
         l := fairlane.record_attempt(l, p_holder, p_worker, p_move, CASE WHEN p_delay > 0 THEN 'scheduled' ELSE 'pending' END,
             p_reason, p_error, m);
-        IF p_move = 6 THEN
+        IF p_move = MOVE.SNOOZE THEN
             l.attempt := l.attempt - 1;
         END IF;
         PERFORM fairlane.go_again(l, p_delay, p_reason IS NOT DISTINCT FROM 'crashed', m);
         RETURN v_state;
     END IF;
-    v_state := CASE p_move WHEN 3 THEN 4 WHEN 4 THEN 5 ELSE 6 END;
+    v_state := CASE p_move WHEN MOVE.COMPLETE THEN STATE.COMPLETED WHEN MOVE.FAIL THEN STATE.FAILED ELSE STATE.CANCELLED END;
     PERFORM fairlane.end_job(l, v_state, p_reason, p_result, p_error, p_group, p_move, m);
     RETURN v_state;
 END $$;
@@ -228,7 +228,7 @@ BEGIN
         PERFORM fairlane.hand_on_all(v_completed.lanes, v_completed.vacated, v_completed.flows, v_completed.classes, m);
     END IF;
     acceptances := array_fill(0::smallint, ARRAY[cardinality(p_ids)]);
-    states := array_fill(4::smallint, ARRAY[cardinality(p_ids)]);
+    states := array_fill(STATE.COMPLETED::smallint, ARRAY[cardinality(p_ids)]);
     IF cardinality(v_done) < cardinality(p_ids) THEN
         FOR i IN 1 .. cardinality(p_ids) LOOP
             IF p_seqs[i] = ANY (v_done) AND coalesce(p_moves[i], 3) = 3 THEN
@@ -238,10 +238,10 @@ BEGIN
             END IF;
             SELECT * INTO l FROM fairlane.live r WHERE r.seq = p_seqs[i] AND r.session = v_holder AND r.fence = p_fences[i] FOR UPDATE;
             IF FOUND THEN
-                states[i] := fairlane.apply(l, coalesce(p_moves[i], 3::smallint), coalesce(p_delays[i], 0), p_results[i], p_reasons[i],
+                states[i] := fairlane.apply(l, coalesce(p_moves[i], MOVE.COMPLETE::smallint), coalesce(p_delays[i], 0), p_results[i], p_reasons[i],
                     p_errors[i], p_groups[i], s.id, CASE WHEN s.idx IS NULL THEN s.host ELSE s.pool || '/' || s.idx END, m);
             ELSE
-                v_judged := fairlane.judge(s.id, p_ids[i], p_fences[i], coalesce(p_moves[i], 3::smallint));
+                v_judged := fairlane.judge(s.id, p_ids[i], p_fences[i], coalesce(p_moves[i], MOVE.COMPLETE::smallint));
                 acceptances[i] := v_judged.acceptance;
                 states[i] := v_judged.state;
             END IF;
@@ -266,7 +266,7 @@ BEGIN
     freed := '{0,0,0}';
     SELECT array_agg(g.seq ORDER BY g.seq), array_agg(g.fence ORDER BY g.seq), array_agg(g.result ORDER BY g.seq)
     INTO v_asked, v_fences, v_results FROM unnest(p_seqs, p_fences, p_moves, p_results) g(seq, fence, move, result)
-    WHERE g.move = 3 OR p_moves IS NULL;
+    WHERE g.move = MOVE.COMPLETE OR p_moves IS NULL;
     -- A second one for the same job is judged by what the first has stored: one by one.
     IF v_asked IS NULL OR (SELECT count(DISTINCT g) FROM unnest(v_asked) g) < cardinality(v_asked) THEN
         RETURN;
@@ -278,7 +278,7 @@ BEGIN
             r.expires_at IS NOT NULL OR r.inbox <> '' AS aside
     ), kept AS (
         INSERT INTO fairlane.outcome (seq, queue, state, result, session, move, arrival, attempt, fence, started_at, finished_at, refused)
-        SELECT g.seq, g.queue, 4, v_results[width_bucket(g.seq, v_asked)], p_holder, 3, g.arrival, g.attempt, g.fence, g.started_at,
+        SELECT g.seq, g.queue, STATE.COMPLETED, v_results[width_bucket(g.seq, v_asked)], p_holder, MOVE.COMPLETE, g.arrival, g.attempt, g.fence, g.started_at,
             m.now, g.refused FROM gone g
     ), counted AS (
         INSERT INTO fairlane.tally (queue, class, running, completed)
@@ -287,7 +287,7 @@ BEGIN
     SELECT array_agg(g.seq), array_agg(DISTINCT g.queue), array_agg(g.lane) FILTER (WHERE g.lane IS NOT NULL),
         array_agg(g.granted::integer) FILTER (WHERE g.lane IS NOT NULL), array_agg(g.flow) FILTER (WHERE g.lane IS NOT NULL),
         array_agg(g.class) FILTER (WHERE g.lane IS NOT NULL),
-        ARRAY[count(*) FILTER (WHERE g.class = 0), count(*) FILTER (WHERE g.class = 1), count(*) FILTER (WHERE g.class = 2)],
+        ARRAY[count(*) FILTER (WHERE g.class = CLASS.HIGH), count(*) FILTER (WHERE g.class = CLASS.NORMAL), count(*) FILTER (WHERE g.class = CLASS.LOW)],
         array_agg(g.seq) FILTER (WHERE g.aside)
     INTO done, v_queues, lanes, vacated, flows, classes, freed, v_aside FROM gone g;
     IF done IS NULL THEN
@@ -411,7 +411,7 @@ BEGIN
             INSERT INTO fairlane.progress (seq, value) VALUES (v_seq, p_values[i])
             ON CONFLICT (seq) DO UPDATE SET value = excluded.value;
             acceptances[i] := 0;
-            states[i] := 3;
+            states[i] := STATE.RUNNING;
             PERFORM fairlane.tell('job:' || p_ids[i]);
         ELSE
             v_judged := fairlane.judge(p_session, p_ids[i], p_fences[i], NULL);

@@ -66,7 +66,7 @@ BEGIN
         PERFORM fairlane.refuse('FL008', 'must not be NULL', CASE WHEN p_class IS NULL THEN 'class' WHEN p_cost IS NULL THEN 'cost'
             ELSE 'retries' END);
     END IF;
-    PERFORM fairlane.check_number('class', p_class, 0, 2);
+    PERFORM fairlane.check_number('class', p_class, CLASS.HIGH, CLASS.LOW);
     PERFORM fairlane.check_number('cost', p_cost, 0.01, 100);
     PERFORM fairlane.check_number('delay', p_delay, 0, 315360000);
     PERFORM fairlane.check_number('run_at', p_run_at, 0, 1e11);
@@ -94,7 +94,7 @@ BEGIN
     END IF;
     FOR i IN 1 .. cardinality(p_ids) LOOP
         PERFORM fairlane.check_new(p_ids[i], coalesce(p_tasks[i], p_tasks[1]), coalesce(p_queues[i], p_queues[1]), p_payloads[i],
-            p_lanes[i], coalesce(p_classes[i], 1::smallint), coalesce(p_costs[i], 1.0), p_delays[i], p_run_ats[i], p_expires[i],
+            p_lanes[i], coalesce(p_classes[i], CLASS.NORMAL::smallint), coalesce(p_costs[i], 1.0), p_delays[i], p_run_ats[i], p_expires[i],
             coalesce(p_retries[i], 3), p_backoffs[i], p_timeouts[i], coalesce(p_pools[i], 'default'), p_retry_ofs[i], p_headers[i]);
     END LOOP;
 END $$;
@@ -107,7 +107,7 @@ DECLARE
 BEGIN
     FOR r IN SELECT * FROM unnest(p_kinds, p_uniques, p_unique_fors, p_stickies, p_workers, p_ttls, p_crons)
         g(kind, uniq, unique_for, sticky, worker, ttl, cron) LOOP
-        IF r.kind NOT IN (0, 2) THEN
+        IF r.kind NOT IN (KIND.JOB, KIND.BROADCAST) THEN
             PERFORM fairlane.refuse('FL008', 'this role sends jobs and broadcasts; turns and clean-ups need the rights of a worker',
                 'kind');
         ELSIF r.cron IS NOT NULL THEN

@@ -18,12 +18,12 @@ RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO fairlane.tally (queue, class, scheduled, pending, running, slotless, completed, failed, cancelled)
     VALUES (p_queue, p_class,
-        (p_becomes IS NOT DISTINCT FROM 1)::integer - (p_was IS NOT DISTINCT FROM 1)::integer,
-        (p_becomes IS NOT DISTINCT FROM 2)::integer - (p_was IS NOT DISTINCT FROM 2)::integer,
-        (p_becomes IS NOT DISTINCT FROM 3)::integer - (p_was IS NOT DISTINCT FROM 3)::integer,
+        (p_becomes IS NOT DISTINCT FROM STATE.SCHEDULED)::integer - (p_was IS NOT DISTINCT FROM STATE.SCHEDULED)::integer,
+        (p_becomes IS NOT DISTINCT FROM STATE.PENDING)::integer - (p_was IS NOT DISTINCT FROM STATE.PENDING)::integer,
+        (p_becomes IS NOT DISTINCT FROM STATE.RUNNING)::integer - (p_was IS NOT DISTINCT FROM STATE.RUNNING)::integer,
         p_slotless,
-        (p_becomes IS NOT DISTINCT FROM 4)::integer, (p_becomes IS NOT DISTINCT FROM 5)::integer,
-        (p_becomes IS NOT DISTINCT FROM 6)::integer);
+        (p_becomes IS NOT DISTINCT FROM STATE.COMPLETED)::integer, (p_becomes IS NOT DISTINCT FROM STATE.FAILED)::integer,
+        (p_becomes IS NOT DISTINCT FROM STATE.CANCELLED)::integer);
 END $$;
 
 CREATE FUNCTION fairlane.queue_number(p_name text) RETURNS integer LANGUAGE plpgsql AS $$
@@ -41,7 +41,7 @@ END $$;
 -- Whether a job has anything that few have, and so a row in `aside`.
 CREATE FUNCTION fairlane.is_aside(l fairlane.live) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
-    RETURN l.state = 1 OR l.gate IN (1, 2, 4) OR l.inbox <> ''
+    RETURN l.state = STATE.SCHEDULED OR l.gate IN (GATE.UNBOUND, GATE.CLEANUP, GATE.PARENT) OR l.inbox <> ''
         OR num_nonnulls(l.expires_at, l.binding, l.waiter) > 0;
 END $$;
 
@@ -50,7 +50,7 @@ CREATE FUNCTION fairlane.set_aside(l fairlane.live) RETURNS void LANGUAGE plpgsq
 BEGIN
     IF fairlane.is_aside(l) THEN
         INSERT INTO fairlane.aside (seq, arrival, waiter, binding, granted_at, due, expires_at, class, gate, scheduled, inbox)
-        VALUES (l.seq, l.arrival, l.waiter, l.binding, l.granted_at, l.due, l.expires_at, l.class, l.gate, l.state = 1, l.inbox)
+        VALUES (l.seq, l.arrival, l.waiter, l.binding, l.granted_at, l.due, l.expires_at, l.class, l.gate, l.state = STATE.SCHEDULED, l.inbox)
         ON CONFLICT (seq) DO UPDATE SET arrival = excluded.arrival, binding = excluded.binding, granted_at = excluded.granted_at,
             due = excluded.due, expires_at = excluded.expires_at, gate = excluded.gate, scheduled = excluded.scheduled, inbox = excluded.inbox;
     ELSE

@@ -24,8 +24,8 @@ END $$;
 CREATE FUNCTION fairlane.room(p_total integer, p_high integer, p_normal integer, r0 bigint, r1 bigint, r2 bigint, p_class integer)
 RETURNS integer LANGUAGE sql IMMUTABLE AS $$
     SELECT greatest(0, least(p_total - r0 - r1 - r2,
-        CASE WHEN p_class >= 1 THEN p_total - p_high - r1 - r2 ELSE p_total END,
-        CASE WHEN p_class = 2 THEN p_total - p_high - p_normal - r2 ELSE p_total END))::integer
+        CASE WHEN p_class >= CLASS.NORMAL THEN p_total - p_high - r1 - r2 ELSE p_total END,
+        CASE WHEN p_class = CLASS.LOW THEN p_total - p_high - p_normal - r2 ELSE p_total END))::integer
 $$;
 
 -- The limited lane of a key, made when it has no jobs yet; nothing (a NULL id) when the lane has no limit.
@@ -47,8 +47,8 @@ END $$;
 -- Start a turn in its waiter: it is never claimed.
 CREATE FUNCTION fairlane.start_turn(l fairlane.live, m fairlane.moment) RETURNS fairlane.live LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM fairlane.tally_move(l.queue, l.class, l.state, 3, 1);
-    l.state := 3;
+    PERFORM fairlane.tally_move(l.queue, l.class, l.state, STATE.RUNNING, 1);
+    l.state := STATE.RUNNING;
     l.session := l.waiter;
     l.fence := l.fence + 1;
     l.attempt := l.attempt + 1;
@@ -62,9 +62,9 @@ END $$;
 -- A granted job: a turn starts, a job that nothing else holds becomes claimable.
 CREATE FUNCTION fairlane.open_job(l fairlane.live, m fairlane.moment) RETURNS fairlane.live LANGUAGE plpgsql AS $$
 BEGIN
-    IF l.kind = 1 THEN
+    IF l.kind = KIND.TURN THEN
         RETURN fairlane.start_turn(l, m);
-    ELSIF l.gate = 0 THEN
+    ELSIF l.gate = GATE.NONE THEN
         RETURN fairlane.enter(l, m);
     ELSIF l.lane IS NOT NULL THEN
         l.granted_at := m.now;
@@ -109,13 +109,13 @@ BEGIN
     l.lane := n.id;
     l.granted := false;
     l.rank := CASE WHEN n.ordered THEN 0 ELSE l.class END;
-    IF l.kind = 1 AND l.expires_at < m.now THEN
+    IF l.kind = KIND.TURN AND l.expires_at < m.now THEN
         RETURN l;  -- too late to start; the sweeper cancels it
     END IF;
     IF n.granted < n.places THEN
         UPDATE fairlane.lane SET granted = granted + 1 WHERE id = n.id;
         l.granted := true;
-    ELSIF NOT n.ordered AND l.class < 2 THEN
+    ELSIF NOT n.ordered AND l.class < CLASS.LOW THEN
         -- In an unordered lane a job of a higher class takes the place of the weakest one that has not started.
         w := fairlane.weakest(n.id);
         IF w.class > l.class THEN
@@ -132,7 +132,7 @@ END $$;
 -- The gate of a pending job has opened.
 CREATE FUNCTION fairlane.ungate(l fairlane.live, m fairlane.moment) RETURNS fairlane.live LANGUAGE plpgsql AS $$
 BEGIN
-    l.gate := 0;
+    l.gate := GATE.NONE;
     IF l.granted THEN
         RETURN fairlane.open_job(l, m);
     END IF;
@@ -172,7 +172,7 @@ DECLARE
 BEGIN
     SELECT * INTO l FROM fairlane.live x WHERE x.seq = p_seq;
     l.granted := true;
-    IF l.state = 2 THEN
+    IF l.state = STATE.PENDING THEN
         l := fairlane.open_job(l, m);
     END IF;
     PERFORM fairlane.save(l);

@@ -25,12 +25,12 @@ BEGIN
     SELECT * INTO n FROM fairlane.lane x WHERE x.queue = q.id AND x.key = p_lane;
     v_ordered := coalesce(n.ordered, false);
     v_after := ARRAY(SELECT CASE WHEN r.rank > p_rank THEN -1 WHEN r.rank = p_rank THEN p_after END
-        FROM (SELECT CASE WHEN v_ordered THEN 0 ELSE c END AS rank, c FROM generate_series(0, 2) c) r ORDER BY r.c);
+        FROM (SELECT CASE WHEN v_ordered THEN 0 ELSE c END AS rank, c FROM generate_series(CLASS.HIGH, CLASS.LOW) c) r ORDER BY r.c);
     IF p_running THEN
         v_seqs := ARRAY(SELECT x.seq FROM fairlane.live x CROSS JOIN LATERAL (SELECT i.lane FROM fairlane.job i WHERE i.seq = x.seq OFFSET 0) j
                 WHERE x.session IS NOT NULL AND x.queue = q.id AND j.lane IS NOT DISTINCT FROM p_lane
             UNION ALL SELECT a.seq FROM fairlane.aside a CROSS JOIN LATERAL (SELECT i.queue, i.lane FROM fairlane.job i WHERE i.seq = a.seq OFFSET 0) j
-                WHERE a.gate = 4 AND j.queue = q.id AND j.lane IS NOT DISTINCT FROM p_lane);
+                WHERE a.gate = GATE.PARENT AND j.queue = q.id AND j.lane IS NOT DISTINCT FROM p_lane);
     END IF;
     v_seqs := v_seqs || ARRAY(SELECT r.seq FROM fairlane.domain d
         CROSS JOIN LATERAL (SELECT x.id, x.head FROM fairlane.flows x
@@ -41,16 +41,16 @@ BEGIN
     IF n.id IS NULL THEN
         v_gated := ARRAY(SELECT a.seq FROM fairlane.aside a
             CROSS JOIN LATERAL (SELECT x.queue, x.state, x.lane FROM fairlane.live x WHERE x.seq = a.seq OFFSET 0) x
-            WHERE a.gate IN (1, 2) AND x.queue = q.id AND x.state = 2 AND x.lane IS NULL LIMIT p_whole);
+            WHERE a.gate IN (GATE.UNBOUND, GATE.CLEANUP) AND x.queue = q.id AND x.state = STATE.PENDING AND x.lane IS NULL LIMIT p_whole);
         v_seqs := v_seqs || ARRAY(SELECT j.seq FROM unnest(v_gated) g (seq) JOIN fairlane.job j ON j.seq = g.seq
             WHERE j.lane IS NOT DISTINCT FROM p_lane);
     ELSE
-        v_seqs := v_seqs || ARRAY(SELECT w.seq FROM generate_series(0, CASE WHEN v_ordered THEN 0 ELSE 2 END) r (rank)
+        v_seqs := v_seqs || ARRAY(SELECT w.seq FROM generate_series(CLASS.HIGH, CASE WHEN v_ordered THEN CLASS.HIGH ELSE CLASS.LOW END) r (rank)
                 CROSS JOIN LATERAL (SELECT x.seq FROM fairlane.live x WHERE x.lane = n.id AND x.lane IS NOT NULL AND x.session IS NULL
                     AND NOT x.granted AND x.rank = r.rank::smallint AND x.arrival > v_after[r.rank + 1]
                     ORDER BY x.lane, x.granted, x.rank, x.arrival LIMIT p_count) w
             UNION ALL SELECT x.seq FROM fairlane.live x WHERE x.lane = n.id AND x.lane IS NOT NULL AND x.session IS NULL AND x.granted
-                AND (x.due IS NOT NULL OR x.gate > 0) AND x.state < 3);
+                AND (x.due IS NOT NULL OR x.gate > GATE.NONE) AND x.state < STATE.RUNNING);
     END IF;
     RETURN QUERY SELECT q.declared, q.override, (SELECT json_agg(json_build_array(
             l.seq, j.id, j.task, l.state, l.class, j.enqueued_at, l.attempt, l.started_at, l.arrival))

@@ -21,7 +21,7 @@ BEGIN
             SELECT t.queue, t.class, t.scheduled, t.pending, t.running, t.completed, t.failed, t.cancelled
             FROM fairlane.tally t
             UNION ALL
-            SELECT l.queue, l.class, 0, 1, 0, 0, 0, 0 FROM fairlane.live l WHERE l.state = 0
+            SELECT l.queue, l.class, 0, 1, 0, 0, 0, 0 FROM fairlane.live l WHERE l.state = STATE.ARRIVING
         ) x GROUP BY x.queue, x.class
     ), present AS MATERIALIZED (
         SELECT s.queues FROM fairlane.session s WHERE s.state = 'live' AND s.kind = 'worker' AND s.expires > v_lease
@@ -72,7 +72,7 @@ BEGIN
         SELECT DISTINCT ON (g.key) g.key, g.seq FROM (SELECT coalesce(j.lane, '') AS key, x.arrival, a.seq FROM fairlane.aside a
             CROSS JOIN LATERAL (SELECT x.queue, x.state, x.lane, x.arrival FROM fairlane.live x WHERE x.seq = a.seq OFFSET 0) x
             CROSS JOIN LATERAL (SELECT i.lane FROM fairlane.job i WHERE i.seq = a.seq OFFSET 0) j
-            WHERE a.gate IN (1, 2) AND x.queue = q.id AND x.state = 2 AND x.lane IS NULL LIMIT p_whole) g
+            WHERE a.gate IN (GATE.UNBOUND, GATE.CLEANUP) AND x.queue = q.id AND x.state = STATE.PENDING AND x.lane IS NULL LIMIT p_whole) g
         ORDER BY g.key, g.arrival) y;
     SELECT coalesce(sum(t.pending), 0) INTO v_pending FROM fairlane.tally t WHERE t.queue = q.id;
     IF v_pending > p_whole THEN
@@ -82,7 +82,7 @@ BEGIN
                 SELECT x.seq FROM fairlane.live x TABLESAMPLE SYSTEM (least(100.0, 100.0 * c_pages
                     * current_setting('block_size')::integer / greatest(1, pg_relation_size('fairlane.live'))))
                 -- One in five: the jobs of a page are often of one lane, so many pages tell more than many jobs.
-                WHERE random() < 0.2 AND x.queue = q.id AND x.state = 2) s
+                WHERE random() < 0.2 AND x.queue = q.id AND x.state = STATE.PENDING) s
             CROSS JOIN LATERAL (SELECT i.lane FROM fairlane.job i WHERE i.seq = s.seq OFFSET 0) j
             GROUP BY 1 ORDER BY 2 DESC) y;
     END IF;
@@ -120,17 +120,17 @@ BEGIN
                             WHERE d.queue = q.id LIMIT v_most)
                         UNION ALL (SELECT 1 FROM fairlane.lane n
                             CROSS JOIN LATERAL (SELECT 1 FROM fairlane.live x WHERE x.lane = n.id AND x.lane IS NOT NULL
-                                AND NOT x.granted AND x.session IS NULL AND x.state = 2 LIMIT v_most) r
+                                AND NOT x.granted AND x.session IS NULL AND x.state = STATE.PENDING LIMIT v_most) r
                             WHERE n.queue = q.id AND n.key = k.key LIMIT v_most) LIMIT v_most) o) c
                     -- What waits behind a gate, and is not counted with those that wait for a place.
                     UNION ALL SELECT coalesce(g.lane, ''), count(*), 0 FROM (SELECT j.lane FROM fairlane.aside a
                         CROSS JOIN LATERAL (SELECT x.queue, x.state, x.lane, x.granted FROM fairlane.live x WHERE x.seq = a.seq OFFSET 0) x
                         CROSS JOIN LATERAL (SELECT i.lane FROM fairlane.job i WHERE i.seq = a.seq OFFSET 0) j
-                        WHERE a.gate IN (1, 2) AND x.queue = q.id AND x.state = 2 AND (x.lane IS NULL OR x.granted) LIMIT p_whole) g GROUP BY 1
+                        WHERE a.gate IN (GATE.UNBOUND, GATE.CLEANUP) AND x.queue = q.id AND x.state = STATE.PENDING AND (x.lane IS NULL OR x.granted) LIMIT p_whole) g GROUP BY 1
                     UNION ALL SELECT coalesce(j.lane, ''), 0, count(*) FROM fairlane.live x JOIN fairlane.job j ON j.seq = x.seq
                         WHERE x.session IS NOT NULL AND x.queue = q.id GROUP BY 1
                     UNION ALL SELECT '', 0, count(*) FROM fairlane.aside a JOIN fairlane.live x ON x.seq = a.seq
-                        WHERE a.gate = 4 AND x.queue = q.id) w
+                        WHERE a.gate = GATE.PARENT AND x.queue = q.id) w
                 GROUP BY w.key) z
             WHERE z.waiting + z.running > 0) o
             WHERE p_pending IS NULL OR o.pending < p_pending OR o.pending = p_pending AND (o.running < p_running
@@ -151,10 +151,10 @@ BEGIN
             AND y.session IS NULL AND y.arrival = f.head LIMIT 1) l
         WHERE d.queue = p_queue
         UNION ALL
-        SELECT l.arrival, l.seq FROM fairlane.lane n CROSS JOIN generate_series(0, 2) r (rank)
+        SELECT l.arrival, l.seq FROM fairlane.lane n CROSS JOIN generate_series(CLASS.HIGH, CLASS.LOW) r (rank)
         CROSS JOIN generate_series(0, 1) g (granted) CROSS JOIN LATERAL (SELECT y.arrival, y.seq FROM fairlane.live y
             WHERE y.lane = n.id AND y.lane IS NOT NULL AND y.session IS NULL AND y.granted = (g.granted = 1)
-            AND y.rank = r.rank::smallint AND y.state = 2 ORDER BY y.lane, y.granted, y.rank, y.arrival LIMIT 1) l
+            AND y.rank = r.rank::smallint AND y.state = STATE.PENDING ORDER BY y.lane, y.granted, y.rank, y.arrival LIMIT 1) l
         WHERE n.queue = p_queue AND n.key = p_key
         UNION ALL
         SELECT y.arrival, y.seq FROM fairlane.live y WHERE y.seq = p_gated
@@ -179,14 +179,14 @@ BEGIN
         WHERE d.queue = p_queue
         UNION ALL
         SELECT l.arrival, l.seq FROM (SELECT y.id FROM fairlane.lane y WHERE y.queue = p_queue LIMIT p_lanes) n
-        CROSS JOIN generate_series(0, 2) r (rank) CROSS JOIN LATERAL (SELECT y.arrival, y.seq FROM fairlane.live y
+        CROSS JOIN generate_series(CLASS.HIGH, CLASS.LOW) r (rank) CROSS JOIN LATERAL (SELECT y.arrival, y.seq FROM fairlane.live y
             WHERE y.lane = n.id AND y.lane IS NOT NULL AND y.session IS NULL AND NOT y.granted AND y.rank = r.rank::smallint
             ORDER BY y.lane, y.granted, y.rank, y.arrival LIMIT 1) l
         UNION ALL
-        SELECT l.arrival, l.seq FROM (SELECT y.seq FROM fairlane.aside y WHERE y.gate IN (1, 2)
+        SELECT l.arrival, l.seq FROM (SELECT y.seq FROM fairlane.aside y WHERE y.gate IN (GATE.UNBOUND, GATE.CLEANUP)
             ORDER BY y.gate, y.inbox, y.arrival LIMIT p_lanes) a
         CROSS JOIN LATERAL (SELECT y.arrival, y.seq FROM fairlane.live y
-            WHERE y.seq = a.seq AND y.queue = p_queue AND y.state = 2 AND y.arrival IS NOT NULL OFFSET 0) l
+            WHERE y.seq = a.seq AND y.queue = p_queue AND y.state = STATE.PENDING AND y.arrival IS NOT NULL OFFSET 0) l
     ) x ORDER BY x.arrival LIMIT 1;
     RETURN (SELECT greatest(j.enqueued_at + coalesce(j.delay, 0), j.run_at,
             (SELECT a.ended_at FROM fairlane.attempt a WHERE a.seq = j.seq ORDER BY a.fence DESC LIMIT 1))

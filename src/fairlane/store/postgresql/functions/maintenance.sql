@@ -21,30 +21,30 @@ BEGIN
     expired := 0;
     v_expired := ARRAY(SELECT a.seq FROM fairlane.aside a
         CROSS JOIN LATERAL (SELECT x.state FROM fairlane.live x WHERE x.seq = a.seq OFFSET 0) y
-        WHERE a.expires_at <= m.now AND y.state IN (1, 2) ORDER BY a.expires_at LIMIT p_limit);
-    FOR c IN 0 .. 2 LOOP
+        WHERE a.expires_at <= m.now AND y.state IN (STATE.SCHEDULED, STATE.PENDING) ORDER BY a.expires_at LIMIT p_limit);
+    FOR c IN CLASS.HIGH .. CLASS.LOW LOOP
         v_due := v_due || ARRAY(SELECT y.seq FROM (
                 SELECT x.seq, x.due FROM fairlane.aside x WHERE x.class = c AND x.scheduled AND x.due <= m.now
                 ORDER BY x.due LIMIT p_limit - cardinality(v_due)) y
             CROSS JOIN LATERAL (SELECT i.id FROM fairlane.job i WHERE i.seq = y.seq OFFSET 0) j ORDER BY y.due, j.id COLLATE "C");
     END LOOP;
-    v_over := ARRAY(SELECT x.seq FROM fairlane.aside x WHERE x.gate = 4 AND x.due <= m.now LIMIT p_limit);
+    v_over := ARRAY(SELECT x.seq FROM fairlane.aside x WHERE x.gate = GATE.PARENT AND x.due <= m.now LIMIT p_limit);
     more := p_limit IN (cardinality(v_expired), cardinality(v_due), cardinality(v_over));
     IF cardinality(v_expired || v_due || v_over) > 0 THEN
         PERFORM fairlane.lock_for(v_expired || v_due || v_over);
         m := fairlane.moment_of(p_now, p_lease);
         PERFORM fairlane.check_term(p_term, true, m);
         -- First many at once, then those that end one by one; of these the ones that hold the place of a lane come last.
-        v_expired := ARRAY(SELECT x.seq FROM fairlane.live x WHERE x.seq = ANY (v_expired) AND x.state IN (1, 2)
+        v_expired := ARRAY(SELECT x.seq FROM fairlane.live x WHERE x.seq = ANY (v_expired) AND x.state IN (STATE.SCHEDULED, STATE.PENDING)
             AND x.expires_at <= m.now ORDER BY x.granted, x.expires_at FOR UPDATE SKIP LOCKED);
         topics := ARRAY(SELECT 'job:' || j.id FROM fairlane.job j WHERE j.seq = ANY (v_expired));
         expired := fairlane.end_waiting(v_expired, 'expired', m);
         FOREACH v_seq IN ARRAY v_expired LOOP
             -- Read one by one: the end of one job can let another into line (a clean-up, a job behind it).
-            SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.state IN (1, 2) AND x.expires_at <= m.now
+            SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.state IN (STATE.SCHEDULED, STATE.PENDING) AND x.expires_at <= m.now
             FOR UPDATE SKIP LOCKED;
             IF FOUND THEN
-                PERFORM fairlane.end_job(l, 6::smallint, 'expired', NULL, NULL, NULL, NULL, m);
+                PERFORM fairlane.end_job(l, STATE.CANCELLED::smallint, 'expired', NULL, NULL, NULL, NULL, m);
                 expired := expired + 1;
             END IF;
         END LOOP;
@@ -53,13 +53,13 @@ BEGIN
         topics := topics || fairlane.topics() || ARRAY(SELECT 'job:' || j.id FROM fairlane.job j WHERE j.seq = ANY (v_due));
     END IF;
     SELECT CASE WHEN min(t.moment) > m.now THEN min(t.moment) - m.now ELSE 0 END INTO next_due FROM (
-        (SELECT x.due AS moment FROM fairlane.aside x WHERE x.class = 0 AND x.scheduled ORDER BY x.due LIMIT 1)
-        UNION ALL (SELECT x.due FROM fairlane.aside x WHERE x.class = 1 AND x.scheduled ORDER BY x.due LIMIT 1)
-        UNION ALL (SELECT x.due FROM fairlane.aside x WHERE x.class = 2 AND x.scheduled ORDER BY x.due LIMIT 1)
+        (SELECT x.due AS moment FROM fairlane.aside x WHERE x.class = CLASS.HIGH AND x.scheduled ORDER BY x.due LIMIT 1)
+        UNION ALL (SELECT x.due FROM fairlane.aside x WHERE x.class = CLASS.NORMAL AND x.scheduled ORDER BY x.due LIMIT 1)
+        UNION ALL (SELECT x.due FROM fairlane.aside x WHERE x.class = CLASS.LOW AND x.scheduled ORDER BY x.due LIMIT 1)
         UNION ALL (SELECT a.expires_at FROM fairlane.aside a
             CROSS JOIN LATERAL (SELECT x.state FROM fairlane.live x WHERE x.seq = a.seq OFFSET 0) y
-            WHERE a.expires_at IS NOT NULL AND y.state IN (1, 2) ORDER BY a.expires_at LIMIT 1)
-        UNION ALL SELECT min(x.due) FROM fairlane.aside x WHERE x.gate = 4) t HAVING min(t.moment) IS NOT NULL;
+            WHERE a.expires_at IS NOT NULL AND y.state IN (STATE.SCHEDULED, STATE.PENDING) ORDER BY a.expires_at LIMIT 1)
+        UNION ALL SELECT min(x.due) FROM fairlane.aside x WHERE x.gate = GATE.PARENT) t HAVING min(t.moment) IS NOT NULL;
     IF next_due = 0 AND cardinality(v_expired || v_due || v_over) = 0 THEN
         -- Something is due that cannot be found by its identity. With another one the next pass takes it.
         PERFORM fairlane.adopt(ARRAY(SELECT x.seq FROM fairlane.aside x WHERE x.scheduled AND x.due <= m.now));
@@ -95,8 +95,8 @@ BEGIN
               FROM unnest(p_seqs) WITH ORDINALITY g(seq, ord)
               CROSS JOIN LATERAL (
                   SELECT v.queue, v.class, v.state, coalesce(v.due > m.now, false) AS later,
-                      v.kind <> 0 OR v.lane IS NOT NULL OR v.arrival IS NOT NULL AS kept
-                  FROM fairlane.live v WHERE v.seq = g.seq AND (v.state = 0 OR (v.state = 1 AND v.due <= m.now)) OFFSET 0) x
+                      v.kind <> KIND.JOB OR v.lane IS NOT NULL OR v.arrival IS NOT NULL AS kept
+                  FROM fairlane.live v WHERE v.seq = g.seq AND (v.state = STATE.ARRIVING OR (v.state = STATE.SCHEDULED AND v.due <= m.now)) OFFSET 0) x
               CROSS JOIN LATERAL (
                   SELECT i.lane, x.kept OR i.sticky IS NOT NULL OR i.direct IS NOT NULL OR CASE WHEN i.lane IS NOT NULL
                       AND (SELECT q.ruled FROM fairlane.queue q WHERE q.id = i.queue)
@@ -106,13 +106,13 @@ BEGIN
     LOOP
         IF r.alone THEN
             SELECT * INTO l FROM fairlane.live x WHERE x.seq = r.seqs[1];
-            IF l.state = 1 THEN
+            IF l.state = STATE.SCHEDULED THEN
                 PERFORM fairlane.promote_job(l, m);
             ELSE
                 PERFORM fairlane.admit_one(l, m);
             END IF;
         ELSIF r.later THEN
-            UPDATE fairlane.live SET state = 1, gate = 0 WHERE seq = ANY (r.seqs);
+            UPDATE fairlane.live SET state = STATE.SCHEDULED, gate = GATE.NONE WHERE seq = ANY (r.seqs);
             PERFORM fairlane.set_aside(x) FROM fairlane.live x WHERE x.seq = ANY (r.seqs);
         ELSE
             -- Those that go together arrive in their order, of whatever class they are.
@@ -141,12 +141,12 @@ DECLARE
     v_heads bigint[];
 BEGIN
     v_flows := fairlane.flows_of(d, p_lanes);
-    UPDATE fairlane.live u SET state = 2, due = NULL, gate = 0, granted = true, inbox = '',
+    UPDATE fairlane.live u SET state = STATE.PENDING, due = NULL, gate = GATE.NONE, granted = true, inbox = '',
         (arrival, flow) = (SELECT p_arrivals[n], v_flows[n] FROM array_position(p_seqs, u.seq) n)
     WHERE u.seq = ANY (p_seqs);
     -- Nothing is left of what few have, but that some expire.
     DELETE FROM fairlane.aside a WHERE a.seq = ANY (p_seqs) AND a.expires_at IS NULL;
-    UPDATE fairlane.aside u SET due = NULL, scheduled = false, gate = 0, inbox = '', arrival = p_arrivals[array_position(p_seqs, u.seq)]
+    UPDATE fairlane.aside u SET due = NULL, scheduled = false, gate = GATE.NONE, inbox = '', arrival = p_arrivals[array_position(p_seqs, u.seq)]
     WHERE u.seq = ANY (p_seqs);
     SELECT array_agg(x.flow ORDER BY x.flow), array_agg(x.head ORDER BY x.flow) INTO v_flows, v_heads FROM (
         SELECT g.flow, min(g.arrival) AS head FROM unnest(v_flows, p_arrivals) g(flow, arrival) GROUP BY g.flow) x;
@@ -156,15 +156,15 @@ END $$;
 -- Admit one arriving job of any sort.
 CREATE FUNCTION fairlane.admit_one(l fairlane.live, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    l.gate := 0;
+    l.gate := GATE.NONE;
     IF l.due > m.now THEN
-        l.state := 1;
+        l.state := STATE.SCHEDULED;
     ELSE
-        l.state := 2;
+        l.state := STATE.PENDING;
         l.due := NULL;
     END IF;
     PERFORM fairlane.tally_move(l.queue, l.class, NULL, l.state);
-    IF l.state = 2 THEN
+    IF l.state = STATE.PENDING THEN
         l := fairlane.admit_job(l, m);
     END IF;
     PERFORM fairlane.save(l);
@@ -192,9 +192,9 @@ BEGIN
     admitted := 0;
     moved := 0;
     repaired := 0;
-    IF EXISTS (SELECT 1 FROM fairlane.live x WHERE x.state = 0) THEN
+    IF EXISTS (SELECT 1 FROM fairlane.live x WHERE x.state = STATE.ARRIVING) THEN
         v_arriving := ARRAY(SELECT a.seq FROM fairlane.queue q CROSS JOIN LATERAL (
-            SELECT x.seq FROM fairlane.live x WHERE x.queue = q.id AND x.state = 0 ORDER BY x.seq LIMIT p_limit) a
+            SELECT x.seq FROM fairlane.live x WHERE x.queue = q.id AND x.state = STATE.ARRIVING ORDER BY x.seq LIMIT p_limit) a
             ORDER BY a.seq LIMIT p_limit);
     END IF;
     v_unbound := fairlane.bindable(p_limit, m);
@@ -236,9 +236,9 @@ END $$;
 -- Jobs that wait unbound although their pool has a live worker.
 CREATE FUNCTION fairlane.bindable(p_limit integer, m fairlane.moment) RETURNS bigint[] LANGUAGE sql STABLE AS $$
     WITH RECURSIVE waiting (inbox) AS (
-        SELECT (SELECT min(x.inbox) FROM fairlane.aside x WHERE x.gate = 1)
+        SELECT (SELECT min(x.inbox) FROM fairlane.aside x WHERE x.gate = GATE.UNBOUND)
         UNION ALL
-        SELECT (SELECT min(x.inbox) FROM fairlane.aside x WHERE x.gate = 1 AND x.inbox > w.inbox) FROM waiting w WHERE w.inbox IS NOT NULL
+        SELECT (SELECT min(x.inbox) FROM fairlane.aside x WHERE x.gate = GATE.UNBOUND AND x.inbox > w.inbox) FROM waiting w WHERE w.inbox IS NOT NULL
     )
     SELECT ARRAY(SELECT s.seq FROM waiting w CROSS JOIN LATERAL unnest(fairlane.unbound(rtrim(w.inbox, '/'), p_limit)) s(seq)
         WHERE EXISTS (SELECT 1 FROM fairlane.session v WHERE v.pool = rtrim(w.inbox, '/') AND v.idx IS NOT NULL AND v.state = 'live'

@@ -14,12 +14,12 @@ BEGIN
         v_flows := fairlane.flows_of(d, ARRAY['']);
         v_heads := ARRAY[v_first];
         INSERT INTO fairlane.live (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
-        SELECT p_seqs[g.i], p_queue, p_class, coalesce(p_costs[g.i], 1.0), 2, v_first + g.i - 1, v_flows[1], true, m.now + p_expires[g.i]
+        SELECT p_seqs[g.i], p_queue, p_class, coalesce(p_costs[g.i], 1.0), STATE.PENDING, v_first + g.i - 1, v_flows[1], true, m.now + p_expires[g.i]
         FROM generate_series(1, cardinality(p_seqs)) g(i);
     ELSE
         v_flows := fairlane.flows_of(d, p_lanes);
         INSERT INTO fairlane.live (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
-        SELECT p_seqs[g.i], p_queue, p_class, coalesce(p_costs[g.i], 1.0), 2, v_first + g.i - 1, v_flows[g.i], true, m.now + p_expires[g.i]
+        SELECT p_seqs[g.i], p_queue, p_class, coalesce(p_costs[g.i], 1.0), STATE.PENDING, v_first + g.i - 1, v_flows[g.i], true, m.now + p_expires[g.i]
         FROM generate_series(1, cardinality(p_seqs)) g(i);
         SELECT array_agg(x.flow ORDER BY x.flow), array_agg(x.head ORDER BY x.flow) INTO v_flows, v_heads FROM (
             SELECT g.flow, min(v_first + g.i - 1) AS head FROM unnest(v_flows) WITH ORDINALITY g(flow, i) GROUP BY g.flow) x;
@@ -36,7 +36,7 @@ CREATE FUNCTION fairlane.store_plain(p_seqs bigint[], p_admit boolean, m fairlan
 BEGIN
     INSERT INTO fairlane.live (seq, queue, class, cost, state, gate, due, expires_at)
     -- Due now is no time at all: the clock of whoever admits it may have been read a moment before.
-    SELECT j.seq, j.queue, j.class, j.cost, 0, 3, coalesce(j.run_at, m.now + nullif(j.delay, 0)), m.now + j.expires
+    SELECT j.seq, j.queue, j.class, j.cost, STATE.ARRIVING, GATE.UNADMITTED, coalesce(j.run_at, m.now + nullif(j.delay, 0)), m.now + j.expires
     FROM unnest(p_seqs) g CROSS JOIN LATERAL (SELECT y.* FROM fairlane.job y WHERE y.seq = g OFFSET 0) j;
     PERFORM fairlane.set_expiries(p_seqs);
     IF p_admit THEN
@@ -78,7 +78,7 @@ BEGIN
         END IF;
         l := fairlane.new_live(j, m);
         PERFORM fairlane.tally_move(l.queue, l.class, NULL, l.state);
-        IF l.state = 2 THEN
+        IF l.state = STATE.PENDING THEN
             l := fairlane.arrive(l, m);
         END IF;
         PERFORM fairlane.put(l);
@@ -96,11 +96,11 @@ BEGIN
     l.class := j.class;
     l.kind := j.kind;
     l.cost := j.cost;
-    l.state := CASE WHEN v_due > m.now THEN 1 ELSE 2 END;
+    l.state := CASE WHEN v_due > m.now THEN STATE.SCHEDULED ELSE STATE.PENDING END;
     l.due := CASE WHEN v_due > m.now THEN v_due END;
     l.expires_at := m.now + j.expires;
     l.inbox := '';
-    l.gate := 0;
+    l.gate := GATE.NONE;
     l.rank := 0;
     l.fence := 0;
     l.attempt := 0;
@@ -112,7 +112,7 @@ BEGIN
     l.returns := 0;
     l.cancel := false;
     -- Its end concerns nobody but its lane, so that many can be ended at once.
-    l.plain := j.kind = 0 AND j.sticky IS NULL AND j.uniq IS NULL AND j.parent IS NULL;
+    l.plain := j.kind = KIND.JOB AND j.sticky IS NULL AND j.uniq IS NULL AND j.parent IS NULL;
     RETURN l;
 END $$;
 
@@ -142,15 +142,15 @@ BEGIN
     END IF;
     ids := p_ids;
     created := array_fill(false, ARRAY[cardinality(p_ids)]);
-    -- Names in the order of all calls; see `0002_core.sql`.
+    -- Names in the order of all calls; see `locks.sql`.
     FOR v_name IN SELECT DISTINCT n FROM unnest(p_queues) n ORDER BY n LOOP
         PERFORM fairlane.queue_number(v_name);
     END LOOP;
     FOR i IN SELECT g.ord FROM unnest(p_ids) WITH ORDINALITY g(id, ord) ORDER BY g.id COLLATE "C", g.ord LOOP
         j := NULL;
         SELECT v_seqs[i], NULL, m.now, coalesce(p_costs[i], 1.0), p_timeouts[i], p_delays[i], p_run_ats[i],
-            p_expires[i], fairlane.queue_number(p_queues[i]), coalesce(p_retries[i], 3), p_workers[i], coalesce(p_classes[i], 1),
-            coalesce(p_kinds[i], 0), p_ids[i], p_tasks[i], coalesce(p_pools[i], 'default'), p_lanes[i], p_stickies[i], p_uniques[i],
+            p_expires[i], fairlane.queue_number(p_queues[i]), coalesce(p_retries[i], 3), p_workers[i], coalesce(p_classes[i], CLASS.NORMAL),
+            coalesce(p_kinds[i], KIND.JOB), p_ids[i], p_tasks[i], coalesce(p_pools[i], 'default'), p_lanes[i], p_stickies[i], p_uniques[i],
             p_retry_ofs[i], p_backoffs[i], p_payloads[i], p_headers[i] INTO j;
         created[i] := fairlane.store_identity(j, m);
     END LOOP;
@@ -243,7 +243,7 @@ RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     l fairlane.live := fairlane.new_live(j, m);
 BEGIN
-    IF j.kind = 1 THEN
+    IF j.kind = KIND.TURN THEN
         IF (fairlane.terms(j.queue, j.lane)).places IS NULL THEN
             PERFORM fairlane.refuse('FL008', format(
                 'a turn needs a lane with a limit; set one with app.queue(%L).lane(%L, limit=1)', q.name, j.lane), 'lane');
@@ -253,18 +253,18 @@ BEGIN
             PERFORM fairlane.refuse('FL008', 'the session that waits is not live; register it first', 'waiter');
         END IF;
     END IF;
-    IF j.kind = 2 THEN
-        l.state := 3;
-        l.gate := 4;
+    IF j.kind = KIND.BROADCAST THEN
+        l.state := STATE.RUNNING;
+        l.gate := GATE.PARENT;
         l.started_at := m.now;
         l.due := CASE WHEN p_ttl > 0 THEN m.now + p_ttl END;
     END IF;
-    PERFORM fairlane.tally_move(l.queue, l.class, NULL, l.state, (j.kind = 2)::integer);
-    IF l.state = 2 THEN
+    PERFORM fairlane.tally_move(l.queue, l.class, NULL, l.state, (j.kind = KIND.BROADCAST)::integer);
+    IF l.state = STATE.PENDING THEN
         l := fairlane.admit_job(l, m);
     END IF;
     PERFORM fairlane.put(l);
-    IF j.kind = 2 THEN
+    IF j.kind = KIND.BROADCAST THEN
         PERFORM fairlane.begin_broadcast(l.seq, p_ttl, m);
     END IF;
 END $$;

@@ -23,7 +23,7 @@ BEGIN
     SELECT x.queue, x.task, x.waiting, x.since, fairlane.read_known(x.task, x.queue, '', p_lease) FROM (
         SELECT q.name AS queue, j.task, count(*) AS waiting, min(d.since) AS since FROM (
             SELECT a.seq, a.since, l.queue FROM fairlane.declined a JOIN fairlane.live l ON l.seq = a.seq AND l.fence = a.fence
-            WHERE l.state <> 3 ORDER BY a.since LIMIT p_most) d
+            WHERE l.state <> STATE.RUNNING ORDER BY a.since LIMIT p_most) d
         JOIN fairlane.job j ON j.seq = d.seq JOIN fairlane.queue q ON q.id = d.queue
         GROUP BY q.name, j.task ORDER BY min(d.since), q.name COLLATE "C", j.task COLLATE "C" LIMIT p_limit) x;
 END $$;
@@ -36,12 +36,12 @@ DECLARE
     t record;
 BEGIN
     SELECT * INTO q FROM fairlane.queue x WHERE x.id = p_queue;
-    SELECT coalesce(sum(x.pending) FILTER (WHERE x.class = 0), 0)::bigint AS pending_high,
-        coalesce(sum(x.pending) FILTER (WHERE x.class = 1), 0)::bigint AS pending_normal,
-        coalesce(sum(x.pending) FILTER (WHERE x.class = 2), 0)::bigint AS pending_low,
-        coalesce(sum(x.running - x.slotless) FILTER (WHERE x.class = 0), 0)::bigint AS busy_high,
-        coalesce(sum(x.running - x.slotless) FILTER (WHERE x.class = 1), 0)::bigint AS busy_normal,
-        coalesce(sum(x.running - x.slotless) FILTER (WHERE x.class = 2), 0)::bigint AS busy_low
+    SELECT coalesce(sum(x.pending) FILTER (WHERE x.class = CLASS.HIGH), 0)::bigint AS pending_high,
+        coalesce(sum(x.pending) FILTER (WHERE x.class = CLASS.NORMAL), 0)::bigint AS pending_normal,
+        coalesce(sum(x.pending) FILTER (WHERE x.class = CLASS.LOW), 0)::bigint AS pending_low,
+        coalesce(sum(x.running - x.slotless) FILTER (WHERE x.class = CLASS.HIGH), 0)::bigint AS busy_high,
+        coalesce(sum(x.running - x.slotless) FILTER (WHERE x.class = CLASS.NORMAL), 0)::bigint AS busy_normal,
+        coalesce(sum(x.running - x.slotless) FILTER (WHERE x.class = CLASS.LOW), 0)::bigint AS busy_low
     INTO t FROM fairlane.tally x WHERE x.queue = p_queue;
     RETURN json_build_object(
         'id', p_queue, 'name', q.name, 'declared', q.declared, 'override', q.override,
@@ -67,20 +67,20 @@ BEGIN
         WHERE d.queue = l.queue AND f.tag IS NOT NULL
         UNION ALL
         -- In an ordered lane every rank is 0, so the first bound counts all.
-        SELECT 1 FROM unnest(p_bounds) WITH ORDINALITY b (arrival, class)
+        SELECT 1 FROM unnest(p_bounds) WITH ORDINALITY b (arrival, ord)
         CROSS JOIN LATERAL (SELECT 1 FROM fairlane.live x WHERE x.lane = l.lane AND x.lane IS NOT NULL AND NOT x.granted AND x.session IS NULL
-            AND x.rank = b.class - 1 AND x.arrival < b.arrival AND x.state < 3 LIMIT p_exact) w
-        WHERE b.class = 1 OR NOT p_ordered
+            AND x.rank = b.ord - 1 AND x.arrival < b.arrival AND x.state < STATE.RUNNING LIMIT p_exact) w
+        WHERE b.ord = 1 OR NOT p_ordered
         UNION ALL
-        SELECT 1 FROM unnest(p_bounds) WITH ORDINALITY b (arrival, class)
+        SELECT 1 FROM unnest(p_bounds) WITH ORDINALITY b (arrival, ord)
         CROSS JOIN LATERAL (SELECT 1 FROM fairlane.live x WHERE x.lane = l.lane AND x.lane IS NOT NULL
-            AND x.granted AND x.session IS NULL AND (x.due IS NOT NULL OR x.gate > 0) AND x.rank = b.class - 1 AND x.arrival < b.arrival
-            AND x.state < 3 LIMIT p_exact) h
-        WHERE b.class = 1 OR NOT p_ordered
+            AND x.granted AND x.session IS NULL AND (x.due IS NOT NULL OR x.gate > GATE.NONE) AND x.rank = b.ord - 1 AND x.arrival < b.arrival
+            AND x.state < STATE.RUNNING LIMIT p_exact) h
+        WHERE b.ord = 1 OR NOT p_ordered
         UNION ALL
         SELECT 1 FROM fairlane.aside g
         CROSS JOIN LATERAL (SELECT x.lane, x.queue FROM fairlane.job x WHERE x.seq = g.seq LIMIT 1) j
-        WHERE l.lane IS NULL AND g.gate IN (1, 2) AND j.queue = l.queue
+        WHERE l.lane IS NULL AND g.gate IN (GATE.UNBOUND, GATE.CLEANUP) AND j.queue = l.queue
             AND g.arrival < p_bounds[g.class + 1] AND coalesce(j.lane, '') = p_key
         LIMIT p_exact) x);
 END $$;
@@ -102,7 +102,7 @@ BEGIN
     INTO before, own, v_scale FROM (
         SELECT x.class, CASE WHEN l.lane IS NOT NULL THEN x.lane = l.lane ELSE x.flow = ANY (v_flows) END
             AND CASE WHEN p_ordered OR x.class = l.class THEN x.arrival < l.arrival ELSE x.class < l.class END AS before
-        FROM fairlane.live x TABLESAMPLE SYSTEM (v_part) WHERE x.queue = l.queue AND x.state = 2) y;
+        FROM fairlane.live x TABLESAMPLE SYSTEM (v_part) WHERE x.queue = l.queue AND x.state = STATE.PENDING) y;
     before := round(before * v_scale);
     own := round(own * v_scale);
 END $$;
@@ -195,10 +195,10 @@ BEGIN
         SELECT n.ordered INTO v_ordered FROM fairlane.lane n WHERE n.id = l.lane;
     END IF;
     -- In an ordered lane a job that waits for its retry keeps its place; elsewhere what is scheduled has none yet.
-    IF l.arrival IS NOT NULL AND (l.state <> 1 OR l.lane IS NOT NULL) THEN
-        v_own := fairlane.read_line_count(l, v_key, v_ordered, CASE WHEN v_ordered OR l.class = 0
+    IF l.arrival IS NOT NULL AND (l.state <> STATE.SCHEDULED OR l.lane IS NOT NULL) THEN
+        v_own := fairlane.read_line_count(l, v_key, v_ordered, CASE WHEN v_ordered OR l.class = CLASS.HIGH
             THEN ARRAY[l.arrival, CASE WHEN v_ordered THEN l.arrival END, CASE WHEN v_ordered THEN l.arrival END]
-            WHEN l.class = 1 THEN ARRAY[c_far, l.arrival, NULL]
+            WHEN l.class = CLASS.NORMAL THEN ARRAY[c_far, l.arrival, NULL]
             ELSE ARRAY[c_far, c_far, l.arrival] END, p_exact + 1);
         v_place := v_own + 1;
         v_exact := v_own <= p_exact;
@@ -210,9 +210,9 @@ BEGIN
         IF NOT v_exact THEN
             SELECT x.before, x.own INTO v_likely, v_likely_own FROM fairlane.read_likely(l, v_key, v_ordered) x;
             v_own := coalesce(v_likely_own, v_own);
-        ELSIF NOT v_ordered AND l.class > 0 THEN
+        ELSIF NOT v_ordered AND l.class > CLASS.HIGH THEN
             v_own := v_own - fairlane.read_line_count(
-                l, v_key, false, ARRAY[c_far, CASE WHEN l.class = 2 THEN c_far END, NULL], p_exact + 1);
+                l, v_key, false, ARRAY[c_far, CASE WHEN l.class = CLASS.LOW THEN c_far END, NULL], p_exact + 1);
         END IF;
     END IF;
     IF l.inbox <> '' AND right(l.inbox, 1) <> '/' THEN
@@ -239,7 +239,7 @@ BEGIN
                 AND a.tag >= d.clock AND (a.tag, a.head) < (m.tag, m.head) LIMIT p_slots) x
             WHERE m.id = l.flow LIMIT p_slots) y;
     END IF;
-    IF v_place IS NOT NULL AND l.kind <> 1 THEN
+    IF v_place IS NOT NULL AND l.kind <> KIND.TURN THEN
         v_line := fairlane.read_line_figures(l, v_key, v_own, p_lanes, p_counted, p_many);
     END IF;
     RETURN json_build_object(
@@ -271,7 +271,7 @@ DECLARE
 BEGIN
     FOR l IN
         SELECT x.* FROM unnest(p_ids) w (id) JOIN fairlane.job j ON j.id = w.id JOIN fairlane.live x ON x.seq = j.seq
-        WHERE x.state <> 3 ORDER BY x.queue
+        WHERE x.state <> STATE.RUNNING ORDER BY x.queue
     LOOP
         IF l.queue IS DISTINCT FROM v_queue THEN
             v_queue := l.queue;

@@ -32,10 +32,10 @@ BEGIN
         RETURN;
     END IF;
     FOR v_queue IN SELECT q.id FROM fairlane.queue q ORDER BY q.id LOOP
-        FOR c IN 4 .. 6 LOOP
+        FOR c IN STATE.COMPLETED .. STATE.CANCELLED LOOP
             v_jobs := v_jobs || fairlane.ended_before(v_queue, c::smallint,
-                m.now - CASE c WHEN 4 THEN p_completed_seconds ELSE p_failed_seconds END,
-                CASE c WHEN 4 THEN p_completed_count ELSE p_failed_count END, p_limit - cardinality(v_jobs));
+                m.now - CASE c WHEN STATE.COMPLETED THEN p_completed_seconds ELSE p_failed_seconds END,
+                CASE c WHEN STATE.COMPLETED THEN p_completed_count ELSE p_failed_count END, p_limit - cardinality(v_jobs));
         END LOOP;
     END LOOP;
     -- A session that kept jobs ended in is part of their history.

@@ -24,7 +24,7 @@ BEGIN
     END IF;
     RETURN QUERY
     SELECT j.seq, j.id, j.task, q.name,
-        CASE j.kind WHEN 0 THEN 'job' WHEN 1 THEN 'turn' WHEN 2 THEN 'broadcast' ELSE 'cleanup' END,
+        CASE j.kind WHEN KIND.JOB THEN 'job' WHEN KIND.TURN THEN 'turn' WHEN KIND.BROADCAST THEN 'broadcast' ELSE 'cleanup' END,
         j.class, j.lane, j.cost, j.payload, j.headers, j.retries, j.backoff, j.timeout, j.uniq, j.pool, j.sticky,
         j.direct, j.retry_of, p.id, j.enqueued_at, j.enqueued_at + j.expires, g.value,
         -- As many as a reader is shown.
@@ -72,7 +72,7 @@ BEGIN
         RETURN ARRAY(SELECT x.seq FROM (
             (SELECT a.seq FROM fairlane.aside a
                 CROSS JOIN LATERAL (SELECT y.state FROM fairlane.live y WHERE y.seq = a.seq OFFSET 0) l
-                WHERE a.inbox <> '' AND (a.inbox, a.seq) < (p_worker, p_before) AND a.inbox >= p_worker AND l.state < 3
+                WHERE a.inbox <> '' AND (a.inbox, a.seq) < (p_worker, p_before) AND a.inbox >= p_worker AND l.state < STATE.RUNNING
                 ORDER BY a.inbox DESC, a.seq DESC LIMIT p_size)
             UNION ALL
             SELECT r.seq FROM fairlane.session s CROSS JOIN LATERAL (SELECT l.seq FROM fairlane.live l
@@ -95,7 +95,7 @@ BEGIN
             ORDER BY j.queue DESC, j.lane DESC, j.seq DESC LIMIT p_size);
     ELSIF p_state = 'pending' THEN
         -- Nearly all live jobs are pending, so they are found by walking the table.
-        RETURN ARRAY(SELECT l.seq FROM fairlane.live l WHERE l.seq < p_before AND l.state IN (0, 2)
+        RETURN ARRAY(SELECT l.seq FROM fairlane.live l WHERE l.seq < p_before AND l.state IN (STATE.ARRIVING, STATE.PENDING)
             ORDER BY l.seq DESC LIMIT p_size);
     ELSIF p_state = 'scheduled' THEN
         RETURN ARRAY(SELECT a.seq FROM fairlane.aside a WHERE a.seq < p_before AND a.scheduled
@@ -104,7 +104,7 @@ BEGIN
         -- What runs is at most what the fleet has slots for, so sorting it is cheap.
         RETURN ARRAY(WITH r AS MATERIALIZED (
             SELECT l.seq FROM fairlane.live l WHERE l.session IS NOT NULL
-            UNION ALL SELECT a.seq FROM fairlane.aside a WHERE a.gate = 4
+            UNION ALL SELECT a.seq FROM fairlane.aside a WHERE a.gate = GATE.PARENT
         ) SELECT r.seq FROM r WHERE r.seq < p_before ORDER BY r.seq DESC LIMIT p_size);
     ELSIF p_task IS NOT NULL THEN
         -- One list for each queue, or for the one that is asked for.
@@ -125,14 +125,14 @@ BEGIN
             WHERE k.task IS NOT NULL ORDER BY x.seq DESC LIMIT p_size);
     ELSIF p_state = 'completed' THEN
         -- Nearly every finished job is.
-        RETURN ARRAY(SELECT o.seq FROM fairlane.outcome o WHERE o.seq < p_before AND o.state = 4
+        RETURN ARRAY(SELECT o.seq FROM fairlane.outcome o WHERE o.seq < p_before AND o.state = STATE.COMPLETED
             ORDER BY o.seq DESC LIMIT p_size);
     ELSIF p_state = 'failed' THEN
-        RETURN ARRAY(SELECT o.seq FROM fairlane.outcome o WHERE o.state > 4 AND (o.state, o.seq) < (5::smallint, p_before)
+        RETURN ARRAY(SELECT o.seq FROM fairlane.outcome o WHERE o.state > STATE.COMPLETED AND (o.state, o.seq) < (STATE.FAILED::smallint, p_before)
             ORDER BY o.state DESC, o.seq DESC LIMIT p_size);
     ELSIF p_state = 'cancelled' THEN
         RETURN ARRAY(SELECT o.seq FROM fairlane.outcome o
-            WHERE o.state > 4 AND (o.state, o.seq) < (6::smallint, p_before) AND o.state >= 6::smallint
+            WHERE o.state > STATE.COMPLETED AND (o.state, o.seq) < (STATE.CANCELLED::smallint, p_before) AND o.state >= STATE.CANCELLED::smallint
             ORDER BY o.state DESC, o.seq DESC LIMIT p_size);
     END IF;
     RETURN ARRAY(SELECT j.seq FROM fairlane.job j WHERE j.seq < p_before ORDER BY j.seq DESC LIMIT p_size);
@@ -147,8 +147,8 @@ RETURNS bigint[] LANGUAGE plpgsql STABLE
 SET enable_sort = off SET enable_incremental_sort = off
 AS $$
 DECLARE
-    v_states smallint[] := CASE p_state WHEN 'pending' THEN '{0,2}' WHEN 'scheduled' THEN '{1}' WHEN 'running' THEN '{3}'
-        WHEN 'completed' THEN '{4}' WHEN 'failed' THEN '{5}' WHEN 'cancelled' THEN '{6}' END;
+    v_states smallint[] := CASE p_state WHEN 'pending' THEN '{STATE.ARRIVING,STATE.PENDING}' WHEN 'scheduled' THEN '{STATE.SCHEDULED}' WHEN 'running' THEN '{STATE.RUNNING}'
+        WHEN 'completed' THEN '{STATE.COMPLETED}' WHEN 'failed' THEN '{STATE.FAILED}' WHEN 'cancelled' THEN '{STATE.CANCELLED}' END;
     v_queue integer;
     v_alone boolean := num_nonnulls(p_state, p_queue, p_task, p_sticky, p_worker, p_error) <= 1;
     v_size integer := p_count;

@@ -25,7 +25,7 @@ BEGIN
     FOR l IN SELECT x.* FROM fairlane.live x LEFT JOIN fairlane.aside a ON a.seq = x.seq
         WHERE (a.seq IS NOT NULL) <> fairlane.is_aside(x) OR (a.seq IS NOT NULL
             AND (a.arrival, a.waiter, a.binding, a.due, a.expires_at, a.class, a.gate, a.scheduled, a.inbox)
-            IS DISTINCT FROM (x.arrival, x.waiter, x.binding, x.due, x.expires_at, x.class, x.gate, x.state = 1, x.inbox))
+            IS DISTINCT FROM (x.arrival, x.waiter, x.binding, x.due, x.expires_at, x.class, x.gate, x.state = STATE.SCHEDULED, x.inbox))
     LOOP
         v_found := v_found || (SELECT format('job %s: was set aside wrongly, or not at all', j.id) FROM fairlane.job j WHERE j.seq = l.seq);
         PERFORM fairlane.set_aside(l);
@@ -46,9 +46,9 @@ BEGIN
             SELECT x.queue, x.class, ARRAY[sum(x.k1), sum(x.k2), sum(x.k3), sum(x.k4)]::bigint[] AS kept,
                 ARRAY[sum(x.t1), sum(x.t2), sum(x.t3), sum(x.t4)]::bigint[] AS true
             FROM (SELECT t.queue, t.class, t.scheduled, t.pending, t.running, t.slotless, 0, 0, 0, 0 FROM fairlane.tally t
-                UNION ALL SELECT l.queue, l.class, 0, 0, 0, 0, (l.state = 1)::integer, (l.state = 2)::integer, (l.state = 3)::integer,
-                    (l.state = 3 AND (l.waiter IS NOT NULL OR l.session IS NULL))::integer
-                FROM fairlane.live l WHERE l.state > 0) x(queue, class, k1, k2, k3, k4, t1, t2, t3, t4) GROUP BY x.queue, x.class) y
+                UNION ALL SELECT l.queue, l.class, 0, 0, 0, 0, (l.state = STATE.SCHEDULED)::integer, (l.state = STATE.PENDING)::integer, (l.state = STATE.RUNNING)::integer,
+                    (l.state = STATE.RUNNING AND (l.waiter IS NOT NULL OR l.session IS NULL))::integer
+                FROM fairlane.live l WHERE l.state > STATE.ARRIVING) x(queue, class, k1, k2, k3, k4, t1, t2, t3, t4) GROUP BY x.queue, x.class) y
         JOIN fairlane.queue q ON q.id = y.queue WHERE y.kept <> y.true ORDER BY y.queue, y.class
     LOOP
         FOR i IN 1 .. 4 LOOP
@@ -71,8 +71,8 @@ BEGIN
     FOR r IN SELECT s.seq, s.id, ARRAY[s.running_high, s.running_normal, s.running_low] AS kept, y.true FROM (
             SELECT x.session, ARRAY[sum(x.r0), sum(x.r1), sum(x.r2)]::integer[] AS true
             FROM (SELECT s.seq, 0, 0, 0 FROM fairlane.session s
-                UNION ALL SELECT l.session, (l.class = 0)::integer, (l.class = 1)::integer, (l.class = 2)::integer
-                FROM fairlane.live l WHERE l.session IS NOT NULL AND l.kind <> 1) x(session, r0, r1, r2) GROUP BY x.session) y
+                UNION ALL SELECT l.session, (l.class = CLASS.HIGH)::integer, (l.class = CLASS.NORMAL)::integer, (l.class = CLASS.LOW)::integer
+                FROM fairlane.live l WHERE l.session IS NOT NULL AND l.kind <> KIND.TURN) x(session, r0, r1, r2) GROUP BY x.session) y
         JOIN fairlane.sessions s ON s.seq = y.session WHERE ARRAY[s.running_high, s.running_normal, s.running_low] <> y.true
     LOOP
         v_found := v_found || format('session %s: running was %s, is %s', r.id, r.kept, r.true);
@@ -105,7 +105,7 @@ BEGIN
         WHERE v.lane IS NOT NULL AND NOT EXISTS (SELECT 1 FROM fairlane.lane n WHERE n.id = v.lane)
     LOOP
         v_found := v_found || format('job %s: its lane was gone', r.id);
-        UPDATE fairlane.live SET lane = NULL, granted = state <> 1 WHERE seq = r.seq;
+        UPDATE fairlane.live SET lane = NULL, granted = state <> STATE.SCHEDULED WHERE seq = r.seq;
     END LOOP;
     RETURN v_found;
 END $$;
@@ -140,7 +140,7 @@ BEGIN
     LOOP
         v_found := v_found || format('line: flow %s stood in it twice, or where it is not', r.flow);
     END LOOP;
-    FOR l IN SELECT v.* FROM fairlane.live v WHERE v.state = 2 AND v.gate = 0 AND v.granted AND v.kind <> 1
+    FOR l IN SELECT v.* FROM fairlane.live v WHERE v.state = STATE.PENDING AND v.gate = GATE.NONE AND v.granted AND v.kind <> KIND.TURN
         AND NOT EXISTS (SELECT 1 FROM fairlane.flow f WHERE f.id = v.flow)
     LOOP
         v_found := v_found || (SELECT format('job %s: was not in line', j.id) FROM fairlane.job j WHERE j.seq = l.seq);

@@ -17,5 +17,5 @@ CREATE FUNCTION fairlane.read_seconds(p_queue integer) RETURNS double precision 
 BEGIN
     RETURN (SELECT (array_agg(t.seconds ORDER BY t.seconds))[count(*) / 2 + 1] FROM (
         SELECT greatest(0.0, o.finished_at - o.started_at) AS seconds FROM fairlane.outcome o
-        WHERE o.queue = p_queue AND o.state = 4 AND o.started_at IS NOT NULL ORDER BY o.finished_at DESC LIMIT 101) t);
+        WHERE o.queue = p_queue AND o.state = STATE.COMPLETED AND o.started_at IS NOT NULL ORDER BY o.finished_at DESC LIMIT 101) t);
 END $$;

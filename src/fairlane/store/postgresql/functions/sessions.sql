@@ -151,7 +151,7 @@ BEGIN
     IF NOT again THEN
         FOREACH v_seq IN ARRAY v_unknown LOOP
             SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq;
-            PERFORM fairlane.take_back(l, s.id, fairlane.worker_of(s), 9::smallint, 0, m);
+            PERFORM fairlane.take_back(l, s.id, fairlane.worker_of(s), MOVE.TAKE_BACK::smallint, 0, m);
             taken_back := taken_back || (SELECT j.id FROM fairlane.job j WHERE j.seq = v_seq);
         END LOOP;
     END IF;
@@ -200,7 +200,7 @@ BEGIN
         ELSIF r.begun THEN
             PERFORM fairlane.crash(l, s.id, fairlane.worker_of(s), m);
         ELSE
-            PERFORM fairlane.take_back(l, s.id, fairlane.worker_of(s), 9::smallint, 0, m);
+            PERFORM fairlane.take_back(l, s.id, fairlane.worker_of(s), MOVE.TAKE_BACK::smallint, 0, m);
         END IF;
     END LOOP;
     topics := fairlane.topics();
@@ -215,9 +215,9 @@ DECLARE
 BEGIN
     FOR v_seq IN SELECT x.seq FROM fairlane.aside x WHERE x.waiter = p_session ORDER BY x.seq LOOP
         -- Read again: the end of one turn may have started the next. What runs is ended with the rest of what it holds.
-        SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.state <> 3;
+        SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.state <> STATE.RUNNING;
         IF FOUND THEN
-            PERFORM fairlane.end_job(l, 6::smallint, 'waiter_gone', NULL, NULL, NULL, NULL, m);
+            PERFORM fairlane.end_job(l, STATE.CANCELLED::smallint, 'waiter_gone', NULL, NULL, NULL, NULL, m);
             v_gone := v_gone + 1;
         END IF;
     END LOOP;

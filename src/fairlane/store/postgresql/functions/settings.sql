@@ -88,7 +88,7 @@ BEGIN
             SELECT f.lane AS key FROM fairlane.domain d JOIN fairlane.flows f ON f.domain = d.id
             WHERE d.queue = p_queue AND f.tag IS NOT NULL AND f.lane <> ''
             UNION SELECT j.lane FROM fairlane.aside a JOIN fairlane.live x ON x.seq = a.seq JOIN fairlane.job j ON j.seq = a.seq
-            WHERE a.gate > 0 AND x.state = 2 AND x.queue = p_queue AND j.lane IS NOT NULL
+            WHERE a.gate > GATE.NONE AND x.state = STATE.PENDING AND x.queue = p_queue AND j.lane IS NOT NULL
             UNION SELECT j.lane FROM fairlane.live x JOIN fairlane.job j ON j.seq = x.seq
             WHERE x.session IS NOT NULL AND x.queue = p_queue AND j.lane IS NOT NULL) k
         WHERE (fairlane.terms(p_queue, k.key)).places IS NOT NULL
@@ -138,14 +138,14 @@ DECLARE
     r record;
 BEGIN
     -- An expired turn would be started, so it is left out. Other expired jobs are not: in line a claim finds and cancels them.
-    FOR v_seq IN SELECT x.seq FROM fairlane.live x WHERE x.lane = n.id AND x.lane IS NOT NULL AND NOT x.granted AND x.session IS NULL AND x.kind = 1
+    FOR v_seq IN SELECT x.seq FROM fairlane.live x WHERE x.lane = n.id AND x.lane IS NOT NULL AND NOT x.granted AND x.session IS NULL AND x.kind = KIND.TURN
         AND (x.expires_at IS NULL OR x.expires_at > m.now) ORDER BY x.rank, x.arrival
     LOOP
         PERFORM fairlane.grant(n.id, v_seq, m);
     END LOOP;
     -- Of those that go into the same flow the first one goes there, and takes the others along.
     FOR r IN SELECT array_agg(x.seq ORDER BY x.arrival) AS seqs FROM fairlane.live x WHERE x.lane = n.id AND x.lane IS NOT NULL
-        AND NOT x.granted AND x.session IS NULL AND x.kind <> 1 AND x.state = 2 AND x.gate = 0 GROUP BY x.class, x.inbox
+        AND NOT x.granted AND x.session IS NULL AND x.kind <> KIND.TURN AND x.state = STATE.PENDING AND x.gate = GATE.NONE GROUP BY x.class, x.inbox
     LOOP
         PERFORM fairlane.grant(n.id, r.seqs[1], m);
         SELECT x.flow INTO v_flow FROM fairlane.live x WHERE x.seq = r.seqs[1];
@@ -168,7 +168,7 @@ BEGIN
         SELECT x.seq FROM fairlane.domain d JOIN fairlane.flow f ON f.domain = d.id AND f.lane = p_key
         JOIN fairlane.live x ON x.flow = f.id AND x.session IS NULL WHERE d.queue = p_queue
         UNION ALL SELECT x.seq FROM fairlane.aside a JOIN fairlane.live x ON x.seq = a.seq JOIN fairlane.job j ON j.seq = a.seq
-        WHERE a.gate > 0 AND x.state = 2 AND x.queue = p_queue AND j.lane = p_key);
+        WHERE a.gate > GATE.NONE AND x.state = STATE.PENDING AND x.queue = p_queue AND j.lane = p_key);
     v_running := ARRAY(SELECT x.seq FROM fairlane.live x JOIN fairlane.job j ON j.seq = x.seq
         WHERE x.session IS NOT NULL AND x.queue = p_queue AND j.lane = p_key);
     PERFORM fairlane.move_flow(fairlane.pace_of(f.id), NULL, NULL)
@@ -187,8 +187,8 @@ DECLARE
     r bigint[];
 BEGIN
     SELECT * INTO q FROM fairlane.queue x WHERE x.id = p_queue;
-    SELECT ARRAY[coalesce(sum(t.running - t.slotless) FILTER (WHERE t.class = 0), 0),
-        coalesce(sum(t.running - t.slotless) FILTER (WHERE t.class = 1), 0),
-        coalesce(sum(t.running - t.slotless) FILTER (WHERE t.class = 2), 0)] INTO r FROM fairlane.tally t WHERE t.queue = p_queue;
+    SELECT ARRAY[coalesce(sum(t.running - t.slotless) FILTER (WHERE t.class = CLASS.HIGH), 0),
+        coalesce(sum(t.running - t.slotless) FILTER (WHERE t.class = CLASS.NORMAL), 0),
+        coalesce(sum(t.running - t.slotless) FILTER (WHERE t.class = CLASS.LOW), 0)] INTO r FROM fairlane.tally t WHERE t.queue = p_queue;
     RETURN fairlane.room(q.slots, q.reserved_high, q.reserved_normal, r[1], r[2], r[3], p_class);
 END $$;

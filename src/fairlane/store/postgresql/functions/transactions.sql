@@ -20,7 +20,7 @@ BEGIN
     j.retries := r ->> 'retries';
     j.direct := r ->> 'worker';
     j.class := r ->> 'class';
-    j.kind := 0;
+    j.kind := KIND.JOB;
     j.id := r ->> 'id';
     j.task := r ->> 'task';
     j.pool := r ->> 'pool';
@@ -51,7 +51,7 @@ END $$;
 -- Who has the unique value of a job, if anybody: while he is not final, and then as long as he wished.
 CREATE FUNCTION fairlane.holder_of(j fairlane.job, m fairlane.moment, OUT id text, OUT state smallint) LANGUAGE plpgsql AS $$
 BEGIN
-    SELECT u.id, coalesce(u.state, l.state, 2) INTO id, state
+    SELECT u.id, coalesce(u.state, l.state, STATE.PENDING) INTO id, state
     FROM fairlane.held_unique u LEFT JOIN fairlane.live l ON l.seq = u.seq
     WHERE u.task = j.task AND u.value = j.uniq AND (u.state IS NULL OR u.until > m.now);
 END $$;
@@ -93,13 +93,13 @@ BEGIN
         CONTINUE WHEN NOT FOUND;
         j.seq := seq;
         INSERT INTO fairlane.live (seq, queue, class, cost, state, gate, due, expires_at, plain)
-        VALUES (j.seq, j.queue, j.class, j.cost, 0, 3, coalesce(j.run_at, m.now + coalesce(j.delay, 0)), m.now + j.expires,
+        VALUES (j.seq, j.queue, j.class, j.cost, STATE.ARRIVING, GATE.UNADMITTED, coalesce(j.run_at, m.now + coalesce(j.delay, 0)), m.now + j.expires,
             j.sticky IS NULL AND j.uniq IS NULL);
         IF j.expires IS NOT NULL THEN
             PERFORM fairlane.set_expiries(ARRAY[j.seq]);
         END IF;
         PERFORM fairlane.relate(j);
-        state := 0;
+        state := STATE.ARRIVING;
         EXIT;
     END LOOP;
 END $$;
@@ -195,7 +195,7 @@ CREATE FUNCTION fairlane.admit_arriving(p_queues integer[], p_limit integer, m f
 BEGIN
     PERFORM fairlane.let_in(ARRAY(
         SELECT l.seq FROM unnest(p_queues) g CROSS JOIN LATERAL (
-            SELECT a.seq FROM fairlane.live a WHERE a.queue = g AND a.state = 0 ORDER BY a.seq LIMIT p_limit FOR UPDATE SKIP LOCKED) l
+            SELECT a.seq FROM fairlane.live a WHERE a.queue = g AND a.state = STATE.ARRIVING ORDER BY a.seq LIMIT p_limit FOR UPDATE SKIP LOCKED) l
         CROSS JOIN LATERAL (SELECT y.sticky, y.direct FROM fairlane.job y WHERE y.seq = l.seq OFFSET 0) j
         WHERE j.sticky IS NULL AND j.direct IS NULL ORDER BY l.seq), m);
 END $$;
@@ -210,7 +210,7 @@ DECLARE
 BEGIN
     topics := '{}';
     v_queues := ARRAY(SELECT y.id FROM fairlane.queue y WHERE y.name = ANY (p_queues)
-        AND (SELECT a.seq FROM fairlane.live a WHERE a.queue = y.id AND a.state = 0 ORDER BY a.seq LIMIT 1) IS NOT NULL);
+        AND (SELECT a.seq FROM fairlane.live a WHERE a.queue = y.id AND a.state = STATE.ARRIVING ORDER BY a.seq LIMIT 1) IS NOT NULL);
     IF cardinality(v_queues) > 0 THEN
         PERFORM fairlane.lock_some(NULL, v_queues);
         PERFORM fairlane.admit_arriving(v_queues, 1000, fairlane.moment_of(p_now, p_lease));

@@ -7,7 +7,7 @@
 -- makes a statement for one row a third slower (measured). Every row is written by the functions of this schema alone, and
 -- `sql/invariants.sql` has the conditions: the tests run with them, and whoever wishes can add them.
 --
--- Times are seconds since 1970 by the server's clock. Classes: 0 high, 1 normal, 2 low.
+-- Times are seconds since 1970 by the server's clock. STATE, GATE, KIND, CLASS and MOVE stand for the codes in `store/codes.py`.
 
 CREATE TABLE fairlane.queue (
     id              integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -70,7 +70,7 @@ CREATE TABLE fairlane.job (
     retries     integer NOT NULL,
     direct      integer,
     class       smallint NOT NULL,
-    kind        smallint NOT NULL,  -- 0 job, 1 turn, 2 broadcast, 3 cleanup
+    kind        smallint NOT NULL,  -- KIND
     id          text NOT NULL UNIQUE,
     task        text NOT NULL,
     pool        text NOT NULL,
@@ -129,7 +129,7 @@ CREATE TABLE fairlane.outcome (
     attempt     integer NOT NULL,
     fence       integer NOT NULL,
     refused     integer NOT NULL DEFAULT 0,
-    state       smallint NOT NULL, -- 4 completed, 5 failed, 6 cancelled
+    state       smallint NOT NULL, -- STATE.COMPLETED, STATE.FAILED or STATE.CANCELLED
     move        smallint,          -- how that claim ended; NULL: the job ended while it waited
     reason      text,
     error       text,
@@ -139,12 +139,12 @@ CREATE TABLE fairlane.outcome (
 CREATE INDEX outcome_ended   ON fairlane.outcome (queue, state, finished_at);
 CREATE INDEX outcome_session ON fairlane.outcome (session, seq) WHERE session IS NOT NULL;
 -- Completed jobs are nearly all there is, so they are found by walking the table.
-CREATE INDEX outcome_state   ON fairlane.outcome (state, seq) WHERE state > 4;
+CREATE INDEX outcome_state   ON fairlane.outcome (state, seq) WHERE state > STATE.COMPLETED;
 CREATE INDEX outcome_error   ON fairlane.outcome (error_group, seq) WHERE error_group IS NOT NULL;
 
--- state: 0 arriving (inserted, not yet admitted), 1 scheduled, 2 pending, 3 running.
--- gate: 0 none, 1 unbound (its pool has no worker yet), 2 clean-up (of its binding, or its own turn to come), 3 arriving,
--- 4 the parent of a broadcast.
+-- state: STATE.ARRIVING (inserted, not yet admitted) to STATE.RUNNING.
+-- gate: GATE.UNBOUND (its pool has no worker yet), GATE.CLEANUP (it waits for the clean-up of its binding, or is that clean-up
+-- and waits until it is alone), GATE.UNADMITTED (it is arriving), GATE.PARENT (it is the parent of a broadcast).
 -- A job is claimable exactly while `flow` is set and `session` is not: pending, granted, ungated.
 CREATE TABLE fairlane.live (
     seq        bigint PRIMARY KEY,
@@ -169,9 +169,9 @@ CREATE TABLE fairlane.live (
     class      smallint NOT NULL,
     state      smallint NOT NULL,
     returns    smallint NOT NULL DEFAULT 0,  -- how often it was handed back in a row after it had begun
-    gate       smallint NOT NULL DEFAULT 0,
+    gate       smallint NOT NULL DEFAULT GATE.NONE,
     rank       smallint NOT NULL DEFAULT 0,  -- its class in an unordered lane, 0 in an ordered one
-    kind       smallint NOT NULL DEFAULT 0,
+    kind       smallint NOT NULL DEFAULT KIND.JOB,
     granted    boolean NOT NULL DEFAULT false,
     suspect    boolean NOT NULL DEFAULT false,
     cancel     boolean NOT NULL DEFAULT false,
@@ -180,7 +180,7 @@ CREATE TABLE fairlane.live (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_cost_delay = 0,
         autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000);
 CREATE INDEX live_ready    ON fairlane.live (flow, arrival) WHERE flow IS NOT NULL AND session IS NULL;
-CREATE INDEX live_arriving ON fairlane.live (queue, seq) WHERE state = 0;
+CREATE INDEX live_arriving ON fairlane.live (queue, seq) WHERE state = STATE.ARRIVING;
 CREATE INDEX live_lane     ON fairlane.live (lane, granted, rank, arrival) WHERE lane IS NOT NULL AND session IS NULL;
 CREATE INDEX live_running  ON fairlane.live (session, seq) WHERE session IS NOT NULL;
 
@@ -204,7 +204,7 @@ CREATE TABLE fairlane.aside (
 CREATE INDEX aside_due     ON fairlane.aside (class, due) WHERE scheduled;
 CREATE INDEX aside_later   ON fairlane.aside (seq) WHERE scheduled;
 CREATE INDEX aside_expiry  ON fairlane.aside (expires_at) WHERE expires_at IS NOT NULL;
-CREATE INDEX aside_gated   ON fairlane.aside (gate, inbox, arrival) WHERE gate > 0;
+CREATE INDEX aside_gated   ON fairlane.aside (gate, inbox, arrival) WHERE gate > GATE.NONE;
 CREATE INDEX aside_inbox   ON fairlane.aside (inbox, seq) WHERE inbox <> '';
 CREATE INDEX aside_binding ON fairlane.aside (binding) WHERE binding IS NOT NULL;
 CREATE INDEX aside_waiter  ON fairlane.aside (waiter) WHERE waiter IS NOT NULL;
@@ -418,9 +418,9 @@ FROM fairlane.session s JOIN fairlane.load l ON l.session = s.seq;
 -- For a person who looks: every job with its state in words.
 CREATE VIEW fairlane.jobs AS
 SELECT j.id, j.task, q.name AS queue, j.lane,
-    CASE j.class WHEN 0 THEN 'high' WHEN 1 THEN 'normal' ELSE 'low' END AS priority,
-    CASE coalesce(o.state, l.state) WHEN 1 THEN 'scheduled' WHEN 3 THEN 'running' WHEN 4 THEN 'completed'
-        WHEN 5 THEN 'failed' WHEN 6 THEN 'cancelled' ELSE 'pending' END AS state,
+    CASE j.class WHEN CLASS.HIGH THEN 'high' WHEN CLASS.NORMAL THEN 'normal' ELSE 'low' END AS priority,
+    CASE coalesce(o.state, l.state) WHEN STATE.SCHEDULED THEN 'scheduled' WHEN STATE.RUNNING THEN 'running' WHEN STATE.COMPLETED THEN 'completed'
+        WHEN STATE.FAILED THEN 'failed' WHEN STATE.CANCELLED THEN 'cancelled' ELSE 'pending' END AS state,
     o.reason, coalesce(l.attempt, o.attempt) AS attempt, to_timestamp(j.enqueued_at) AS enqueued_at,
     to_timestamp(coalesce(l.started_at, o.started_at)) AS started_at, to_timestamp(o.finished_at) AS finished_at, o.error
 FROM fairlane.job j JOIN fairlane.queue q ON q.id = j.queue LEFT JOIN fairlane.live l ON l.seq = j.seq

@@ -2,20 +2,20 @@
 -- look-up in every statement; the tests of this package run with them.
 
 -- name: invariants
-ALTER TABLE fairlane.tally ADD CHECK (class BETWEEN 0 AND 2);
+ALTER TABLE fairlane.tally ADD CHECK (class BETWEEN CLASS.HIGH AND CLASS.LOW);
 ALTER TABLE fairlane.job
-    ADD CHECK (class BETWEEN 0 AND 2),
-    ADD CHECK (kind BETWEEN 0 AND 3),
+    ADD CHECK (class BETWEEN CLASS.HIGH AND CLASS.LOW),
+    ADD CHECK (kind BETWEEN KIND.JOB AND KIND.CLEANUP),
     ADD CHECK (cost > 0),
     ADD CHECK (retries >= 0);
 ALTER TABLE fairlane.live
-    ADD CHECK (class BETWEEN 0 AND 2),
-    ADD CHECK (state BETWEEN 0 AND 3),
-    ADD CHECK (gate BETWEEN 0 AND 4),
-    ADD CHECK (flow IS NULL OR (state >= 2 AND gate = 0 AND arrival IS NOT NULL)),
-    ADD CHECK (session IS NULL OR state = 3);
+    ADD CHECK (class BETWEEN CLASS.HIGH AND CLASS.LOW),
+    ADD CHECK (state BETWEEN STATE.ARRIVING AND STATE.RUNNING),
+    ADD CHECK (gate BETWEEN GATE.NONE AND GATE.PARENT),
+    ADD CHECK (flow IS NULL OR (state >= STATE.PENDING AND gate = GATE.NONE AND arrival IS NOT NULL)),
+    ADD CHECK (session IS NULL OR state = STATE.RUNNING);
 ALTER TABLE fairlane.outcome
-    ADD CHECK (state BETWEEN 4 AND 6),
+    ADD CHECK (state BETWEEN STATE.COMPLETED AND STATE.CANCELLED),
     ADD CHECK ((session IS NULL) = (move IS NULL));
 ALTER TABLE fairlane.pace ADD CHECK ((tag IS NULL) = (head IS NULL));
 ALTER TABLE fairlane.load ADD CHECK (least(running_high, running_normal, running_low) >= 0);
