@@ -16,8 +16,7 @@ import redis.asyncio as redis_driver
 from fairlane.store.postgresql import notifier as postgresql_notifier
 from fairlane.store.postgresql.address import driver as postgresql_driver
 from fairlane.store.postgresql.channels import Channels
-from fairlane.store.redis import notifier as redis_notifier
-from fairlane.store.redis import pubsub
+from fairlane.store.redis import wakeups as redis_wakeups
 from fairlane.store.redis.address import parse
 from fairlane.store.shared import notifier, topics
 from tests.servers import postgresql, valkey
@@ -132,7 +131,7 @@ class RedisCarrier(Carrier):
     connections = 2
     # Nothing is gathered: what comes while the one before is under way goes with the next.
     too_many_messages = 500
-    notice_seconds = redis_notifier.LOOK_SECONDS + notifier.COMMAND_SECONDS
+    notice_seconds = redis_wakeups.PING_SECONDS + notifier.COMMAND_SECONDS
     lookalikes = ("{one}:", "{One}:", "app:{one}:", "{ü}:")
 
     def __init__(self, server: valkey.ValkeyServer) -> None:
@@ -176,12 +175,12 @@ class RedisCarrier(Carrier):
 
     def look_every(self, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is done for its own sake."""
-        monkeypatch.setattr(redis_notifier, "LOOK_SECONDS", seconds)
+        monkeypatch.setattr(redis_wakeups, "PING_SECONDS", seconds)
 
     def give_up_after(self, seconds: float, monkeypatch: pytest.MonkeyPatch, *, connecting: float) -> None:
         """It counts for connections that are there already, too."""
-        monkeypatch.setattr(pubsub, "COMMAND_SECONDS", seconds)
-        monkeypatch.setattr(pubsub, "CONNECT_SECONDS", connecting)
+        monkeypatch.setattr(redis_wakeups, "COMMAND_SECONDS", seconds)
+        monkeypatch.setattr(redis_wakeups, "CONNECT_SECONDS", connecting)
 
 
 def shared_server(name: str) -> AnyServer:

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 
-from fairlane.store.redis.notifier import SENDER
+from fairlane.store.redis.wakeups import SENDER
 from fairlane.store.shared.subscriptions import TopicSubscription
 from fairlane.store.shared.topics import Channels
 

@@ -27,7 +27,7 @@ class Settling:
 
     def __init__(self, store: RedisStore, kit: Kit, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(settings, "MOST_MOVED", 1)
-        patch.setattr(redis_store, "MOST_LOST", 1)
+        patch.setattr(redis_store, "MOST_MOVED_KEYS", 1)
         self.store = store
         self.kit = kit
         self._version = 0

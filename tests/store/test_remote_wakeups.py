@@ -10,7 +10,7 @@ import pytest
 
 from fairlane.errors import InvalidInput
 from fairlane.store.postgresql.channels import ANYBODY, HERE
-from fairlane.store.redis.notifier import SENDER
+from fairlane.store.redis.wakeups import SENDER
 from fairlane.store.shared.notifier import ServerNotifier
 from fairlane.store.shared.subscriptions import MOST_HEARD, TopicSubscription
 from fairlane.store.shared.topics import MOST_WAITING

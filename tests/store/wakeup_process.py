@@ -33,10 +33,9 @@ def wakeups_at(url: str, name: str) -> Wakeups:
     """The wake-ups of a schema or, as its keys begin, of a namespace."""
     if url.startswith("redis:"):
         from fairlane.store.redis.address import parse
-        from fairlane.store.redis.pubsub import dialling
-        from fairlane.store.redis.wakeups import RedisWakeups
+        from fairlane.store.redis.wakeups import RedisWakeups, connector
 
-        return RedisWakeups(dialling(parse(url)), name)
+        return RedisWakeups(connector(parse(url)), name)
     from fairlane.store.postgresql.wakeups import NotifyWakeups
 
     return NotifyWakeups(url, name)

@@ -24,7 +24,7 @@ def refused(url: str) -> str:
 def test_says_where_the_server_is_and_has_defaults() -> None:
     address = parse("redis://db.example")
 
-    assert address.places == (("db.example", 6379),)
+    assert address.endpoints == (("db.example", 6379),)
     assert (address.user, address.password, address.db, address.tls) == (None, None, 0, False)
     assert (address.namespace, address.prefix) == ("fairlane", "{fairlane}:")
     assert (address.pool, address.connect_seconds, address.service) == (10, 5.0, None)
@@ -33,7 +33,7 @@ def test_says_where_the_server_is_and_has_defaults() -> None:
 def test_all_of_it() -> None:
     address = parse("redis://ann:secret@db.example:6380/3?namespace=shop:eu&pool=25&connect_timeout=2")
 
-    assert address.places == (("db.example", 6380),)
+    assert address.endpoints == (("db.example", 6380),)
     assert (address.user, address.password, address.db) == ("ann", "secret", 3)
     assert (address.prefix, address.pool, address.connect_seconds) == ("{shop:eu}:", 25, 2.0)
 
@@ -58,13 +58,13 @@ def test_all_of_it() -> None:
 def test_places(url: str, place: tuple[str, int] | str, db: int) -> None:
     address = parse(url)
 
-    assert (address.places, address.db) == ((place,), db)
+    assert (address.endpoints, address.db) == ((place,), db)
 
 
 def test_a_socket_has_users_too() -> None:
     address = parse("unix://ann:secret@/run/redis.sock")
 
-    assert (address.user, address.password, address.places) == ("ann", "secret", ("/run/redis.sock",))
+    assert (address.user, address.password, address.endpoints) == ("ann", "secret", ("/run/redis.sock",))
 
 
 @pytest.mark.parametrize("scheme", ["rediss", "valkeys"])
@@ -82,7 +82,7 @@ def test_tls_is_checked_unless_it_is_said_otherwise(scheme: str) -> None:
 def test_sentinels(scheme: str) -> None:
     address = parse(f"{scheme}://ann:secret@one:26380,two,[::1]/jobs/2?sentinel_user=bob&sentinel_password=s%26s")
 
-    assert address.places == (("one", 26380), ("two", 26379), ("::1", 26379))
+    assert address.endpoints == (("one", 26380), ("two", 26379), ("::1", 26379))
     assert (address.service, address.db, address.tls) == ("jobs", 2, scheme.startswith(("rediss", "valkeys")))
     assert (address.user, address.password) == ("ann", "secret")
     assert (address.sentinel_user, address.sentinel_password) == ("bob", "s&s")

@@ -111,7 +111,7 @@ async def test_what_was_sent_to_a_worker_that_dies_starts_elsewhere_when_its_lea
     assert (rescued.declared, rescued.retried) == ((idle.worker.id,), 1)
     with pytest.raises(SessionLost):
         await idle.claim(103)
-    assert idle.store._ahead._sessions == {}, "nobody waits for a session that is lost"
+    assert idle.store._pushed._sessions == {}, "nobody waits for a session that is lost"
     [claimed] = await (await idle.kit.worker("default")).claim(1)
     assert (claimed.id, claimed.fence, claimed.suspect) == (id, 2, True)
     await sound(idle.kit)
@@ -262,7 +262,7 @@ async def test_a_connection_that_is_lost_costs_one_look_and_is_made_again(
     assert await idle.claim(105) == []
     await blocked(idle)
     id = await idle.kit.enqueue()
-    while idle.store._ahead.take(idle.worker.id, 106) is None:
+    while idle.store._pushed.take(idle.worker.id, 106) is None:
         assert await idle.told()
     assert [job.id for job in await idle.claim(106)] == [id]
 
@@ -295,7 +295,7 @@ async def test_what_came_after_a_job_that_was_sent_ahead_is_claimed_with_it(idle
 
 async def test_who_was_answered_ahead_is_told_to_look_for_what_came_after_it(idle: Idle) -> None:
     ids = [await idle.kit.enqueue() for _ in range(2)]
-    while idle.store._ahead._sessions[idle.worker.id].answer is None:
+    while idle.store._pushed._sessions[idle.worker.id].answer is None:
         assert await idle.told()
     assert [job.id for job in await idle.claim(102)] == ids[:1]
     await idle.ear.wait(0.0)  # what it was told before
@@ -341,7 +341,7 @@ async def test_a_queue_in_which_nothing_was_for_long_sends_ahead_too(idle: Idle)
 
 @pytest.mark.parametrize("how", ["left", "replaced"])
 async def test_nothing_is_left_of_a_session_that_never_came_for_what_it_was_sent(idle: Idle, how: str) -> None:
-    idle.store._ahead.forget(idle.worker.id)
+    idle.store._pushed.forget(idle.worker.id)
     await asyncio.sleep(0.05)
     key = f"{idle.store._address.prefix}ahead:{idle.worker.id}"
     await idle.kit.enqueue()
@@ -376,7 +376,7 @@ async def test_who_may_not_wait_on_the_server_is_told_and_comes_for_it(idle: Idl
         await other.seen()
         assert await other.claim(1) == []
         async with asyncio.timeout(5):
-            while store._ahead.expect(other.worker.id, 2):
+            while store._pushed.expect(other.worker.id, 2):
                 await asyncio.sleep(0.01)
         assert await other.claim(2) == []
         id = await idle.kit.enqueue()

@@ -75,7 +75,7 @@ async def test_a_healthy_server(store: RedisStore) -> None:
     topics = ["server", "eviction", "memory", "persistence", "replication", "losses", "slow"]
     assert [finding.topic for finding in findings] == topics
     assert findings[0].what.startswith(("Valkey ", "Redis "))
-    assert "nothing that was acknowledged is lost" in findings[3].what
+    assert "loses no acknowledged write" in findings[3].what
 
 
 def test_nothing_is_made_of_a_server_that_tells_nothing() -> None:
@@ -86,11 +86,11 @@ def test_nothing_is_made_of_a_server_that_tells_nothing() -> None:
 @pytest.mark.parametrize(
     ("changed", "topic", "level", "words"),
     [
-        ({"role": "slave"}, "server", Level.ERROR, "a replica now"),
+        ({"role": "slave"}, "server", Level.ERROR, "now a replica"),
         ({"cluster_enabled": "1"}, "server", Level.OK, "a node of a cluster"),
-        ({"maxmemory_policy": "allkeys-lfu", "evicted_keys": "7"}, "eviction", Level.ERROR, "7 keys were removed"),
+        ({"maxmemory_policy": "allkeys-lfu", "evicted_keys": "7"}, "eviction", Level.ERROR, "7 keys were evicted"),
         ({"maxmemory_policy": "volatile-lru", "evicted_keys": "7"}, "eviction", Level.OK, "Fairlane has none"),
-        ({"evicted_keys": "7"}, "eviction", Level.WARN, "7 keys were removed"),
+        ({"evicted_keys": "7"}, "eviction", Level.WARN, "7 keys were evicted"),
         ({"used_memory": str(int(0.79 * GIB))}, "memory", Level.OK, "79% of maxmemory, 1.0 GiB"),
         ({"used_memory": str(int(0.81 * GIB))}, "memory", Level.WARN, "81% of maxmemory"),
         ({"used_memory": str(int(0.96 * GIB))}, "memory", Level.ERROR, "96% of maxmemory"),
@@ -100,7 +100,7 @@ def test_nothing_is_made_of_a_server_that_tells_nothing() -> None:
             {"slave0": "ip=b,port=1,state=online,offset=990,lag=30"},
             "replication",
             Level.WARN,
-            "b:1 (online, heard 30 s",
+            "b:1 (online, last seen 30 s",
         ),
         ({"slave0": "ip=b,port=1,state=wait_bgsave,offset=0,lag=0"}, "replication", Level.WARN, "b:1 (wait_bgsave"),
     ],
@@ -180,7 +180,7 @@ async def test_data_that_were_lost_are_told_for_a_day(mine: ValkeyServer, store:
     mine.ask("FLUSHALL")
     await store.enqueue([NewJob(id="b", task="task")])
     finding = await found(store, "losses")
-    later = health._losses([{"at": 1_000.0, "what": EMPTIED}], 1_000.0 + health.DAY_SECONDS)
+    later = health._data_loss([{"at": 1_000.0, "what": EMPTIED}], 1_000.0 + health.DAY_SECONDS)
 
     assert finding.level is Level.ERROR
     assert EMPTIED in finding.what

@@ -34,7 +34,7 @@ class DiedError(Exception):
 @pytest.fixture
 async def store(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RedisStore]:
     """Each step sees to two keys or jobs."""
-    monkeypatch.setattr(redis_store, "MOST_LOST", 2)
+    monkeypatch.setattr(redis_store, "MOST_MOVED_KEYS", 2)
     opened = await RedisStore.open(valkey.server().fresh_namespace(), clock=ManualClock())
     yield opened
     await opened.close()
@@ -353,7 +353,7 @@ async def test_a_key_is_cleaned_up_when_the_last_of_its_jobs_was_cancelled_inste
 
 
 async def test_a_key_whose_jobs_fit_into_a_step_moves_as_a_whole(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_store, "MOST_LOST", 4)
+    monkeypatch.setattr(redis_store, "MOST_MOVED_KEYS", 4)
     gone = await kit.worker()
     await kit.enqueue(sticky="first")
     second = [await kit.enqueue(sticky="second") for _ in range(3)]

@@ -25,9 +25,9 @@ from fairlane.store.redis.data_loss import (
     MOST_BYTES,
     WENT_BACK,
     Completed,
-    Losses,
+    DataLoss,
     Mark,
-    Mended,
+    Reported,
 )
 from tests.servers import valkey
 
@@ -109,7 +109,7 @@ async def test_what_was_completed_before_a_server_went_back_does_not_run_again(
     # The first call that comes to an answer tells of it.
     await until_renewed(store, "w")
     assert told(records, WENT_BACK) == 1
-    assert told(records, "2 jobs that had been completed were completed again") == 1
+    assert told(records, "2 lost completions were repeated") == 1
     found = await store.get(["claimed", "waiting", "gone"])
     assert [job and (job.state, job.result) for job in found] == [(JobState.COMPLETED, b"1")] * 2 + [None]
     assert await work(store, "w", 3) == []
@@ -213,42 +213,42 @@ async def test_what_is_emptied_twice_is_not_remembered(rewound: Rewound, store: 
 async def test_a_loss_that_could_not_be_told_is_told_later(trouble: BaseException) -> None:
     told_of: list[int] = []
 
-    async def mend(generation: str, what: str, completed: Sequence[Completed]) -> Mended:
+    async def report(generation: str, what: str, completed: Sequence[Completed]) -> Reported:
         told_of.append(len(completed))
         if len(told_of) == 1:
             raise trouble
-        return Mended(Mark("new", 1), len(completed), what)
+        return Reported(Mark("new", 1), len(completed), what)
 
-    losses = Losses("here", mend)
-    losses.mark = Mark("old", 100)
-    losses.remember("w", [(complete(Held("job", 1), b"1"), b"stamp")])
+    data_loss = DataLoss("here", report)
+    data_loss.mark = Mark("old", 100)
+    data_loss.remember("w", [(complete(Held("job", 1), b"1"), b"stamp")])
     with contextlib.suppress(asyncio.CancelledError):
-        await losses.check({"generation": "old", "steps": 5}, losses.mark)
-    await losses.check({"generation": "old", "steps": 6}, losses.mark)
-    await losses.check({"generation": "new", "steps": 7}, losses.mark)
+        await data_loss.check({"generation": "old", "steps": 5}, data_loss.mark)
+    await data_loss.check({"generation": "old", "steps": 6}, data_loss.mark)
+    await data_loss.check({"generation": "new", "steps": 7}, data_loss.mark)
     assert told_of == [1, 1]
-    assert losses.mark == Mark("new", 7)
+    assert data_loss.mark == Mark("new", 7)
 
 
 def test_what_is_remembered_is_bounded_in_time_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
 
-    async def mend(generation: str, what: str, completed: Sequence[Completed]) -> Mended:
+    async def report(generation: str, what: str, completed: Sequence[Completed]) -> Reported:
         sent.append(len(completed))
-        return Mended(Mark("new", 1), 0, what)
+        return Reported(Mark("new", 1), 0, what)
 
-    losses = Losses("here", mend)
-    losses.mark = Mark("old", 1)
+    data_loss = DataLoss("here", report)
+    data_loss.mark = Mark("old", 1)
     large = b"x" * 262_144
     for number in range(100):
-        losses.remember("w", [(complete(Held(f"job-{number}", 1), large), b"stamp")])
-    asyncio.run(losses.check({"generation": "other", "steps": 1}, losses.mark))
+        data_loss.remember("w", [(complete(Held(f"job-{number}", 1), large), b"stamp")])
+    asyncio.run(data_loss.check({"generation": "other", "steps": 1}, data_loss.mark))
     assert sent == [MOST_BYTES // len(large)]
     sent.clear()
-    losses.remember("w", [(complete(Held("job", 1), None), b"stamp")])
+    data_loss.remember("w", [(complete(Held("job", 1), None), b"stamp")])
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 2 * KEPT_SECONDS)
-    asyncio.run(losses.check({"generation": "third", "steps": 1}, losses.mark))
+    asyncio.run(data_loss.check({"generation": "third", "steps": 1}, data_loss.mark))
     assert sent == [0]
 
 

@@ -75,7 +75,7 @@ async def test_the_sentinels_are_asked_in_turn_and_the_one_that_knew_first_the_n
             started = time.monotonic()
             assert await connections.call("PING") == b"PONG"
             first = time.monotonic() - started
-            connections._pools[asyncio.get_running_loop()].forsake()
+            connections._pools[asyncio.get_running_loop()].close_unused()
             started = time.monotonic()
             assert await connections.call("PING") == b"PONG"
             assert (ignorant.asked, knowing.asked) == (1, 2)
@@ -95,7 +95,7 @@ async def test_who_is_named_is_believed_only_if_it_says_so_itself(replica: Valke
         await alone.close()
 
     assert type(error) is StoreUnavailable
-    assert f"127.0.0.1:{replica.port} is no master" in str(error)
+    assert f"127.0.0.1:{replica.port} is not a master" in str(error)
 
 
 async def test_what_each_has_said_is_told_when_nobody_leads_to_a_master() -> None:
@@ -105,7 +105,7 @@ async def test_what_each_has_said_is_told_when_nobody_leads_to_a_master() -> Non
         await connections.close()
 
     assert type(error) is StoreUnavailable
-    assert "knows no jobs" in str(error)
+    assert "does not know jobs" in str(error)
     assert f"127.0.0.1:{late.master}" in str(error)
 
 

@@ -1,9 +1,9 @@
-"""Where the server is, and how this store uses it: everything that a URL says.
+"""The URL of a store: where the server is, and how to use it.
 
-``redis://user:password@host:port/database?namespace=jobs&pool=20`` names a server. The scheme says more: ``rediss`` is
-TLS, ``unix:///run/redis.sock`` a socket, and ``redis+sentinel://one:26379,two:26379/service`` whatever server those
-sentinels call the master. ``valkey`` may stand wherever ``redis`` does. Whatever is wrong with a URL is found here,
-before anybody connects, and no message repeats a part of it that may hold a password.
+``redis://user:password@host:port/database?namespace=jobs&pool=20`` names a server. ``rediss`` uses TLS,
+``unix:///run/redis.sock`` is a socket, and ``redis+sentinel://one:26379,two:26379/service`` is the master of a service
+that these sentinels watch. ``valkey`` means the same as ``redis``. A URL is validated here, before anything connects,
+and no message repeats a part of it that may hold a password.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...errors import InvalidInput
 from ...model.names import NAME_PATTERN, shown
 
 SCHEME = re.compile(r"(?:(?:redis|valkey)(s?)(\+sentinel|\+unix)?|(unix))://", re.IGNORECASE)
-FORM = "a store on Redis or Valkey is named redis://user:password@host:port/database"
+FORM = "the URL of a store on Redis or Valkey is redis://user:password@host:port/database"
 PORT = 6379
 SENTINEL_PORT = 26379
 NAMESPACE = "fairlane"
@@ -30,33 +30,33 @@ TLS_OPTIONS = ("ca", "cert", "key", "verify")
 SENTINEL_OPTIONS = ("sentinel_user", "sentinel_password")
 SECRET_OPTIONS = ("password", "sentinel_password")
 OTHER_NAMES = {
-    "ssl_ca_certs": "write ca=…",
-    "ssl_certfile": "write cert=…",
-    "ssl_keyfile": "write key=…",
+    "ssl_ca_certs": "did you mean 'ca'?",
+    "ssl_certfile": "did you mean 'cert'?",
+    "ssl_keyfile": "did you mean 'key'?",
     "ssl_cert_reqs": "certificates are checked unless you write verify=none",
-    "max_connections": "write pool=…",
-    "socket_connect_timeout": "write connect_timeout=…",
-    "socket_timeout": "every call has a deadline by itself",
+    "max_connections": "did you mean 'pool'?",
+    "socket_connect_timeout": "did you mean 'connect_timeout'?",
+    "socket_timeout": "every call has a built-in deadline",
     "username": "write it before the '@'",
     "password": "write it before the '@'",
     "protocol": "leave it out",
     "decode_responses": "leave it out",
 }
-"""What others call the same, and what to write here."""
+"""Options of other clients, and what to write instead."""
 
-Place = tuple[str, int] | str
+Endpoint = tuple[str, int] | str
 """A host and its port, or the path of a socket."""
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """What a URL says. Shown as text, it holds no password."""
+    """A parsed URL. Its text form contains no password."""
 
     shown: str
-    """The URL as a message may show it."""
-    places: tuple[Place, ...]
-    """Where the server is; where the sentinels are, if there is a `service`."""
+    """The URL without secrets, for messages."""
+    endpoints: tuple[Endpoint, ...]
+    """The server, or the sentinels if there is a `service`."""
     service: str | None = None
-    """What the sentinels call the server."""
+    """The name of the service that the sentinels watch."""
     user: str | None = None
     password: str | None = None
     sentinel_user: str | None = None
@@ -64,7 +64,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     db: int = 0
     tls: bool = False
     ca: str | None = None
-    """A file with the certificates to trust, instead of those that the system trusts."""
+    """A file with the certificates to trust instead of the system's."""
     cert: str | None = None
     key: str | None = None
     verify: bool = True
@@ -75,7 +75,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prefix(self) -> str:
-        """What every key begins with. Its braces keep all keys of a namespace on one node of a cluster."""
+        """The prefix of every key. Its braces keep all keys of a namespace on one node of a cluster."""
         return f"{{{self.namespace}}}:"
 
     def __str__(self) -> str:
@@ -83,16 +83,16 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         return self.shown
 
     def __repr__(self) -> str:
-        """The same, so that no password gets into a log or a traceback."""
+        """Contains no password, so that none gets into a log or a traceback."""
         return f"Address({self.shown!r})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """The same, for those who show values with rich."""
+        """The same for rich."""
         return [("shown", self.shown)]
 
 
 def parse(url: str) -> Address:
-    """Take a URL apart. Raises `InvalidInput` for ``url``, naming the option that is wrong."""
+    """Parse a URL. Raises `InvalidInput` for ``url``, naming the invalid option."""
     begins = SCHEME.match(url)
     if begins is None:
         raise InvalidInput("url", FORM)
@@ -107,22 +107,22 @@ def parse(url: str) -> Address:
     place, _, query = url[begins.end() :].partition("?")
     authority, slash, path = place.partition("/")
     if "@" in path or "@" in query:
-        # What stands before it is a part of a password, so nothing of it is looked at.
+        # The text before it may be part of a password, so no message quotes it.
         raise InvalidInput("url", "has a '/' or a '?' before an '@'; in a password write them as %2F, %3F and %40")
     user, password, hosts = _authority(authority)
     more = (*(TLS_OPTIONS if tls else ()), *(SENTINEL_OPTIONS if kind == "+sentinel" else ()))
     options = _options(query, (*OPTIONS, *more))
-    places, service, db = _target(kind, hosts, slash + path)
+    endpoints, service, db = _target(kind, hosts, slash + path)
     secret = "" if password is None else ":***"
     there = f"{user or ''}{secret}{'@' if user or password is not None else ''}{hosts}{slash}{path}"
     told = {name: "***" if name in SECRET_OPTIONS else value for name, value in options.items()}
     shown_options = f"?{urlencode(told, quote_via=quote, safe='/*,')}" if told else ""
     cert, key = options.get("cert"), options.get("key")
     if key is not None and cert is None:
-        raise InvalidInput("url", "key: has no use without cert=…")
+        raise InvalidInput("url", "key: needs cert=…")
     return Address(
         shown=f"{begins[0].lower()}{there}{shown_options}",
-        places=places,
+        endpoints=endpoints,
         service=service,
         user=_decoded("user", user),
         password=_decoded("password", password),
@@ -143,13 +143,13 @@ def parse(url: str) -> Address:
 
 
 def _authority(authority: str) -> tuple[str | None, str | None, str]:
-    """User, password and hosts, as they are written."""
+    """User, password and hosts, still percent-encoded."""
     before, at, hosts = authority.rpartition("@")
     if "@" in before:
-        raise InvalidInput("url", "has an '@' too many; in a password or a name write it as %40")
+        raise InvalidInput("url", "has more than one '@'; in a password or a name write it as %40")
     user, colon, password = before.partition(":")
     if at and not user and not password:
-        raise InvalidInput("url", "names neither a user nor a password before the '@'")
+        raise InvalidInput("url", "has neither a user nor a password before the '@'")
     return user or None, password if colon else None, hosts
 
 
@@ -159,7 +159,7 @@ def _decoded(name: str, text: str | None) -> str | None:
     try:
         return unquote(text, errors="strict")
     except UnicodeDecodeError:
-        raise InvalidInput("url", f"{name}: is not UTF-8 behind its '%'") from None
+        raise InvalidInput("url", f"{name}: is not valid percent-encoded UTF-8") from None
 
 
 def _options(query: str, known: tuple[str, ...]) -> dict[str, str]:
@@ -168,43 +168,43 @@ def _options(query: str, known: tuple[str, ...]) -> dict[str, str]:
         if name in options:
             raise InvalidInput("url", f"{shown(name)}: is given twice")
         if name in OTHER_NAMES:
-            raise InvalidInput("url", f"{name}: is no option here; {OTHER_NAMES[name]}")
+            raise InvalidInput("url", f"unknown option {name!r}; {OTHER_NAMES[name]}")
         if name in TLS_OPTIONS and name not in known:
-            raise InvalidInput("url", f"{name}: is for TLS, and this URL has none; write rediss://…")
+            raise InvalidInput("url", f"{name}: needs TLS; write rediss://…")
         if name in SENTINEL_OPTIONS and name not in known:
-            raise InvalidInput("url", f"{name}: is for sentinels, and this URL has none; write redis+sentinel://…")
+            raise InvalidInput("url", f"{name}: needs sentinels; write redis+sentinel://…")
         if name not in known:
-            raise InvalidInput("url", f"{shown(name)}: is no option; there are {', '.join(known)}")
+            raise InvalidInput("url", f"unknown option {shown(name)}; the options are {', '.join(known)}")
         if not value:
             raise InvalidInput("url", f"{name}: has no value; write {name}=…, or leave it out")
         options[name] = value
     return options
 
 
-def _target(kind: str | None, hosts: str, path: str) -> tuple[tuple[Place, ...], str | None, str]:
-    """Where to connect, what the sentinels are asked for, and the database, as it is written."""
+def _target(kind: str | None, hosts: str, path: str) -> tuple[tuple[Endpoint, ...], str | None, str]:
+    """The endpoints, the service that the sentinels watch, and the database as text."""
     if kind == "+unix":
         if hosts or len(path) < 2:
-            raise InvalidInput("url", "a socket is named by its whole path: unix:///path/to.sock")
+            raise InvalidInput("url", "a socket needs its absolute path: unix:///path/to.sock")
         return (unquote(path),), None, ""
     parts = path.removeprefix("/").split("/")
     if kind == "+sentinel":
         service, db, *more = [*parts, ""]
         if not service or any(more):
-            raise InvalidInput("url", "sentinels are named redis+sentinel://one:26379,two:26379/service/database")
+            raise InvalidInput("url", "sentinels are written redis+sentinel://one:26379,two:26379/service/database")
         return tuple(_host(host, SENTINEL_PORT) for host in hosts.split(",")), _service(unquote(service)), db
     if len(parts) > 1:
-        raise InvalidInput("url", "has a '/' too many; a socket is named unix:///path/to.sock")
+        raise InvalidInput("url", "has more than one '/'; a socket is written unix:///path/to.sock")
     if "," in hosts:
-        raise InvalidInput("url", "host: there are several; sentinels are named redis+sentinel://one,two/service")
+        raise InvalidInput("url", "host: there are several; sentinels are written redis+sentinel://one,two/service")
     return (_host(hosts, PORT) if hosts else ("localhost", PORT),), None, parts[0]
 
 
-def _host(text: str, port: int) -> Place:
+def _host(text: str, port: int) -> Endpoint:
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+(?:%25\w+)?\]|[^\[\]:]+)?(?::(.*))?", text)
     if found is None or not text:
-        # Not shown: what stands here may be the rest of a password with a '/' or a '?' in it.
-        raise InvalidInput("url", "host: is not the name or the number of a host")
+        # Not quoted: it may be the rest of a password that contains a '/' or a '?'.
+        raise InvalidInput("url", "host: is not a host name or an IP address")
     if found[2] is not None and not (re.fullmatch(r"[0-9]{1,5}", found[2]) and 1 <= int(found[2]) <= 65_535):
         raise InvalidInput("url", "port: must be a number from 1 to 65535")
     return unquote((found[1] or "localhost").strip("[]")), int(found[2] or port)
@@ -218,11 +218,11 @@ def _service(text: str) -> str:
 
 def _db(in_path: str, as_option: str | None) -> int:
     if in_path and as_option is not None:
-        raise InvalidInput("url", "db: is given twice, as a path and as an option")
+        raise InvalidInput("url", "db: is given twice, in the path and as an option")
     text = in_path or as_option or "0"
     if not re.fullmatch(r"[0-9]{1,6}", text):
-        # Not shown either.
-        raise InvalidInput("url", "db: the database is a number; to name a part of one, write namespace=…")
+        # Not quoted either.
+        raise InvalidInput("url", "db: must be a number; to separate applications in one database, write namespace=…")
     return int(text)
 
 

@@ -1,14 +1,15 @@
 """How commands get to the server: a pool of connections for each event loop, and a deadline for every call.
 
-One `Connections` serves every event loop and thread of a process. A call is one command, and what the server answers.
-It is repeated here only when it is known that nothing of it happened: its connection was found dead before anything was
-sent, or the server is a replica now. Whatever else breaks is `StoreUnavailable`: the outcome is unknown, and the caller
-repeats the call when it likes.
+One `Connections` serves every event loop and thread of a process. A call is one command and its reply. It is repeated
+here only when the command is known to have had no effect: its connection was found dead before anything was sent, or
+the server has become a replica. Any other failure is `StoreUnavailable`: the outcome is unknown, and the caller decides
+when to repeat the call.
 
 May assume: callers back off by themselves. Promises: no call hangs because of a server that went away; a connection is
-closed unless it was answered in full, so nobody ever reads another's answer; nothing here survives a fork.
+closed unless its last reply was read in full, so no caller reads a reply meant for another; nothing here survives a
+fork.
 
-A store makes one from its URL, and calls its functions by it:
+A store makes one from its URL and calls its functions through it:
 
     connections = Connections(parse(url))
     try:
@@ -16,7 +17,7 @@ A store makes one from its URL, and calls its functions by it:
     except ServerError as exc:      # a server that was restarted or replaced has lost the library
         if "Function not found" not in exc.said:
             raise
-        await connections.call("FUNCTION", "LOAD", library.text())  # "already exists": somebody else was quicker
+        await connections.call("FUNCTION", "LOAD", library.text())  # "already exists": another process was first
 
 A call that waits on the server, such as BLPOP, needs a `timeout` above its own, and holds its connection meanwhile.
 """
@@ -33,23 +34,24 @@ from ..shared import connection_pools
 from ..shared.connection_pools import Pools
 from ..shared.deadlines import Deadlines, Patience
 from .address import Address
-from .connection import Argument, Line, dial, packed
+from .connection import Argument, Connection, connect, packed
 from .driver_errors import Refusal, did_nothing, fail, translate_connecting
 from .sentinels import Sentinels
 
 WAIT_SECONDS = 10.0
-"""For a free connection of the pool."""
+"""How long a call waits for a free connection of the pool."""
 CLOSING_SECONDS = connection_pools.CLOSING_SECONDS
 IDLE_SECONDS = 60.0
-"""A connection that nobody used for so long is closed."""
-SETTLED_SECONDS = 0.1
-"""After a failed attempt to connect, so long all others fail without one: a hundred callers make one attempt."""
+"""A connection that was unused for this long is closed."""
+FAILED_SECONDS = 0.1
+"""For this long after a failed attempt to connect, others fail without an attempt: a hundred callers make one."""
 FRESH_SECONDS = 0.001
+"""A connection that was used this recently is not checked with the kernel."""
 FUNCTION_CALLS = ("FCALL", "FCALL_RO")
 
 
 class Connections(Pools["_Pool"]):
-    """The way to the server. Used from any event loop; the pool of each is made when it is first needed."""
+    """Calls the server from any event loop; the pool of each loop is made when it is first needed."""
 
     def __init__(self, address: Address) -> None:
         super().__init__()
@@ -61,42 +63,42 @@ class Connections(Pools["_Pool"]):
         return _Pool(self.address, loop)
 
     async def call(self, *arguments: Argument, timeout: float | None = None) -> Any:
-        """Send one command, and give the answer: bytes, int, None, or a list of these.
+        """Send one command and return the reply: bytes, int, None, or a list of these.
 
-        Raises `StoreUnavailable`, `StoreFull`, `StoreError`, and `ServerError` for what the server refuses in words
-        that are left to the caller.
+        Raises `StoreUnavailable`, `StoreFull`, `StoreError`, and `ServerError` for an error reply that only the caller
+        can interpret.
         """
         command = packed(arguments)
-        # A function by its name, any other command by its own.
+        # Deadlines are kept by function, and for other commands by command.
         kind = arguments[1] if len(arguments) > 1 and arguments[0] in FUNCTION_CALLS else arguments[0]
         seconds = timeout or self._deadlines.seconds(kind, len(command))
         again = True
         while True:
             self.check_usable()
             pool = self._pools.get(asyncio.get_running_loop()) or await self._pool()
-            line = pool.spare() or await pool.take()
+            connection = pool.spare() or await pool.take()
             wait = pool.patience.begin(seconds)
             try:
-                answer = await line.ask(command)
+                answer = await connection.request(command)
             except BaseException as exc:
                 pool.patience.end(wait)
-                pool.drop(line)
+                pool.drop(connection)
                 cause = TimeoutError() if isinstance(exc, asyncio.CancelledError) and wait.is_why() else exc
                 if not isinstance(cause, Exception):
                     raise
                 if isinstance(cause, TimeoutError):
                     self._deadlines.missed(kind)
-                    # The others lead to the same server, and each would have to find out by itself.
-                    pool.forsake()
+                    # The other connections lead to the same server, and each would run into its own timeout.
+                    pool.close_unused()
                 fail(cause, self.address, arguments[0])
             pool.patience.end(wait)
             self._deadlines.kept(kind)
             if not isinstance(answer, Refusal):
-                pool.keep(line)
+                pool.keep(connection)
                 return answer
-            pool.take_back(line, answer)
+            pool.return_refused(connection, answer)
             if again and answer.code == "READONLY" and did_nothing(answer):
-                # There was a failover. Another connection perhaps leads to the master.
+                # There was a failover. A new connection may lead to the master.
                 again = False
                 continue
             fail(answer, self.address, arguments[0])
@@ -109,13 +111,13 @@ class _Pool(connection_pools.Pool):
         super().__init__(loop)
         self._address = address
         self._sentinels = Sentinels(address) if address.service is not None else None
-        self._lines: set[Line] = set()
-        self._kept: list[tuple[Line, float]] = []
-        """Those that nobody uses, and since when. The one that was used last is used next."""
+        self._connections: set[Connection] = set()
+        self._kept: list[tuple[Connection, float]] = []
+        """Unused connections, and since when. The one that was used last is used next."""
         self._free = address.pool
         """How many more may be opened."""
-        self._waiting: deque[asyncio.Future[Line | None]] = deque()
-        """Who gets the next connection, or, with None, may open one."""
+        self._waiting: deque[asyncio.Future[Connection | None]] = deque()
+        """Callers that get the next free connection or, with None, may open one."""
         self.patience = Patience(loop)
         self._sweeper: asyncio.TimerHandle | None = None
         self._closing = False
@@ -124,49 +126,48 @@ class _Pool(connection_pools.Pool):
 
     # -- taking ----------------------------------------------------------------------------------------------------
 
-    def spare(self) -> Line | None:
-        """A connection that was kept and is alive, as far as can be told without asking the server."""
+    def spare(self) -> Connection | None:
+        """An unused connection that is alive, as far as can be told without a round trip."""
         while self._kept:
-            line, since = self._kept.pop()
-            # The kernel is not asked about one that was used a moment ago.
-            if line.is_clean() if self._loop.time() - since < FRESH_SECONDS else line.is_alive():
-                return line
-            self.drop(line)
+            connection, since = self._kept.pop()
+            if connection.is_clean() if self._loop.time() - since < FRESH_SECONDS else connection.is_alive():
+                return connection
+            self.drop(connection)
         return None
 
-    async def take(self) -> Line:
-        """Another one, made when there is none, or the next that is given back when there may be no more."""
+    async def take(self) -> Connection:
+        """A new connection or, when the pool is at its limit, the next one that is returned."""
         if self._free:
             self._free -= 1
         else:
-            line = await self._turn()
-            if line is not None:
-                return line
+            connection = await self._wait_for_one()
+            if connection is not None:
+                return connection
         try:
-            line = await self._connect()
+            connection = await self._connect()
         except BaseException:
-            self._give_place()
+            self._free_one()
             raise
-        self._lines.add(line)
+        self._connections.add(connection)
         if self._closing:
-            self.drop(line)
+            self.drop(connection)
             raise StoreError("this store is closed; open it again")
-        return line
+        return connection
 
-    async def _turn(self) -> Line | None:
-        """Wait for a connection, or for the place of one, in the order in which callers came."""
-        turn: asyncio.Future[Line | None] = self._loop.create_future()
-        self._waiting.append(turn)
+    async def _wait_for_one(self) -> Connection | None:
+        """Wait for a connection, or for permission to open one (None), in the order of the callers."""
+        waiter: asyncio.Future[Connection | None] = self._loop.create_future()
+        self._waiting.append(waiter)
         wait = self.patience.begin(WAIT_SECONDS)
         try:
-            return await turn
+            return await waiter
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                # It came at the very moment at which nobody wanted it any more.
-                if (line := turn.result()) is None:
-                    self._give_place()
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                # It was handed over in the same moment as the wait was cancelled.
+                if (connection := waiter.result()) is None:
+                    self._free_one()
                 else:
-                    self.keep(line)
+                    self.keep(connection)
             if wait.is_why():
                 raise StoreUnavailable(
                     f"no connection to {self._address} became free in time; all {self._address.pool} are in use. "
@@ -176,15 +177,15 @@ class _Pool(connection_pools.Pool):
         finally:
             self.patience.end(wait)
 
-    async def _connect(self) -> Line:
+    async def _connect(self) -> Connection:
         failed_at, failure = self._failed
-        if self._loop.time() < failed_at + SETTLED_SECONDS:
+        if self._loop.time() < failed_at + FAILED_SECONDS:
             raise StoreUnavailable(failure)
         try:
             if self._sentinels is not None:
-                return await self._sentinels.dial()
+                return await self._sentinels.connect()
             async with asyncio.timeout(self._address.connect_seconds):
-                return await dial(self._address, self._address.places[0])
+                return await connect(self._address, self._address.endpoints[0])
         except Exception as exc:
             error = translate_connecting(exc, self._address)
             if isinstance(error, StoreUnavailable):
@@ -193,57 +194,57 @@ class _Pool(connection_pools.Pool):
                 raise
             raise error from exc
 
-    # -- giving back -----------------------------------------------------------------------------------------------
+    # -- returning -------------------------------------------------------------------------------------------------
 
-    def keep(self, line: Line) -> None:
-        """Done with it, and it is as it was."""
+    def keep(self, connection: Connection) -> None:
+        """Return a connection whose last reply was read in full."""
         if self._closing:
-            self.drop(line)
+            self.drop(connection)
             return
         while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(line)
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(connection)
                 return
-        self._kept.append((line, self._loop.time()))
+        self._kept.append((connection, self._loop.time()))
         if self._sweeper is None:
             self._sweeper = self._loop.call_later(IDLE_SECONDS, self._sweep)
 
-    def take_back(self, line: Line, refusal: Refusal) -> None:
-        """Done with it; the server has refused. A replica is of no use, and the others lead to it as well."""
+    def return_refused(self, connection: Connection, refusal: Refusal) -> None:
+        """Return a connection after an error reply. If it leads to a replica, so do the others: all are closed."""
         if refusal.code == "READONLY":
-            self.drop(line)
-            self.forsake()
+            self.drop(connection)
+            self.close_unused()
         else:
-            self.keep(line)
+            self.keep(connection)
 
-    def drop(self, line: Line) -> None:
-        """Done with it after a failure."""
+    def drop(self, connection: Connection) -> None:
+        """Close a connection after a failure."""
         if self._loop.is_closed():
-            # The call was left behind with its loop, and is unwound only now.
-            line.hang_up()
+            # The call outlived its event loop and is unwound only now.
+            connection.abort()
             return
-        line.close()
-        self._lines.discard(line)
-        self._give_place()
+        connection.close()
+        self._connections.discard(connection)
+        self._free_one()
 
-    def forsake(self) -> None:
-        """Close all that nobody uses just now."""
+    def close_unused(self) -> None:
+        """Close all unused connections."""
         while self._kept:
             self.drop(self._kept.pop()[0])
 
-    def _give_place(self) -> None:
+    def _free_one(self) -> None:
         while self._waiting and not self._closing:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
                 return
         self._free += 1
         if self._free == self._address.pool:
             self._idle.set()
 
     def _sweep(self) -> None:
-        """Close what was not used for long, which is what lies lowest."""
+        """Close connections that were unused for long; they are at the beginning of the list."""
         self._sweeper = None
         old = self._loop.time() - IDLE_SECONDS
         while self._kept and self._kept[0][1] <= old:
@@ -255,10 +256,10 @@ class _Pool(connection_pools.Pool):
 
     async def drain(self) -> None:
         self._closing = True
-        for turn in self._waiting:
-            if not turn.done():
-                turn.set_exception(StoreError("this store is closed; open it again"))
-        self.forsake()
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_exception(StoreError("this store is closed; open it again"))
+        self.close_unused()
         if self._free < self._address.pool:
             self._idle.clear()
             try:
@@ -271,9 +272,9 @@ class _Pool(connection_pools.Pool):
         if self._sweeper is not None:
             self._sweeper.cancel()
         self.patience.close()
-        for line in self._lines:
-            line.close()
+        for connection in self._connections:
+            connection.close()
 
     def cut(self) -> None:
-        for line in self._lines:
-            line.hang_up()
+        for connection in self._connections:
+            connection.abort()

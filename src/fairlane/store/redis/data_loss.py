@@ -1,10 +1,10 @@
-"""Notices that a server has lost data: it was emptied, replaced by another, or has gone back to an earlier state.
+"""Detects that a server has lost data: it was emptied, replaced by another, or returned to an earlier state.
 
-Answers are signed with the generation of the data and the number of steps that were written. The generation changes
-when an empty namespace gets its first data, and when somebody has found a loss. The number only grows. So a process
-that sees another generation than before, or a lower number than it knew when it asked, knows that what was
-acknowledged since may be gone. It says so in the log and in the namespace, for `fairlane doctor`; and what it has
-completed lately is completed again, so that it does not run a second time.
+Answers are signed with the generation of the data and the number of steps written. The generation changes when an
+empty namespace gets its first data, and when a process has reported a loss. The number of steps only grows. A process
+that sees another generation, or a lower number than it knew when it sent the call, therefore knows that acknowledged
+writes may be gone. It reports this in the log and in the namespace, for `fairlane doctor`, and repeats its latest
+completions, so that these jobs do not run a second time.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ KEPT_SECONDS = 30.0
 """How long a completion is remembered: several times what a server with `appendfsync everysec` can lose."""
 MOST_KEPT = 20_000
 MOST_BYTES = 16 * 1024 * 1024
-"""Results are remembered too, as long as they are not more than this together."""
+"""The most that the remembered results may take together."""
 PART = 1_000
-EMPTIED = "the server was emptied, or replaced by another one"
-WENT_BACK = "the server has gone back to an earlier state"
+"""Completions that are repeated in one call."""
+EMPTIED = "the server was emptied or replaced"
+WENT_BACK = "the server returned to an earlier state"
 logger = logging.getLogger("fairlane.store")
 
 
 class Completed(NamedTuple):
-    """A completion that was accepted. `stamp` tells the job from a later one of the same id."""
+    """An accepted completion. `stamp` distinguishes the job from a later one with the same id."""
 
     session: str
     held: Held
@@ -39,7 +40,7 @@ class Completed(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """Completions of one call. Taken apart only when they are needed."""
+    """The completions of one call, in the form in which they were sent."""
 
     at: float
     session: str
@@ -48,42 +49,42 @@ class _Batch(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What is known of the data at some moment."""
+    """The generation and the number of steps at some moment."""
 
     generation: str
     steps: int
 
 
-class Mended(NamedTuple):
-    """What the server says of a loss: the generation of its data from now on, how many jobs were completed again, and
-    what the first to find it has found."""
+class Reported(NamedTuple):
+    """The server's answer to a report: its generation from now on, how many jobs were completed again, and what the
+    first process to report this loss has found."""
 
     mark: Mark
     again: int
     what: str
 
 
-Mend = Callable[[str, str, Sequence[Completed]], Awaitable[Mended]]
-"""Tells the server of a loss: the generation that was lost, what happened, and what to complete again."""
+Report = Callable[[str, str, Sequence[Completed]], Awaitable[Reported]]
+"""Reports a loss to the server: the lost generation, what happened, and what to complete again."""
 
 
-class Losses:
-    """What one store object knows of the data. Used from any event loop and thread."""
+class DataLoss:
+    """Checks the answers of one store object. Used from any event loop and thread."""
 
-    def __init__(self, shown: str, mend: Mend) -> None:
+    def __init__(self, shown: str, report: Report) -> None:
         self._shown = shown
-        self._mend = mend
+        self._send_report = report
         self.mark = Mark("", 0)
         """Read before a call is sent, and given to `check` with its answer."""
         self.on_loss: Callable[[], Awaitable[None]] | None = None
-        """Declares again what the application has declared."""
+        """Declares the application's queues and schedules again."""
         self._reporting = False
         self._completed: deque[_Batch] = deque()
         self._count = 0
         self._bytes = 0
 
     def remember(self, session: str, completed: Sequence[tuple[Transition, bytes]]) -> None:
-        """These completions were accepted, of jobs with these stamps."""
+        """Keep accepted completions, each with the stamp of its job."""
         now = time.monotonic()
         size = sum([len(transition.result or b"") for transition, _ in completed])
         self._completed.append(_Batch(now, session, completed, size))
@@ -99,7 +100,7 @@ class Losses:
             self._bytes -= oldest.size
 
     def is_usual(self, generation: str, steps: int, before: Mark) -> bool:
-        """Whether an answer that is signed so shows no loss; `check` is for the others."""
+        """Whether an answer with this signature shows no loss. Call `check` if not."""
         if generation != before.generation or steps < before.steps or self.mark.generation != generation:
             return False
         if steps > self.mark.steps:
@@ -107,17 +108,17 @@ class Losses:
         return True
 
     async def check(self, answer: dict[str, Any], before: Mark) -> None:
-        """Look at what an answer is signed with. `before`: what was known when it was asked for."""
+        """Check the signature of an answer. `before`: the mark at the time when the call was sent."""
         generation = answer.get("generation")
         if generation is None or self.mark.generation != before.generation or self._reporting:
-            # Somebody has found a loss since the question was sent, and tells of it: this answer says nothing new.
+            # A loss was found since the call was sent, and is being reported: this answer adds nothing.
             return
         found = Mark(generation, answer.get("steps", 0))
-        # An answer that another has overtaken has a lower number than is known now, but not than was known then.
+        # Compared with the mark before the call: a later answer may have been read first.
         if before.generation not in ("", generation):
             await self._report(before, EMPTIED)
         elif found.steps < before.steps:
-            await self._report(before, f"{WENT_BACK} (step {found.steps:,}, {before.steps:,} was seen)")
+            await self._report(before, f"{WENT_BACK} (step {found.steps:,} after {before.steps:,})")
         else:
             self.mark = Mark(generation, max(self.mark.steps, found.steps))
 
@@ -127,25 +128,25 @@ class Losses:
         try:
             again = 0
             for part in self._parts():
-                mended = await self._mend(before.generation, what, part)
-                again += mended.again
+                reported = await self._send_report(before.generation, what, part)
+                again += reported.again
         except Exception as exc:
-            # Nothing was learned, so the next answer tells it again.
-            logger.warning("%s: %s, and could not be told (%s)", self._shown, what, exc)
+            # The mark stays, so the next answer shows the loss again.
+            logger.warning("%s: %s, and the report failed (%s)", self._shown, what, exc)
             return
         finally:
             self._reporting = False
-        self.mark = mended.mark
+        self.mark = reported.mark
         self._completed.clear()
         self._count = self._bytes = 0
-        logger.error("%s: %s; what was acknowledged since may be lost. See docs/redis.md", self._shown, mended.what)
+        logger.error("%s: %s; acknowledged writes may be lost. See docs/redis.md", self._shown, reported.what)
         try:
             if self.on_loss is not None:
                 await self.on_loss()
         except Exception as exc:
-            logger.warning("%s: queues and schedules could not be declared again (%s)", self._shown, exc)
+            logger.warning("%s: could not declare queues and schedules again (%s)", self._shown, exc)
         if again:
-            logger.error("%s: %d jobs that had been completed were completed again", self._shown, again)
+            logger.error("%s: %d lost completions were repeated", self._shown, again)
 
     def _parts(self) -> Iterator[list[Completed]]:
         completed = [

@@ -1,4 +1,4 @@
-"""What this store uses of redis-py and hiredis. Importing it without them raises an error that says how to get them."""
+"""What this store uses of redis-py and hiredis. Without them, the import raises an error with the install command."""
 
 from ...errors import StoreError
 

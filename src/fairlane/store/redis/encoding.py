@@ -1,4 +1,4 @@
-"""What goes to the functions of the store and comes back, as they have it: see `lua/verbs.lua`."""
+"""The arguments and answers of the functions; see `lua/verbs.lua`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RUNS = ord("r")
 
 
 class Content(msgspec.Struct, array_like=True, gc=False):
-    """What a job is, as it was asked for: what makes two requests the same. Opaque to the functions."""
+    """A job as it was requested. Equal content means equal requests. Opaque to the functions."""
 
     task: str
     queue: str
@@ -55,7 +55,7 @@ _content = msgspec.msgpack.Decoder(Content)
 
 
 def content_of(job: NewJob) -> bytes:
-    """Equal requests have equal bytes. Headers are not part of it: a repeated request has another trace."""
+    """Encode the content of a job. Headers are not part of it: a repeated request has another trace id."""
     return encode(
         Content(
             job.task, job.queue, job.kind, job.priority, job.lane, float(job.cost), job.payload, job.retries,
@@ -66,7 +66,7 @@ def content_of(job: NewJob) -> bytes:
 
 
 def read_content(raw: bytes) -> tuple[float, Content]:
-    """When a job came, and what it is."""
+    """When a job was stored, and its content."""
     return TIME.unpack_from(raw)[0], _content.decode(memoryview(raw)[TIME.size :])
 
 
@@ -75,7 +75,7 @@ def _number(value: float | None) -> float | None:
 
 
 def is_simple(job: NewJob) -> bool:
-    """Whether a job is due, is for everybody and holds nothing: one request serves many."""
+    """Whether a job is due now, may run anywhere and has no unique key: several such jobs can share a request."""
     return (
         job.kind is _JOB
         and job.unique is None
@@ -90,7 +90,7 @@ def is_simple(job: NewJob) -> bool:
 
 
 def requests_of(jobs: Sequence[NewJob]) -> list[dict[str, Any]]:
-    """What the functions must know of jobs: one request each, or one for several that differ in ids and lanes alone."""
+    """The requests for jobs: one each, or one for consecutive jobs that differ only in their ids and lanes."""
     requests: list[dict[str, Any]] = []
     last: tuple[Any, ...] | None = None
     ids: list[str] = []
@@ -118,7 +118,7 @@ def requests_of(jobs: Sequence[NewJob]) -> list[dict[str, Any]]:
 
 
 def rest_of(job: NewJob) -> dict[str, Any]:
-    """What the functions need seldom."""
+    """Fields that differ from their defaults and are needed only when a job is retried."""
     rest: dict[str, Any] = {}
     if job.pool != "default":
         rest["pool"] = job.pool
@@ -130,7 +130,7 @@ def rest_of(job: NewJob) -> dict[str, Any]:
 
 
 def request_of(job: NewJob) -> dict[str, Any]:
-    """What the functions must know of a job; what is usual is left out."""
+    """The fields of a job that the functions need; defaults are left out."""
     request: dict[str, Any] = {"id": job.id, "task": job.task, "queue": job.queue, "class": int(job.priority)}
     if job.kind is not JobKind.JOB:
         request["kind"] = job.kind.value
@@ -151,8 +151,8 @@ def request_of(job: NewJob) -> dict[str, Any]:
     return request
 
 
-def single_of(job: NewJob) -> tuple[Any, ...] | None:
-    """A job that is sent alone, if there is nothing unusual about it. The end of its ticket is made here."""
+def lone_job_of(job: NewJob) -> tuple[Any, ...] | None:
+    """The arguments of `enqueue_one` for a simple job, else None. The end of its packed record is made here."""
     if job.cost != 1.0 or not is_simple(job):
         return None
     rest = encode({"task": job.task, **rest_of(job)})
@@ -164,7 +164,7 @@ def single_of(job: NewJob) -> tuple[Any, ...] | None:
 
 
 def session_of(session: NewSession) -> dict[str, Any]:
-    """A session that registers."""
+    """The record of a new session."""
     record: dict[str, Any] = {
         "id": session.id, "kind": session.kind.value, "lease": float(session.lease), "host": session.host,
         "pid": session.pid, "pool": session.pool, "queues": list(session.queues),
@@ -180,21 +180,21 @@ def session_of(session: NewSession) -> dict[str, Any]:
     return record
 
 
-def claim_of(claim: Claim, hears: bool) -> bytes:
-    """A claim: number, total, the asks, and whether it may be answered ahead."""
+def claim_of(claim: Claim, accepts_push: bool) -> bytes:
+    """A claim: number, total, asks, whether the next claim may be answered by a push, and the most bytes to return."""
     asks = [
         [ask.queue or False, int(ask.priority), ask.most, False if ask.below is None else ask.below]
         for ask in claim.asks
     ]
-    return encode([claim.number, claim.total, asks, hears, claim.most_bytes])
+    return encode([claim.number, claim.total, asks, accepts_push, claim.most_bytes])
 
 
 def transitions_of(transitions: Sequence[Transition], first: int) -> tuple[bytes, list[bytes]]:
-    """Decisions about jobs, and their results, which stand among the arguments from `first` on."""
+    """Encoded transitions, and the results that follow as arguments from number `first` on."""
     results: list[bytes] = []
     if all(t.move is _COMPLETE for t in transitions) and len({t.held.id for t in transitions}) == len(transitions):
         ids, fences, places = [], [], []
-        # Many have the same result, mostly that there is none: it is sent once.
+        # Many jobs have the same result, mostly none: it is sent once.
         known: dict[bytes | None, int] = {None: 0}
         for t in transitions:
             held, result = t.held, t.result
@@ -226,7 +226,7 @@ def transitions_of(transitions: Sequence[Transition], first: int) -> tuple[bytes
 
 
 def verdicts_of(held: Sequence[Held], answers: Sequence[Sequence[Any]]) -> tuple[Verdict, ...]:
-    """What became of writes; nothing is said when all were completed."""
+    """The verdicts on writes; the answer is empty when all completions were applied."""
     if not answers:
         return tuple([Verdict(each.id, Acceptance.APPLIED, JobState.COMPLETED) for each in held])
     return tuple(
@@ -236,29 +236,29 @@ def verdicts_of(held: Sequence[Held], answers: Sequence[Sequence[Any]]) -> tuple
 
 
 class Answered(NamedTuple):
-    """What a claim was answered."""
+    """The answer to a claim."""
 
     claimed: list[Claimed]
     stamps: list[bytes]
-    """When those jobs came, as it is stored: two jobs that had the same id did not come at the same moment."""
+    """When those jobs were stored, as bytes: two jobs that had the same id were not stored at the same moment."""
     broken: list[tuple[Held, str]]
-    """Claims of records that cannot be read here, and why not."""
+    """Claimed jobs whose content cannot be read here, and why."""
     lost: list[str]
-    """Jobs that have failed instead, because the server cannot read their records."""
+    """Jobs that the claim failed, because the functions cannot read their records."""
 
 
 def answered_of(parts: Sequence[bytes], session: str) -> Answered:
     """The jobs of a claim: three parts each, the last a packed record (see `lua/packed_job_record.lua`) or a list."""
     answered = Answered([], [], [], [])
-    ticket = _ticket(len(session.encode()))
+    layout = _packed_layout(len(session.encode()))
     for place in range(0, len(parts), 3):
-        told = parts[place + 2]
-        if told[0] == _RUNS:
-            fence, attempt, started_at, class_, flags, length = ticket.unpack_from(told)
-            id = told[ticket.size : ticket.size + length].decode()
+        record = parts[place + 2]
+        if record[0] == _RUNS:
+            fence, attempt, started_at, class_, flags, length = layout.unpack_from(record)
+            id = record[layout.size : layout.size + length].decode()
             kind, suspect, limited = _JOB, False, flags % 2 == 1
         else:
-            id, *rest = decode(told)
+            id, *rest = decode(record)
             if not rest:
                 answered.lost.append(id)
                 continue
@@ -294,6 +294,6 @@ def answered_of(parts: Sequence[bytes], session: str) -> Answered:
 
 
 @cache
-def _ticket(length: int) -> struct.Struct:
-    """Where a ticket of a running job has fence, attempt, start, class, flags and the length of the id that follows."""
+def _packed_layout(length: int) -> struct.Struct:
+    """Fence, attempt, start, class, flags and length of the id in a running job's packed record; the id follows."""
     return struct.Struct(f">xII{4 + 8}xd{2 + length}xBB{4 + 8}xH")

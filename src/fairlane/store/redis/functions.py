@@ -1,4 +1,4 @@
-"""How the verbs get to the server: calls of the function library, on the connections of the store."""
+"""Calls the functions of the library on the connections of the store, and raises what they answer as errors."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from ...errors import (
 from ..clock import Clock
 from . import library
 from .connection_pool import Connections
-from .data_loss import Completed, Losses, Mark, Mended
+from .data_loss import Completed, DataLoss, Mark, Reported
 from .driver_errors import NotAllowed, ServerError
 from .encoding import decode, encode
 
 BOOT_SECONDS = 1e9
-"""Readings of two boots lie further apart than any lease is long."""
+"""Added per boot of a test clock: leases of an earlier boot have run out in any case."""
 READING = frozenset(
     {
         *("get", "sessions", "leader", "scan", "queues", "lanes", "lane_line", "bindings", "declined", "schedules"),
         *("service", "positions", "tokens", "failures"),
     }
 )
-"""The functions that are flagged `no-writes`: whoever may only look can call them, by FCALL_RO."""
+"""The functions flagged `no-writes`. They are called by FCALL_RO, which a user with read-only rights may use."""
 
 
 class FullQueue(Exception):
-    """A queue or a lane takes no more; when there is room is asked for after that."""
+    """A queue or a lane has reached its `max_pending`. The caller then asks when there will be room."""
 
     def __init__(self, message: str, where: dict[str, Any]) -> None:
         super().__init__(message)
@@ -43,50 +43,50 @@ class FullQueue(Exception):
 
 
 class Functions:
-    """The functions of the library, for one namespace. `clock` replaces the server's in tests."""
+    """The functions of the library, for one namespace. `clock` replaces the server's clock in tests."""
 
     def __init__(self, connections: Connections, prefix: str, clock: Clock | None) -> None:
         self._connections = connections
         self._prefix = prefix
         self._clock = clock
         self._boots: list[str] = []
-        self.losses = Losses(str(connections.address), self._mend)
+        self.data_loss = DataLoss(str(connections.address), self._report_loss)
 
     async def call(self, verb: str, *arguments: Any) -> dict[str, Any]:
-        """What a function answers, with ``parts`` if that is a list. Raises what it refuses with."""
-        before = self.losses.mark
+        """The answer of a function; a list becomes ``{"parts": list}``. Raises the error that it holds."""
+        before = self.data_loss.mark
         answer = await self.send(verb, *arguments)
         if isinstance(answer, list):
             return {"parts": answer}
         return await self._read(answer, before)
 
     async def call_for_signature(self, verb: str, *arguments: Any) -> dict[str, Any] | None:
-        """The same for a function that mostly has nothing to say."""
-        before = self.losses.mark
+        """`call` for a function whose answer is mostly the signature alone: then None."""
+        before = self.data_loss.mark
         answer = await self.send(verb, *arguments)
         if isinstance(answer, list):
             generation, steps = answer[0].decode(), int(answer[1])
-            if not self.losses.is_usual(generation, steps, before):
-                await self.losses.check({"generation": generation, "steps": steps}, before)
+            if not self.data_loss.is_usual(generation, steps, before):
+                await self.data_loss.check({"generation": generation, "steps": steps}, before)
             return None
         return await self._read(answer, before)
 
     async def call_for_parts(self, verb: str, *arguments: Any) -> tuple[dict[str, Any], list[bytes]]:
-        """The same for a function that answers with a record and parts."""
-        before = self.losses.mark
+        """`call` for a function that answers with a record and parts."""
+        before = self.data_loss.mark
         answer = await self.send(verb, *arguments)
         first, *parts = answer if isinstance(answer, list) else [answer]
         return await self._read(first, before), parts
 
     async def _read(self, raw: bytes, before: Mark) -> dict[str, Any]:
-        """A record that a function answers with, looked at for losses. Raises what it refuses with."""
+        """Decode an answer and check its signature for data loss. Raises the error that it holds."""
         found: dict[str, Any] = decode(raw)
-        await self.losses.check(found, before)
+        await self.data_loss.check(found, before)
         if "refused" in found:
             _refuse(**found["refused"])
         return found
 
-    async def _mend(self, generation: str, what: str, completed: Sequence[Completed]) -> Mended:
+    async def _report_loss(self, generation: str, what: str, completed: Sequence[Completed]) -> Reported:
         results = [each.result for each in completed if each.result is not None]
         places = iter(range(6, 6 + len(results)))
         again = [
@@ -94,16 +94,16 @@ class Functions:
             for each in completed
         ]
         answer = decode(await self.send("lost", generation, what, encode(again), *results))
-        return Mended(Mark(answer["generation"], answer["steps"]), answer["mended"], answer["what"])
+        return Reported(Mark(answer["generation"], answer["steps"]), answer["completed"], answer["what"])
 
     async def send(self, verb: str, *arguments: Any) -> Any:
-        """What a function answers, as it comes."""
+        """The raw answer of a function."""
         command = "FCALL_RO" if verb in READING else "FCALL"
         call = (command, library.function(verb), 1, self._prefix, *self._moments(), *arguments)
         try:
             return await self._connections.call(*call)
         except ServerError as exc:
-            # A server that was restarted without its data, or replaced by another, does not know the library.
+            # A server that restarted without its data, or was replaced, does not have the library.
             if "Function not found" not in exc.said:
                 raise
         await self._load()
@@ -125,18 +125,18 @@ class Functions:
         try:
             await self._connections.call("FUNCTION", "LOAD", library.text())
         except ServerError as exc:
-            # Somebody else was quicker.
+            # Another process was first.
             if "already exists" not in exc.said:
                 raise
         except NotAllowed as exc:
             raise StoreError(
                 f"{self._connections.address} does not have the functions of this version of Fairlane, and this user "
-                "may not load them. Run `fairlane migrate` as one who may."
+                "may not load them. Run `fairlane migrate` as a user with the owner role."
             ) from exc
 
 
 def _refuse(code: str, message: Any, detail: Any = None) -> NoReturn:
-    """Raise the error that a function has answered with."""
+    """Raise the error that a function answered with."""
     if code == "invalid":
         raise InvalidInput(detail, message)
     if code == "index_taken":
@@ -145,8 +145,8 @@ def _refuse(code: str, message: Any, detail: Any = None) -> NoReturn:
         raise SchemaMismatch(f"{message}; upgrade Fairlane here, or use another namespace=…")
     if code == "not_allowed":
         raise StoreError(
-            f"this user may not do everything that the functions do, and half of a step would be worse than none: "
-            f"{message} is missing. Let ACL SETUSER grant the whole role."
+            f"this user lacks rights that the functions need ({message}), and a step must not stop halfway. "
+            "Grant the whole role with ACL SETUSER."
         )
     if code == "full":
         where = f"queue {detail['queue']!r}"
@@ -155,8 +155,8 @@ def _refuse(code: str, message: Any, detail: Any = None) -> NoReturn:
         raise FullQueue(f"{where} has {message} jobs waiting and takes at most {detail['most']}", detail)
     if code == "too_many":
         raise StoreError(
-            f"{message:,} jobs are too many for a recount: in the seconds that it takes nobody else is served, and "
-            f"leases run out. Do it when there are at most {detail:,} that wait or run."
+            f"{message:,} jobs are too many for a recount: it would block the server for seconds, and leases would "
+            f"expire. Run it while at most {detail:,} jobs wait or run."
         )
     kinds = {
         "conflict": Conflict,

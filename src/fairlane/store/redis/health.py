@@ -1,4 +1,4 @@
-"""What `fairlane doctor` tells of a server: what it is, what it can lose, and how close it is to refusing writes."""
+"""What `fairlane doctor` reports about a server: version, memory, persistence, replication, losses and slow calls."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from .encoding import decode
 FILLING = 0.80
 NEARLY_FULL = 0.95
 LATE_SECONDS = 10
-"""Replicas report each second. One that is this late is stopped or cut off."""
+"""Replicas report every second. One that is this late is stopped or disconnected."""
 RECENT_SECONDS = 3_600
 DAY_SECONDS = 86_400
 LOOKED_AT = 128
-"""Entries of the slow log: as many as it has by default."""
-RECOUNT = "fairlane doctor --recount compares what is left"
+"""Entries of the slow log that are read: its default length."""
+RECOUNT = "run fairlane doctor --recount to check what is left"
 
 
 async def findings(connections: Connections) -> list[Finding]:
-    """Everything that this user may see."""
+    """All findings that this user has the rights to see."""
     info = await server_checks.information(connections)
     if not info:
-        what = "this user may not see how it is (INFO)"
-        return [Finding(Level.WARN, "server", what, "let ACL SETUSER grant +info")]
+        what = "this user may not call INFO"
+        return [Finding(Level.WARN, "server", what, "grant +info with ACL SETUSER")]
     config = await server_checks.settings(connections)
     prefix, now = connections.address.prefix, int(info.get("server_time_usec", 0)) / 1e6
     found = [_server(info), _eviction(info), _memory(info), *_persistence(info, config), _replication(info)]
     lost = await server_checks.asked(connections, "LRANGE", f"{prefix}lost", 0, -1)
     if lost is not None:
-        found.append(_losses([decode(each) for each in lost], now))
+        found.append(_data_loss([decode(each) for each in lost], now))
     slow = await server_checks.asked(connections, "SLOWLOG", "GET", LOOKED_AT)
     if slow is not None:
         found.append(_slow(slow, prefix, now))
@@ -45,10 +45,8 @@ def _server(info: Mapping[str, str]) -> Finding:
     if info.get("cluster_enabled") == "1":
         told += ", a node of a cluster"
     if info.get("role") == "slave":
-        # The store was open when it became one.
-        return Finding(
-            Level.ERROR, "server", f"{told}, and a replica now", "name the master, or its sentinels, in the URL"
-        )
+        # It became one while the store was open.
+        return Finding(Level.ERROR, "server", f"{told}, now a replica", "name the master, or its sentinels, in the URL")
     return Finding(Level.OK, "server", told)
 
 
@@ -57,15 +55,15 @@ def _eviction(info: Mapping[str, str]) -> Finding | None:
     if policy is None:
         return None
     if server_checks.evicts(policy):
-        what = f"maxmemory-policy is {policy}, and {evicted:,} keys were removed: jobs may be among them"
+        what = f"maxmemory-policy is {policy}, and {evicted:,} keys were evicted: jobs may be among them"
         return Finding(Level.ERROR, "eviction", what, f"set it to noeviction at once; {RECOUNT}")
     if policy != "noeviction":
-        what = f"maxmemory-policy is {policy}, which removes only keys that expire; Fairlane has none"
+        what = f"maxmemory-policy is {policy}, which evicts only keys that expire; Fairlane has none"
         return Finding(Level.OK, "eviction", what)
     if evicted:
-        what = f"{evicted:,} keys were removed since the server started, before maxmemory-policy was noeviction"
+        what = f"{evicted:,} keys were evicted since the server started, before maxmemory-policy was noeviction"
         return Finding(Level.WARN, "eviction", what, RECOUNT)
-    return Finding(Level.OK, "eviction", "maxmemory-policy is noeviction, and no key was removed")
+    return Finding(Level.OK, "eviction", "maxmemory-policy is noeviction, and no key was evicted")
 
 
 def _memory(info: Mapping[str, str]) -> Finding | None:
@@ -76,7 +74,7 @@ def _memory(info: Mapping[str, str]) -> Finding | None:
         return None
     of = f"maxmemory, {_size(most)}" if most else f"the machine's {_size(whole)}; maxmemory is not set"
     what = f"{_size(used)} used, {used / limit:.0%} of {of}"
-    full = "new jobs are refused" if most else "the system may kill the server"
+    full = "new jobs are rejected" if most else "the system may kill the server"
     advice = f"when it is full, {full}: raise maxmemory, or keep fewer finished jobs (FAIRLANE_RETENTION_…)"
     if used >= NEARLY_FULL * limit:
         return Finding(Level.ERROR, "memory", what, advice)
@@ -87,16 +85,16 @@ def _memory(info: Mapping[str, str]) -> Finding | None:
 
 def _persistence(info: Mapping[str, str], config: Mapping[str, str]) -> list[Finding]:
     found = server_checks.persistence(info, config)
-    told = [] if found is None else [Finding(found.level, "persistence", found.words, _advice(found))]
-    advice = "look into the server's log: its disk may be full or gone"
+    told = [] if found is None else [Finding(found.level, "persistence", found.summary, _advice(found))]
+    advice = "check the server's log: its disk may be full or missing"
     if info.get("aof_last_write_status", "ok") != "ok":
-        what = "the last write to the log of appendonly failed: all writes are refused until one succeeds"
+        what = "the last write to the appendonly log failed: all writes are rejected until one succeeds"
         told.append(Finding(Level.ERROR, "persistence", what, advice))
     if info.get("rdb_last_bgsave_status", "ok") != "ok":
-        what = "the last snapshot failed: if save asks for them, all writes are refused until one succeeds"
+        what = "the last snapshot failed: if save is set, all writes are rejected until one succeeds"
         told.append(Finding(Level.ERROR, "persistence", what, advice))
     if info.get("aof_last_bgrewrite_status", "ok") != "ok":
-        what = "the log of appendonly could not be rewritten the last time, and grows"
+        what = "the last rewrite of the appendonly log failed, and the log grows"
         told.append(Finding(Level.WARN, "persistence", what, advice))
     return told
 
@@ -114,12 +112,12 @@ def _replication(info: Mapping[str, str]) -> Finding | None:
         if re.fullmatch(r"slave\d+", name)
     ]
     behind = [
-        f"{each.get('ip')}:{each.get('port')} ({each.get('state')}, heard {each.get('lag')} s ago)"
+        f"{each.get('ip')}:{each.get('port')} ({each.get('state')}, last seen {each.get('lag')} s ago)"
         for each in replicas
         if each.get("state") != "online" or int(each.get("lag", 0)) > LATE_SECONDS
     ]
     if behind:
-        advice = "a failover to it would lose what it does not have; see that it runs and is reached"
+        advice = "a failover would lose what it lacks; check that it runs and is reachable"
         return Finding(Level.WARN, "replication", f"replicas are behind: {', '.join(behind)}", advice)
     if not replicas:
         return Finding(Level.OK, "replication", "a master without replicas")
@@ -128,39 +126,39 @@ def _replication(info: Mapping[str, str]) -> Finding | None:
     return Finding(Level.OK, "replication", f"a master with {count}, at most {missing:,} bytes behind")
 
 
-def _losses(lost: list[dict[str, Any]], now: float) -> Finding:
-    """What processes have noticed, newest first: see `losses.py`."""
+def _data_loss(lost: list[dict[str, Any]], now: float) -> Finding:
+    """Losses that processes have reported, newest first: see `data_loss.py`."""
     recent = [each for each in lost if now - each["at"] < DAY_SECONDS]
     if not recent:
-        return Finding(Level.OK, "losses", "nobody has noticed that data were lost within a day")
+        return Finding(Level.OK, "losses", "no data loss was reported within a day")
     minutes = max(0.0, now - recent[0]["at"]) / 60
     times = f", and {len(recent) - 1} more within a day" if len(recent) > 1 else ""
     return Finding(
         Level.ERROR,
         "losses",
-        f"{minutes:,.0f} minutes ago {recent[0]['what']}{times}: what was acknowledged before may be gone",
-        "look at its persistence above, and send what is missing again",
+        f"{minutes:,.0f} minutes ago {recent[0]['what']}{times}: acknowledged writes may be lost",
+        "check its persistence above, and enqueue missing jobs again",
     )
 
 
 def _slow(entries: list[Any], prefix: str, now: float) -> Finding:
-    """Calls of ours that the server found slow: while one runs, nobody else is served."""
+    """Our calls in the slow log: while one runs, the server serves no other client."""
     ours: dict[str, tuple[int, int]] = {}
     for _, moment, microseconds, arguments, *_ in entries:
         command, *rest = arguments
         ours_it_is = command.upper() in (b"FCALL", b"FCALL_RO") and rest[2:3] == [prefix.encode()]
         if ours_it_is and now - moment < RECENT_SECONDS:
-            # Behind the name of the library stands that of the verb.
+            # The name of the library, then that of the verb.
             verb = rest[0].decode(errors="replace").rpartition("_")[2]
             count, longest = ours.get(verb, (0, 0))
             ours[verb] = (count + 1, max(longest, microseconds))
     if not ours:
-        return Finding(Level.OK, "slow", "none of our calls is in the slow log of the last hour")
+        return Finding(Level.OK, "slow", "no Fairlane call in the slow log of the last hour")
     told = ", ".join(
         f"{verb} {count} time{'s' if count > 1 else ''}, up to {longest / 1000:.0f} ms"
         for verb, (count, longest) in sorted(ours.items(), key=lambda each: -each[1][1])
     )
-    advice = "while one runs nobody else is served; is the machine busy, or a call very large?"
+    advice = "while one runs no other client is served; is the machine busy, or a call very large?"
     return Finding(Level.WARN, "slow", f"in the slow log of the last hour: {told}", advice)
 
 

@@ -23,23 +23,23 @@ from .driver_errors import NotAllowed
 from .wakeups import RedisWakeups
 
 WAIT_SECONDS = 20
-"""After that the server says that there was nothing: a dead connection shows, and nobody waits who claims no more."""
-PATIENCE = WAIT_SECONDS + 5.0
+"""The timeout of BLPOP: a dead connection is noticed, and the wait ends for a session that no longer claims."""
+DEADLINE_SECONDS = WAIT_SECONDS + 5.0
 FRESH_SECONDS = 3.0
-"""Who has not claimed for longer than a server sends anything ahead stood still meanwhile, and must ask whether the
-session still is."""
+"""A pushed answer is used for this long after the last claim; servers push for a shorter time. A process that claims
+later was suspended meanwhile, and must ask the server whether its session still exists."""
 STEADY_SECONDS = 1.0
-"""How long a wait must have lasted after one that failed, before anything is sent ahead again."""
+"""After a failed wait, pushes are not accepted for this long."""
 AGAIN_SECONDS = 0.002
-"""After an answer that came ahead the worker is told to look, unless it has claimed by then: the answer says nothing
-of what came after it."""
+"""This long after it took a pushed answer, a worker is woken, unless it has claimed by then: the answer does not cover
+jobs that came after it."""
 MOST_WAITING = 1_000
-"""Connections of one event loop, one for each session."""
+"""The most connections of one event loop; each session needs one."""
 _SHORT, _LONG, _NUMBER = struct.Struct(">H"), struct.Struct(">I"), struct.Struct(">d")
 
 
 class Answer(NamedTuple):
-    """What a claim is answered: content, headers and ticket of a job, and the topic it is about."""
+    """The answer to a claim: content, headers and packed record of a job, and the topic to wake the worker with."""
 
     number: int
     topic: str
@@ -47,7 +47,7 @@ class Answer(NamedTuple):
 
 
 def read(message: bytes) -> Answer:
-    """Take apart what was sent; see `ANSWER` in `lua/enqueue_one.lua`."""
+    """Parse a pushed message; see `ANSWER` in `lua/enqueue_one.lua`."""
     at = _NUMBER.size
 
     def next_part(length: struct.Struct) -> bytes:
@@ -63,21 +63,21 @@ def read(message: bytes) -> Answer:
 @dataclass
 class _Session:
     key: str
-    """Where the server puts what it sends, and the channel on which it sees whether anybody is there."""
+    """The list that the server pushes to, and the channel on which it sees whether the worker is connected."""
     number: int = 0
-    """Of the claim that may be answered ahead."""
+    """The claim that may be answered by a push."""
     asked_at: float = 0.0
-    """When the claim before it was made."""
+    """When the previous claim was made."""
     asked_again: bool = False
-    """Whether there was a claim since the server was asked to wait."""
+    """Whether there was a claim since the current BLPOP began."""
     answer: Answer | None = None
     waiting: asyncio.Task[None] | None = None
     failed_at: float = float("-inf")
     again: asyncio.TimerHandle | None = None
 
 
-class Ahead:
-    """What the sessions of one store object are sent ahead, each answer until it is asked for."""
+class PushedClaims:
+    """The pushed answers of one store object's sessions; each is kept until its claim is made."""
 
     def __init__(self, address: Address, wakeups: RedisWakeups) -> None:
         self._connections = Connections(msgspec.structs.replace(address, pool=MOST_WAITING))
@@ -88,7 +88,7 @@ class Ahead:
         self._pid = os.getpid()
 
     def expect(self, id: str, number: int) -> bool:
-        """The claim of this number may be answered ahead from now on, and none before it. False: not even this."""
+        """Accept a push for the claim of this number, and for no earlier one. Returns False if none can be accepted."""
         session = self._sessions.get(id)
         if session is None:
             session = self._sessions[id] = _Session(f"{self._prefix}ahead:{id}")
@@ -104,7 +104,7 @@ class Ahead:
         return loop.time() - session.failed_at > STEADY_SECONDS
 
     def take(self, id: str, number: int) -> list[bytes] | None:
-        """What the claim of this number is answered, if that has come; once."""
+        """The pushed answer to the claim of this number, if it has arrived. It is returned once."""
         session = self._sessions.get(id)
         if session is None or session.answer is None or session.number != number:
             return None
@@ -116,13 +116,13 @@ class Ahead:
         return answer.parts
 
     def forget(self, id: str) -> None:
-        """No claim of this session is answered ahead any more."""
+        """Accept no more pushes for this session."""
         session = self._sessions.pop(id, None)
         if session is not None:
             self._end(session)
 
     async def close(self) -> None:
-        """Wait for nothing any more. In the child of a fork nothing happens."""
+        """End all waits. Does nothing in the child of a fork."""
         while self._sessions and os.getpid() == self._pid:
             self._end(self._sessions.popitem()[1])
         await self._connections.close()
@@ -131,7 +131,7 @@ class Ahead:
         _forget_again(session)
         self._wakeups.hide(session.key)
         if session.waiting is not None:
-            with contextlib.suppress(RuntimeError):  # its event loop is closed, and with it everything has ended
+            with contextlib.suppress(RuntimeError):  # its event loop is closed, and the task with it
                 session.waiting.get_loop().call_soon_threadsafe(session.waiting.cancel)
 
     async def _wait(self, session: _Session) -> None:
@@ -139,9 +139,9 @@ class Ahead:
         while session.asked_again:
             session.asked_again = False
             try:
-                found = await self._connections.call("BLPOP", session.key, WAIT_SECONDS, timeout=PATIENCE)
+                found = await self._connections.call("BLPOP", session.key, WAIT_SECONDS, timeout=DEADLINE_SECONDS)
             except NotAllowed:
-                # The rights of this user are those of an older version. Then it is told, and comes.
+                # This user has the rights of an older version, without BLPOP. The worker is notified and claims.
                 self._refused = True
                 return
             except StoreError:
@@ -153,9 +153,9 @@ class Ahead:
             if answer.number == session.number:
                 session.answer = answer
                 self._wakeups.tell([answer.topic])
-                # Not asked for more before the next claim: the job is not to wait for that.
+                # No new BLPOP before the next claim: it would delay the job.
                 return
-            # What was left from an earlier claim is passed over.
+            # It answers an earlier claim: skip it.
             session.asked_again = True
 
 

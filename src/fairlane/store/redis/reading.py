@@ -1,15 +1,31 @@
-"""Reading: jobs, queues, lanes, sessions and bindings, as people and programs look at them."""
+"""The reading verbs: jobs, positions, queues, lanes, failures, sessions, bindings, schedules and tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from ...errors import SchemaMismatch, StoreError
+from ...model import listings
 from ...model.binding import Binding
 from ...model.job import Job, JobState, waiting_since
 from ...model.lanes import terms
-from ...model.listings import LaneListing, LanesCursor, comes_after, lane_order, lanes_page
+from ...model.listings import (
+    ERROR_TAIL,
+    FailureGroup,
+    LaneListing,
+    LanePage,
+    LanesCursor,
+    LineCursor,
+    LineRow,
+    comes_after,
+    lane_order,
+    lanes_page,
+    largest_first,
+    line_page,
+)
 from ...model.reading import (
     LANES_LOOKED_AT,
     MOST_DECLINED,
@@ -21,19 +37,22 @@ from ...model.reading import (
     Page,
     QueueReading,
     check_page,
+    room_after,
 )
 from ...model.schedule import StoredSchedule
 from ...model.session import Session, SessionState, Term
 from ...model.tokens import AccessToken
 from ..codes import STATES
+from ..positions import MANY_LANES, MOST_COUNTED, MOST_LANES, JobFigures, QueueFigures, Worker, servers, standing_of
 from ..shared.rows import position_of, schedules_of
 from ..shared.stored_settings import read_settings, readable
-from . import positions as figures
 from . import records
-from .encoding import decode, encode, read_content
+from .encoding import TIME, decode, encode, read_content
 from .functions import Functions
 
 MOST_SCANNED = 100
+MOST_FAILURES_PER_CALL = 500
+"""Failed jobs are read in parts of this size, so that other calls are served in between."""
 _COUNTS = ("scheduled", "pending", "running", "completed", "failed", "cancelled")
 SETS_OF_STATES = {
     JobState.SCHEDULED: "later",
@@ -41,24 +60,27 @@ SETS_OF_STATES = {
     JobState.FAILED: f"by:state:{STATES.index(JobState.FAILED)}",
     JobState.CANCELLED: f"by:state:{STATES.index(JobState.CANCELLED)}",
 }
-"""Where to look for jobs in a state. Those that run are found by who runs them, and all others by their tasks."""
+"""The index for jobs in a state. Running jobs are found by their sessions, and completed ones by their tasks."""
 
 
 async def schema(functions: Functions, known: int) -> int:
-    """The schema of the namespace, for code that knows this one and may change nothing."""
+    """The schema of the namespace, for a user without write access. Raises if it is newer than `known`."""
     found = await functions.look("HGET", "counter", "schema")
     if found is None:
-        raise StoreError("the namespace is not made yet, and this user may not. Run `fairlane migrate` as one who may.")
+        raise StoreError(
+            "the namespace does not exist yet, and this user may not create it. "
+            "Run `fairlane migrate` as a user with the owner role."
+        )
     if int(found) > known:
         raise SchemaMismatch(
-            f"the namespace has schema {int(found)}, and this code knows {known}; upgrade Fairlane here, or use "
+            f"the namespace has schema {int(found)}, and this version knows {known}; upgrade Fairlane here, or use "
             "another namespace=…"
         )
     return int(found)
 
 
 async def leader(functions: Functions) -> Term | None:
-    """Who leads, and for how long."""
+    """The current term, or None."""
     found = (await functions.call("leader"))["leader"]
     if not found:
         return None
@@ -67,14 +89,14 @@ async def leader(functions: Functions) -> Term | None:
 
 
 async def get(functions: Functions, ids: Sequence[str]) -> list[Job | None]:
-    """Jobs by their ids; None for what is not there."""
+    """Jobs by their ids; None for unknown ones."""
     answer = await functions.call("get", encode([id for id in ids if storable(id)]))
     found = {job.id: job for job in map(records.job_of, answer["parts"])}
     return [found.get(id) for id in ids]
 
 
 async def find(functions: Functions, where: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
-    """A page, newest first: the narrowest filter picks the index, the others are checked job by job."""
+    """A page, newest first: the most selective filter picks the index, the others are checked job by job."""
     check_page(limit)
     found: list[tuple[int, Job]] = []
     before, more = position_of(cursor), True
@@ -92,7 +114,7 @@ async def find(functions: Functions, where: Filter, *, limit: int = 50, cursor: 
 
 
 async def _sets_of(functions: Functions, where: Filter) -> list[str]:
-    """The index that narrows most."""
+    """The most selective index."""
     if where.error_group is not None:
         return [f"by:group:{where.error_group}"]
     if where.worker is not None:
@@ -123,7 +145,7 @@ async def _sets_of(functions: Functions, where: Filter) -> list[str]:
 
 
 async def _sets_of_worker(functions: Functions, worker: str) -> list[str]:
-    """What waits for it, runs there now and ended there, over all sessions that had this place."""
+    """Jobs that wait for a worker, run there or ended there, over all sessions of its pool and index."""
     held = [session.id for session in await sessions(functions) if session.worker == worker]
     live = [name for id in held for name in _held_sets(id)]
     return [f"inboxed:{worker}", *live, *(f"by:session:{id}/" for id in held)]
@@ -138,7 +160,7 @@ async def queues(functions: Functions) -> list[QueueReading]:
         zip(answer["queues"], waits, strict=True), key=lambda q: q[0][0]
     ):
         stored = read_settings(name, record.get("declared"), record.get("override"))
-        # What counts is stored a third time, as the functions read it.
+        # The effective settings are stored as well, in the form that the functions read.
         counted = read_settings(name, record.get("settings", b"{}"), None)
         counts = [Counts(**dict(zip(_COUNTS, numbers, strict=True))) for numbers in classes]
         readings.append(
@@ -158,14 +180,14 @@ async def queues(functions: Functions) -> list[QueueReading]:
 
 
 def _wait(now: float, job: bytes, attempts: bytes) -> float | None:
-    """How long a job has waited, out of its content and its claims; None when there is none."""
+    """How long a job has waited, from its content and its claims; None without a job."""
     if not job:
         return None
     try:
         enqueued_at, content = read_content(job)
         ended = [each["ended_at"] for each in (decode(attempts) if attempts else ())]
     except Exception:
-        return None  # damaged: the claim that meets it fails it
+        return None  # damaged: the next claim of it fails it
     return max(0.0, now - waiting_since(enqueued_at, content.delay, content.run_at, ended[-1] if ended else None))
 
 
@@ -195,6 +217,56 @@ async def lanes(functions: Functions, queue: str, limit: int, cursor: LanesCurso
     return lanes_page(found, cursor, limit)
 
 
+async def lane_line(functions: Functions, queue: str, lane: str | None, limit: int, cursor: LineCursor) -> LanePage:
+    """A page of a lane's jobs in the order in which they start; the cost depends on the page and on what runs."""
+    # In an ordered lane all classes continue at the same place, and the functions read the first of these.
+    afters = [cursor.after(class_, ordered=False) for class_ in range(3)]
+    asked = {
+        "running": not cursor.waiting,
+        "after": [False if after is None else after for after in afters],
+        "count": limit + 1,
+    }
+    about, parts = await functions.call_for_parts("lane_line", queue, lane or "", encode(asked))
+    rows = []
+    for record, came in zip(parts[::2], parts[1::2], strict=True):
+        seq, id, task, state, class_, attempt, started_at, arrival = decode(record)
+        enqueued_at = TIME.unpack(came)[0] if len(came) == TIME.size else 0.0
+        place = None if arrival is False else int(arrival)
+        started = None if started_at is False else float(started_at)
+        rows.append(LineRow(int(seq), id, task, STATES[state], class_, enqueued_at, attempt, started, place))
+    return line_page(queue, lane, rows, cursor, ordered=about["ordered"], limit=limit, exact=about["exact"])
+
+
+async def failures(functions: Functions, queue: str | None, task: str | None, limit: int) -> list[FailureGroup]:
+    """The newest failed jobs by task and error group, the largest groups first."""
+    most, looked_at = listings.MOST_FAILURES, 0
+    found: dict[tuple[str, str], list[Any]] = {}
+    while True:
+        # After the last part, one more job is read to learn whether there are more.
+        asked = min(MOST_FAILURES_PER_CALL, most - looked_at) or 1
+        answer = await functions.call("failures", queue or "", task or "", looked_at, asked, ERROR_TAIL)
+        if looked_at == most:
+            exact = not answer["looked_at"]
+            break
+        for row in answer["groups"]:
+            _add_group(found, row)
+        looked_at += answer["looked_at"]
+        if answer["looked_at"] < asked:
+            exact = True
+            break
+    return largest_first((FailureGroup.of(row, exact=exact) for row in found.values()), limit)
+
+
+def _add_group(found: dict[tuple[str, str], list[Any]], row: list[Any]) -> None:
+    known = found.setdefault((row[0], row[1]), row)
+    if known is row:
+        return
+    known[2] += row[2]
+    known[3] = min(known[3], row[3])
+    if row[4] > known[4]:
+        known[4:] = row[4:]
+
+
 async def bindings(
     functions: Functions, pool: str | None = None, key: str | None = None, *, limit: int = 100
 ) -> list[Binding]:
@@ -213,7 +285,7 @@ async def schedules(functions: Functions) -> list[StoredSchedule]:
             moments = record["stored_at"], record["declared_at"], record.get("last_slot")
             rows.append((name.decode(), record["timetable"], job, *moments))
         except (ValueError, TypeError, KeyError):
-            continue  # damaged: it does not hide the others
+            continue  # damaged: the others are still listed
     rows.sort(key=lambda row: row[0])
     return schedules_of(rows)
 
@@ -225,19 +297,75 @@ async def tokens(functions: Functions) -> list[AccessToken]:
         try:
             found.append(records.token_of(decode(raw)))
         except (ValueError, TypeError, KeyError):
-            continue  # damaged: it opens nothing, and does not hide the others
+            continue  # damaged: it grants nothing, and the others are still listed
     return sorted(found, key=lambda token: (token.created_at, token.id))
 
 
+_LIMITS = {"lanes": MOST_LANES, "counted": MOST_COUNTED, "many": MANY_LANES}
+
+
+class _Queue(msgspec.Struct):
+    id: int
+    name: str
+    settings: str
+    pending: tuple[int, int, int]
+    busy: tuple[int, int, int]
+    workers: list[Worker]
+    seconds: float | None
+
+    def figures(self) -> QueueFigures:
+        return QueueFigures(
+            name=self.name,
+            settings=read_settings(self.name, self.settings, None).settings,
+            pending=self.pending,
+            busy=self.busy,
+            workers=self.workers,
+            seconds=self.seconds,
+        )
+
+
+class _Figures(msgspec.Struct):
+    now: float
+    queues: list[_Queue]
+    jobs: list[JobFigures]
+
+
+class _Service(msgspec.Struct):
+    queue: _Queue
+    lanes: int
+
+
+_figures = msgspec.msgpack.Decoder(_Figures)
+_service = msgspec.msgpack.Decoder(_Service)
+
+
+def room_of(answer: bytes, class_: int, lane: str | None, limit: int | None) -> float | None:
+    """Seconds until a full queue, or a full lane of it, probably has room for one more job."""
+    service = _service.decode(answer)
+    queue = service.queue.figures()
+    able = 0 if queue.settings.paused else servers(queue.workers, queue.settings, class_)
+    if lane is None:
+        return room_after(queue.seconds, able)
+    # The lanes that have work share the slots.
+    return room_after(queue.seconds, able / max(1, service.lanes), limit=limit)
+
+
+def positions_of(answer: bytes) -> dict[str, JobPosition]:
+    """The positions of jobs by id; jobs that do not wait are absent."""
+    figures = _figures.decode(answer)
+    queues = {queue.id: queue.figures() for queue in figures.queues}
+    return {job.id: standing_of(job, queues[job.queue], figures.now) for job in figures.jobs}
+
+
 async def positions(functions: Functions, ids: Sequence[str]) -> list[JobPosition | None]:
-    """Where waiting jobs stand."""
+    """The positions of waiting jobs, computed from figures that the server counts in one call."""
     asked = encode([id for id in ids if storable(id)])
-    found = figures.standings_of(await functions.send("positions", asked, encode(figures.LIMITS)))
+    found = positions_of(await functions.send("positions", asked, encode(_LIMITS)))
     return [found.get(id) for id in ids]
 
 
 async def declined(functions: Functions, limit: int) -> list[DeclinedTask]:
-    """Tasks that workers declined jobs of, the longest waiting first."""
+    """Tasks with jobs that workers declined, the longest waiting first."""
     check_page(limit)
     return [
         DeclinedTask(queue=queue, task=task, waiting=waiting, since=since, known=known)
@@ -251,12 +379,12 @@ async def sessions(functions: Functions) -> list[Session]:
 
 
 def _held_sets(session: str) -> list[str]:
-    """What a session holds, by class, and its turns."""
+    """The sets of what a session holds: one for each class, and one for its turns."""
     return [f"held:{session}:{kind}" for kind in "012t"]
 
 
 def storable(text: str) -> bool:
-    """Whether a text can be sent at all: not one out of half characters."""
+    """Whether a text can be encoded; lone surrogates cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Records of the store, turned into what readers see."""
+"""Turns stored records into the values of the model."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ LOST = Content(
     "lost", "", JobKind.JOB, Priority.NORMAL, None, 1.0, b"", 0, None, None, None, "default", None, None, None, None,
     None, None,
 )  # fmt: skip
-"""The content of a job whose own cannot be read."""
+"""Stands in for content that cannot be read."""
 
 
 def token_record(token: AccessToken) -> dict[str, Any]:
-    """A token as it is stored; what is None is absent."""
+    """The stored form of a token; fields that are None are absent."""
     record = msgspec.to_builtins(token) | {"digest": token.digest.hex()}
     return {name: value for name, value in record.items() if value is not None}
 
 
 def token_of(record: dict[str, Any]) -> AccessToken:
-    """A token that is stored."""
+    """A token from its stored form."""
     queues, expires_at, revoked_at = record.get("queues"), record.get("expires_at"), record.get("revoked_at")
     return AccessToken(
         id=record["id"],
@@ -69,25 +69,25 @@ def _history_of(raw: bytes) -> list[Attempt]:
     try:
         return [_attempt_of(each) for each in (decode(raw) if raw else ())]
     except Exception:
-        return []  # damaged, which is no reason to hide the job
+        return []  # damaged: the job is shown without its history
 
 
 def _holder_of(raw: bytes) -> dict[str, Any]:
     try:
         holder = decode(raw) if raw else {}
     except Exception:
-        return {}  # damaged: the job shows all the same
+        return {}  # damaged: the job is shown without its holder
     return holder if isinstance(holder, dict) and ("index" not in holder or "pool" in holder) else {}
 
 
 def job_of(parts: Sequence[bytes]) -> Job:
-    """A job out of the parts that `reading.lua` answers with."""
+    """A job from the parts that `reading.lua` answers with."""
     (_, raw, headers, live, outcome, attempts, progress, result, who, parent, id, queue) = parts
     try:
         enqueued_at, content = read_content(raw)
         backoff = decode_backoff(content.backoff)
     except Exception:
-        # Of a damaged job everything that can be read is shown: people must be able to find it.
+        # A damaged job is shown with what can be read, so that it can be found.
         enqueued_at, content, backoff = 0.0, LOST, DEFAULT_BACKOFF
     record: dict[str, Any] = decode(live or outcome)
     final = not live
@@ -101,7 +101,7 @@ def job_of(parts: Sequence[bytes]) -> Job:
         holder = _holder_of(who)
         index = holder.get("index")
         worker = holder.get("host") if index is None else worker_name(holder["pool"], index)
-        # The last claim is not in the list: it runs, or its end is the job's.
+        # The last claim is not in the list: it is running, or its end is that of the job.
         history.append(
             Attempt(
                 fence=record["fence"],
@@ -165,7 +165,7 @@ def job_of(parts: Sequence[bytes]) -> Job:
 
 
 def binding_of(tie: dict[str, Any]) -> Binding:
-    """A binding."""
+    """A binding from its record."""
     return Binding(
         pool=tie["pool"],
         key=tie["key"],
@@ -180,8 +180,8 @@ def binding_of(tie: dict[str, Any]) -> Binding:
 
 
 def sessions_of(answer: dict[str, Any]) -> list[Session]:
-    """Sessions, with what they run."""
-    # An empty table of Lua comes as a list.
+    """Sessions, with their running jobs by class."""
+    # MessagePack in Lua encodes an empty table as a list.
     sets: dict[str, Any] = answer["task_sets"] or {}
     known = {id: tuple(filter(None, tasks.split("\n"))) for id, tasks in sets.items() if tasks}
     return readable("session", lambda each: _session_of(each, known), answer["sessions"])

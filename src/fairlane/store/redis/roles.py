@@ -1,7 +1,7 @@
-"""Who may do what on the server: the rights that `ACL SETUSER` grants for each kind of user.
+"""The rights that `ACL SETUSER` grants for each role.
 
-Functions run with the rights of their caller, so a user needs every command that they use, for the keys of its
-namespace. That is why there is no role for those who only send jobs: whoever may store one may write every key.
+Functions run with the rights of their caller, so a user needs every command that they use, on the keys of its
+namespace. There is therefore no role that may only enqueue: a user that may store a job may write every key.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ WRITES = (
 IN_FUNCTIONS = (*READS, *WRITES)
 """Every command that the functions use."""
 AROUND = ("CLIENT|SETNAME", "FCALL_RO", "INFO", "PING", "ROLE", "SELECT", "SUBSCRIBE", "UNSUBSCRIBE")
-"""What everybody needs to connect, to look and to be woken. Redis 7.0 knows no CLIENT|SETINFO; the driver goes without.
-"""
+"""What every role needs to connect, to read and to be woken. CLIENT|SETINFO is optional, and Redis 7.0 lacks it."""
 KINDS = {
     "viewer": ("%R~", (*AROUND, *READS)),
     "worker": ("~", (*AROUND, "BLPOP", "FCALL", *IN_FUNCTIONS)),
@@ -31,9 +30,9 @@ KINDS = {
 
 
 def rights(kind: str, namespace: str = NAMESPACE) -> list[str]:
-    """What follows `ACL SETUSER name`: instead of whatever rights the user had, those of a viewer, worker or owner."""
+    """The arguments after `ACL SETUSER name`: they replace the rights of the user by those of a role."""
     if kind not in KINDS:
-        raise InvalidInput("kind", f"{kind!r} is none of {', '.join(KINDS)}")
+        raise InvalidInput("kind", f"{kind!r} must be one of {', '.join(KINDS)}")
     keys, commands = KINDS[kind]
     begun = ["resetkeys", "resetchannels", "nocommands", f"{keys}{{{namespace}}}:*", f"&{{{namespace}}}:*"]
     return [*begun, *sorted(f"+{command.lower()}" for command in commands)]

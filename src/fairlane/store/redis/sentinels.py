@@ -1,7 +1,7 @@
-"""How the master of a service is found: sentinels are asked in turn, and whom they name is asked what it is.
+"""Finds the master of a service: asks the sentinels one after the other, and checks the role of the server they name.
 
-During a failover they may still name the old master, or one that does not know yet that it has been promoted. Such an
-answer is not taken, the next sentinel is asked, and in the end whoever wanted a connection tries again later.
+During a failover a sentinel may still name the old master, or a replica that is not promoted yet. Such an answer is
+discarded and the next sentinel is asked. If none leads to a master, the caller tries again later.
 """
 
 from __future__ import annotations
@@ -9,92 +9,91 @@ from __future__ import annotations
 import asyncio
 
 from ...errors import StoreError, StoreUnavailable
-from .address import Address, Place
-from .connection import Line, dial
+from .address import Address, Endpoint
+from .connection import Connection, connect
 from .driver_errors import Refusal, translate_connecting
 
 ASKING_SECONDS = 1.0
-"""For one sentinel. They are close by, and there are others."""
+"""The deadline for one sentinel. It is short because there are others."""
 
 
 class Sentinels:
-    """The sentinels of an address, in the order in which they are asked."""
+    """The sentinels of an address; the last one that answered is asked first."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._places = list(address.places)
+        self._endpoints = list(address.endpoints)
 
-    async def dial(self) -> Line:
-        """A line to the master. Raises `StoreUnavailable` if none of the sentinels leads to one."""
-        told: list[str] = []
-        for place in list(self._places):
-            shown = f"{place[0]}:{place[1]}"
+    async def connect(self) -> Connection:
+        """Connect to the master. Raises `StoreUnavailable` if no sentinel leads to one."""
+        failures: list[str] = []
+        for endpoint in list(self._endpoints):
+            shown = f"{endpoint[0]}:{endpoint[1]}"
             try:
                 async with asyncio.timeout(min(ASKING_SECONDS, self._address.connect_seconds)):
-                    found = await self._ask(place)
+                    found = await self._ask(endpoint)
             except Exception as exc:
                 if isinstance(exc, Refusal) and (exc.code in ("NOAUTH", "WRONGPASS") or "AUTH" in exc.said):
                     raise StoreError(
-                        f"the sentinels of {self._address} do not let us in ({exc.said}). "
+                        f"the sentinels of {self._address} reject the login ({exc.said}). "
                         "Check sentinel_user and sentinel_password in the URL."
                     ) from exc
-                told.append(f"{shown}: {_words(exc)}")
+                failures.append(f"{shown}: {_reason_of(exc)}")
                 continue
             if found is None:
-                told.append(f"{shown} knows no {self._address.service}")
+                failures.append(f"{shown} does not know {self._address.service}")
                 continue
-            # Whoever could answer is asked first the next time.
-            self._places.remove(place)
-            self._places.insert(0, place)
-            line = await self._master(found, told)
-            if line is not None:
-                return line
-        raise StoreUnavailable(f"no sentinel of {self._address} leads to a master just now: {'; '.join(told)}")
+            self._endpoints.remove(endpoint)
+            self._endpoints.insert(0, endpoint)
+            connection = await self._master(found, failures)
+            if connection is not None:
+                return connection
+        raise StoreUnavailable(f"no sentinel of {self._address} leads to a master at the moment: {'; '.join(failures)}")
 
-    async def _ask(self, place: Place) -> Place | None:
-        line = await dial(self._address, place, sentinel=True)
+    async def _ask(self, endpoint: Endpoint) -> Endpoint | None:
+        connection = await connect(self._address, endpoint, sentinel=True)
         try:
-            answer = await line.demand("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._address.service or "")
+            answer = await connection.execute("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._address.service or "")
         finally:
-            line.close()
+            connection.close()
         return None if answer is None else (answer[0].decode(), int(answer[1]))
 
-    async def _master(self, place: Place, told: list[str]) -> Line | None:
-        """A line to whom a sentinel has named, if it says the same of itself."""
-        shown = f"{place[0]}:{place[1]}"
+    async def _master(self, endpoint: Endpoint, failures: list[str]) -> Connection | None:
+        """A connection to the server that a sentinel named, if its own role is master."""
+        shown = f"{endpoint[0]}:{endpoint[1]}"
         try:
             async with asyncio.timeout(self._address.connect_seconds):
-                line = await dial(self._address, place)
+                connection = await connect(self._address, endpoint)
                 try:
-                    if await _is_master(line):
-                        return line
+                    if await _is_master(connection):
+                        return connection
                 except BaseException:
-                    line.close()
+                    connection.close()
                     raise
         except Exception as exc:
             error = translate_connecting(exc, self._address)
             if not isinstance(error, StoreUnavailable):
-                # A password that is wrong is so on every server.
+                # A wrong password is wrong on every server.
                 raise error from exc
-            told.append(f"{shown}: {_words(exc)}")
+            failures.append(f"{shown}: {_reason_of(exc)}")
             return None
-        line.close()
-        told.append(f"{shown} is no master")
+        connection.close()
+        failures.append(f"{shown} is not a master")
         return None
 
 
-async def _is_master(line: Line) -> bool:
+async def _is_master(connection: Connection) -> bool:
     try:
-        role = await line.demand("ROLE")
+        role = await connection.execute("ROLE")
     except Refusal as exc:
         if exc.code == "NOPERM":
-            # Writing to one that is none is refused, and then looked for anew.
+            # The role is unknown. If it is a replica, the first write fails and the master is looked up again.
             return True
         raise
     return bool(role[0] == b"master")
 
 
-def _words(exc: Exception) -> str:
+def _reason_of(exc: Exception) -> str:
     if isinstance(exc, Refusal):
         return exc.said
     if isinstance(exc, StoreError):

@@ -1,4 +1,4 @@
-"""Changes of settings. They are merged here, and stored if nobody else has changed any meanwhile."""
+"""Changes of settings. They are merged here, and stored unless another process changed settings meanwhile."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .encoding import decode, encode
 from .functions import Functions
 
 MOST_MOVED = 1_000
-"""How many jobs change in one step when the limit of their lane does."""
+"""The most jobs that one step changes after the limit of their lane has changed."""
 
 
 async def configure(functions: Functions, changes: Sequence[SettingsChange]) -> None:
-    """Store changes, all in one step."""
+    """Store changes, all in one step, and apply new lane limits in steps."""
     while True:
         seen = int(await functions.look("HGET", "counter", "settings") or 0)
         made = []
@@ -32,7 +32,7 @@ async def configure(functions: Functions, changes: Sequence[SettingsChange]) -> 
             if after != before:
                 made.append(_request(queue, before, after))
         if not made:
-            # Whoever has made the same changes may have died before the lanes had settled.
+            # Another process may have stored the same changes and died before all lanes were changed.
             more = bool(await functions.look("EXISTS", "unsettled"))
             break
         answer = await functions.call("configure", seen, encode(made), MOST_MOVED)
@@ -40,14 +40,14 @@ async def configure(functions: Functions, changes: Sequence[SettingsChange]) -> 
         if answer["done"]:
             break
         await asyncio.sleep(0)
-    # Jobs of lanes that got other limits are changed in steps, and others have their turn in between. If we are gone
-    # before the last of them, the leader goes on.
+    # Jobs of lanes with new limits are changed in steps, and other calls are served in between. If this process dies
+    # before the last step, the leader continues.
     while more:
         more = (await functions.call("settle", MOST_MOVED))["more"]
 
 
 class _Record(NamedTuple):
-    """The settings of a queue: what was declared last, under which version, and what an operator has laid over it."""
+    """The settings of a queue: the last declaration, its version, and the override of an operator."""
 
     declared: QueueSettings
     version: int
@@ -67,7 +67,7 @@ async def _stored(functions: Functions, queue: str) -> _Record | None:
         stored, version = read_settings(queue, record["declared"], record.get("override")), int(record["version"])
         counted = read_settings(queue, record.get("settings", "{}"), None)
     except Exception:
-        # Whatever is declared now is new.
+        # Damaged: the new declaration replaces it.
         return None
     return None if stored.problem or counted.problem else _Record(stored.declared, version, stored.override)
 

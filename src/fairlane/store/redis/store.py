@@ -1,4 +1,8 @@
-"""The store on Redis or Valkey. Every verb is one call of one function of the library: one round trip, atomic."""
+"""The store on Redis or Valkey. A verb is a call of one function of the library: one round trip, atomic.
+
+Changes that may concern any number of jobs take several calls, each a bounded step: other lane limits, and the sticky
+keys of a worker that is gone. `find` and `failures` read in pages.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +44,7 @@ from ..shared.claimed_jobs import fail_unreadable, tell_lost
 from ..shared.token_rows import check_token, same_token, unknown_token
 from . import (
     encoding,
-    failure_groups,
     health,
-    lane_order,
-    positions,
     reading,
     records,
     roles,
@@ -55,19 +56,19 @@ from .connection_pool import Connections
 from .driver_errors import NotAllowed
 from .encoding import encode
 from .functions import FullQueue, Functions
-from .pubsub import dialling
-from .push import Ahead
-from .wakeups import RedisWakeups
+from .push import PushedClaims
+from .wakeups import RedisWakeups, connector
 
 MOST_STAMPS = 100_000
+"""Stamps of claimed jobs that are kept; beyond that all are dropped, and a loss repeats fewer completions."""
 MOST_AT_ONCE = 100
-"""Jobs in a call that need not wait for another call."""
+"""Calls with up to this many jobs do not wait for other calls of the same event loop."""
 SCHEMA = 1
-"""Which keys there are and what they hold. Code that knows less refuses a namespace that has more."""
+"""The version of the keys and their content. Older code refuses a namespace with a newer schema."""
 MOST_RECOUNTED = 200_000
-"""How many jobs a recount looks at: in one step, of 16 µs for each."""
-MOST_LOST = 200
-"""Keys of workers that are gone, and jobs of those, that one step sees to. Others wait for it, some 15 ms."""
+"""The most jobs that a recount checks: it is one step, and takes 16 µs for each."""
+MOST_MOVED_KEYS = 200
+"""The most keys of dead workers, and jobs of those keys, that one step moves. Other calls wait some 15 ms for it."""
 
 
 class RedisStore:
@@ -79,9 +80,9 @@ class RedisStore:
         self._functions = Functions(self._connections, address.prefix, clock)
         self._call, self._send = self._functions.call, self._functions.send
         self._stamps: dict[str, bytes] = {}
-        """Of jobs that were claimed through this object: what tells them from others of the same id."""
-        self._wakeups = RedisWakeups(dialling(address), address.prefix)
-        self._ahead = Ahead(address, self._wakeups)
+        """Jobs claimed through this object: distinguishes them from later ones with the same id."""
+        self._wakeups = RedisWakeups(connector(address), address.prefix)
+        self._pushed = PushedClaims(address, self._wakeups)
         self._locks: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
 
     @property
@@ -89,17 +90,17 @@ class RedisStore:
         return self._wakeups
 
     def on_data_loss(self, call: Callable[[], Awaitable[None]]) -> None:
-        """Have `call` called when the server is found to have lost data, before the call that found it returns."""
-        self._functions.losses.on_loss = call
+        """Run `call` when the server is found to have lost data, before the call that found it returns."""
+        self._functions.data_loss.on_loss = call
 
     @classmethod
     async def open(cls, url: str, *, clock: Clock | None = None, create: bool = True) -> RedisStore:
-        """Open the namespace a URL names, made when it is new."""
+        """Open the namespace of a URL; with `create`, make it if it does not exist."""
         store = cls(parse(url), clock)
         try:
             await server_checks.check(store._connections)
             if not create and await store._functions.look("HGET", "counter", "schema") is None:
-                raise StoreMissing(f"there is no namespace of Fairlane in {store._address}")
+                raise StoreMissing(f"there is no Fairlane namespace in {store._address}")
             await store.migrate()
         except BaseException:
             await store.close()
@@ -109,7 +110,7 @@ class RedisStore:
     # -- sessions ------------------------------------------------------------------------------------------------
 
     def _lock(self, name: str) -> asyncio.Lock:
-        """The lock of this name in this event loop, which is forgotten when nobody has it."""
+        """The lock of this name in this event loop; dropped when no task holds it."""
         key = (id(asyncio.get_running_loop()), name)
         lock = self._locks.get(key)
         if lock is None:
@@ -118,8 +119,8 @@ class RedisStore:
 
     async def register(self, session: NewSession) -> Session:
         new = encode(encoding.session_of(session))
-        # Whoever had its index before may have many keys, which are lost in steps.
-        while (await self._call("register", new, MOST_LOST))["more"]:
+        # The previous worker of its index may have had many keys; they are released in steps.
+        while (await self._call("register", new, MOST_MOVED_KEYS))["more"]:
             pass
         [found] = records.sessions_of(await self._call("sessions", session.id))
         return found
@@ -136,11 +137,11 @@ class RedisStore:
 
     async def leave(self, session: str, *, begun: Sequence[Held] | None = None) -> None:
         pairs = b"" if begun is None else encode([(h.id, h.fence) for h in begun])
-        self._ahead.forget(session)
-        answer = await self._call("leave", session, pairs, MOST_LOST)
-        # If we are gone before the last of its keys is lost, the leader goes on.
+        self._pushed.forget(session)
+        answer = await self._call("leave", session, pairs, MOST_MOVED_KEYS)
+        # If this process dies before the last key is released, the leader continues.
         while answer["more"]:
-            answer = await self._call("lose", MOST_LOST)
+            answer = await self._call("lose", MOST_MOVED_KEYS)
 
     # -- jobs ----------------------------------------------------------------------------------------------------
 
@@ -153,7 +154,7 @@ class RedisStore:
             return []
         if any(job.kind is JobKind.CLEANUP for job in jobs):
             raise InvalidInput("kind", "a clean-up is stored by release, not by enqueue")
-        alone = encoding.single_of(jobs[0]) if len(jobs) == 1 else None
+        alone = encoding.lone_job_of(jobs[0]) if len(jobs) == 1 else None
         answer: dict[str, Any] | None
         try:
             if alone is not None:
@@ -169,18 +170,18 @@ class RedisStore:
     async def _enqueue_many(self, jobs: Sequence[NewJob]) -> dict[str, Any]:
         bodies = [part for job in jobs for part in (encoding.content_of(job), job.headers or b"")]
         asked = encode(encoding.requests_of(jobs))
-        # Large calls of one event loop go one after the other, so that they arrive in the order they were made.
-        # This one was made ready while another was under way.
+        # Large calls of one event loop are sent one after the other, so that they arrive in the order of the calls.
+        # Encoding is done before, while another call is in progress.
         async with self._lock("enqueue") if len(jobs) > MOST_AT_ONCE else nullcontext():
             return await self._call("enqueue", asked, *bodies)
 
     async def _room(self, where: dict[str, Any]) -> float | None:
         answer = await self._send("service", where["queue"], where["class"])
-        return positions.room_of(answer, where["class"], where.get("lane"), where.get("limit"))
+        return reading.room_of(answer, where["class"], where.get("lane"), where.get("limit"))
 
     async def claim(self, session: str, claim: Claim) -> list[Claimed]:
         async with self._claiming(session):
-            parts = self._ahead.take(session, claim.number)
+            parts = self._pushed.take(session, claim.number)
             if parts is None:
                 parts = (await self._call("claim", session, self._claim_of(session, claim)))["parts"]
         return await self._claimed(session, parts, claim)
@@ -199,18 +200,18 @@ class RedisStore:
 
     @asynccontextmanager
     async def _claiming(self, session: str) -> AsyncIterator[None]:
-        """Claims of one session go one after the other: on two connections their numbers could overtake each other."""
+        """Serialise the claims of a session: on two connections a higher number could arrive first."""
         async with self._lock(f"claim {session}"):
             try:
                 yield
             except SessionLost:
-                self._ahead.forget(session)
+                self._pushed.forget(session)
                 raise
 
     def _claim_of(self, session: str, claim: Claim) -> bytes:
-        """A claim that is about to be sent. If there is nothing for it, the next one may be answered ahead."""
-        hears = self._wakeups.is_heard() and self._ahead.expect(session, claim.number + 1)
-        return encoding.claim_of(claim, hears)
+        """Encode a claim that is about to be sent. If it returns nothing, the next one may be answered by a push."""
+        accepts_push = self._wakeups.is_heard() and self._pushed.expect(session, claim.number + 1)
+        return encoding.claim_of(claim, accepts_push)
 
     async def _claimed(self, session: str, parts: Sequence[bytes], claim: Claim) -> list[Claimed]:
         answered = encoding.answered_of(parts, session)
@@ -223,7 +224,7 @@ class RedisStore:
         return answered.claimed
 
     def _remember(self, session: str, transitions: Sequence[Transition], verdicts: Sequence[Verdict]) -> None:
-        """Keep what was completed, for a server that forgets it."""
+        """Keep accepted completions, to repeat them if the server loses them."""
         stamps = [self._stamps.pop(transition.held.id, None) for transition in transitions]
         completed = [
             (transition, stamp)
@@ -231,7 +232,7 @@ class RedisStore:
             if stamp is not None and transition.move is Move.COMPLETE and verdict.accepted
         ]
         if completed:
-            self._functions.losses.remember(session, completed)
+            self._functions.data_loss.remember(session, completed)
 
     async def progress(self, session: str, reports: Sequence[tuple[Held, bytes]]) -> list[Verdict]:
         for _, value in reports:
@@ -261,7 +262,7 @@ class RedisStore:
         if cleanup.kind is not JobKind.CLEANUP:
             raise InvalidInput("cleanup", "give a job of kind 'cleanup'")
         job = msgspec.structs.replace(cleanup, pool=pool)
-        # Users leave the placing of a clean-up to its binding; here it is placed.
+        # A clean-up is not sticky for its users; the store places it with its binding.
         msgspec.structs.force_setattr(job, "sticky", key)
         request, content = encode(encoding.request_of(job)), encoding.content_of(job)
         return Release((await self._call("release", pool, key, request, content, job.headers or b""))["release"])
@@ -281,7 +282,7 @@ class RedisStore:
         return Admitted(**await self._pass("admit", limit, term))
 
     async def rescue(self, *, limit: int = 1_000, declare: bool = True, term: int | None = None) -> Rescued:
-        answer = await self._pass("rescue", limit, term, int(declare), MOST_LOST)
+        answer = await self._pass("rescue", limit, term, int(declare), MOST_MOVED_KEYS)
         return Rescued(**(answer | {"declared": tuple(answer["declared"]), "now": float(answer["now"])}))
 
     async def prune(self, retention: Retention, *, limit: int = 1_000, term: int | None = None) -> Pruned:
@@ -354,7 +355,7 @@ class RedisStore:
     async def lane_line(self, queue: str, lane: str | None, *, limit: int = 50, cursor: str | None = None) -> LanePage:
         check_lane(queue, lane)
         check_page(limit)
-        return await lane_order.lane_line(self._functions, queue, lane, limit, LineCursor.read(cursor))
+        return await reading.lane_line(self._functions, queue, lane, limit, LineCursor.read(cursor))
 
     async def declined(self, *, limit: int = 100) -> list[DeclinedTask]:
         return await reading.declined(self._functions, limit)
@@ -364,7 +365,7 @@ class RedisStore:
     ) -> list[FailureGroup]:
         check_failures(queue, task)
         check_page(limit)
-        return await failure_groups.failures(self._functions, queue, task, limit)
+        return await reading.failures(self._functions, queue, task, limit)
 
     async def sessions(self) -> list[Session]:
         return await reading.sessions(self._functions)
@@ -385,14 +386,14 @@ class RedisStore:
         try:
             return int((await self._call("open", SCHEMA, encode(roles.IN_FUNCTIONS)))["schema"])
         except NotAllowed:
-            # Whoever may only look finds what others have made.
+            # A read-only user opens what another user has made.
             return await reading.schema(self._functions, SCHEMA)
 
     async def findings(self) -> list[Finding]:
-        """What `fairlane doctor` tells of the server."""
+        """What `fairlane doctor` reports about the server."""
         return await health.findings(self._connections)
 
     async def close(self) -> None:
         self._wakeups.close()
-        await self._ahead.close()
+        await self._pushed.close()
         await self._connections.close()

@@ -37,9 +37,9 @@ end
 -- Note the loss of a generation, once for all clients, and begin a new one: so everybody notices who has not called since.
 -- Returns how many jobs were completed again, and what was found first.
 function data_loss.mend(generation, what, completed, args)
-    local mended = 0
+    local repeated = 0
     for _, each in ipairs(completed) do
-        mended = mended + complete_again(each[1], each[2], each[3], each[4], each[5] > 0 and args[each[5]] or nil)
+        repeated = repeated + complete_again(each[1], each[2], each[3], each[4], each[5] > 0 and args[each[5]] or nil)
     end
     local first = noted(generation)
     if generation == S.generation or not first then
@@ -50,5 +50,5 @@ function data_loss.mend(generation, what, completed, args)
     if generation == S.generation or S.generation == '' then
         step.begin_generation()
     end
-    return { mended = mended, what = first }
+    return { completed = repeated, what = first }
 end
