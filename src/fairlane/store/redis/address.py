@@ -115,8 +115,8 @@ def parse(url: str) -> Address:
     endpoints, service, db = _target(kind, hosts, slash + path)
     secret = "" if password is None else ":***"
     there = f"{user or ''}{secret}{'@' if user or password is not None else ''}{hosts}{slash}{path}"
-    told = {name: "***" if name in SECRET_OPTIONS else value for name, value in options.items()}
-    shown_options = f"?{urlencode(told, quote_via=quote, safe='/*,')}" if told else ""
+    masked = {name: "***" if name in SECRET_OPTIONS else value for name, value in options.items()}
+    shown_options = f"?{urlencode(masked, quote_via=quote, safe='/*,')}" if masked else ""
     cert, key = options.get("cert"), options.get("key")
     if key is not None and cert is None:
         raise InvalidInput("url", "key: needs cert=…")

@@ -127,7 +127,7 @@ class _Pool(connection_pools.Pool):
     # -- taking ----------------------------------------------------------------------------------------------------
 
     def spare(self) -> Connection | None:
-        """An unused connection that is alive, as far as can be told without a round trip."""
+        """An unused connection that is alive, as far as is known without a round trip."""
         while self._kept:
             connection, since = self._kept.pop()
             if connection.is_clean() if self._loop.time() - since < FRESH_SECONDS else connection.is_alive():

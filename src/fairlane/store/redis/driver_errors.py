@@ -94,8 +94,8 @@ def _of_refusal(exc: Refusal, address: Address, command: str) -> FairlaneError:
     if code in _BEFORE:
         return StoreUnavailable(f"{address} {_BEFORE[code]} ({said}). {_MOMENTARY}")
     if code == "OOM":
-        told = f"the memory of {address} is full ({said}). Raise maxmemory, or keep fewer finished jobs."
-        return StoreError(told) if exc.from_inside else StoreFull(f"{told} Nothing was stored.")
+        message = f"the memory of {address} is full ({said}). Raise maxmemory, or keep fewer finished jobs."
+        return StoreError(message) if exc.from_inside else StoreFull(f"{message} Nothing was stored.")
     if code in ("NOAUTH", "WRONGPASS") or said.startswith("ERR AUTH"):
         return StoreError(f"{address} rejects this user ({said}). Check user and password in the URL.")
     if code == "NOPERM" and not exc.from_inside:
@@ -111,8 +111,8 @@ def _of_refusal(exc: Refusal, address: Address, command: str) -> FairlaneError:
             "on one node: name that one in the URL."
         )
     if "unknown command" in said:
-        told = f"{address} has no command {command} ({said}). Fairlane needs Redis 7.0 or Valkey 7.2, or newer."
-        return ServerError(told, code, said)
+        message = f"{address} has no command {command} ({said}). Fairlane needs Redis 7.0 or Valkey 7.2, or newer."
+        return ServerError(message, code, said)
     return ServerError(f"{address}: {said}", code, said)
 
 

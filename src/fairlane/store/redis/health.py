@@ -41,13 +41,15 @@ async def findings(connections: Connections) -> list[Finding]:
 
 
 def _server(info: Mapping[str, str]) -> Finding:
-    told = " ".join(filter(None, server_checks.version_of(info)))
+    version = " ".join(filter(None, server_checks.version_of(info)))
     if info.get("cluster_enabled") == "1":
-        told += ", a node of a cluster"
+        version += ", a node of a cluster"
     if info.get("role") == "slave":
         # It became one while the store was open.
-        return Finding(Level.ERROR, "server", f"{told}, now a replica", "name the master, or its sentinels, in the URL")
-    return Finding(Level.OK, "server", told)
+        return Finding(
+            Level.ERROR, "server", f"{version}, now a replica", "name the master, or its sentinels, in the URL"
+        )
+    return Finding(Level.OK, "server", version)
 
 
 def _eviction(info: Mapping[str, str]) -> Finding | None:
@@ -85,18 +87,18 @@ def _memory(info: Mapping[str, str]) -> Finding | None:
 
 def _persistence(info: Mapping[str, str], config: Mapping[str, str]) -> list[Finding]:
     found = server_checks.persistence(info, config)
-    told = [] if found is None else [Finding(found.level, "persistence", found.summary, _advice(found))]
+    findings = [] if found is None else [Finding(found.level, "persistence", found.summary, _advice(found))]
     advice = "check the server's log: its disk may be full or missing"
     if info.get("aof_last_write_status", "ok") != "ok":
         what = "the last write to the appendonly log failed: all writes are rejected until one succeeds"
-        told.append(Finding(Level.ERROR, "persistence", what, advice))
+        findings.append(Finding(Level.ERROR, "persistence", what, advice))
     if info.get("rdb_last_bgsave_status", "ok") != "ok":
         what = "the last snapshot failed: if save is set, all writes are rejected until one succeeds"
-        told.append(Finding(Level.ERROR, "persistence", what, advice))
+        findings.append(Finding(Level.ERROR, "persistence", what, advice))
     if info.get("aof_last_bgrewrite_status", "ok") != "ok":
         what = "the last rewrite of the appendonly log failed, and the log grows"
-        told.append(Finding(Level.WARN, "persistence", what, advice))
-    return told
+        findings.append(Finding(Level.WARN, "persistence", what, advice))
+    return findings
 
 
 def _advice(found: server_checks.Persistence) -> str | None:
@@ -154,12 +156,12 @@ def _slow(entries: list[Any], prefix: str, now: float) -> Finding:
             ours[verb] = (count + 1, max(longest, microseconds))
     if not ours:
         return Finding(Level.OK, "slow", "no Fairlane call in the slow log of the last hour")
-    told = ", ".join(
+    calls = ", ".join(
         f"{verb} {count} time{'s' if count > 1 else ''}, up to {longest / 1000:.0f} ms"
         for verb, (count, longest) in sorted(ours.items(), key=lambda each: -each[1][1])
     )
     advice = "while one runs no other client is served; is the machine busy, or a call very large?"
-    return Finding(Level.WARN, "slow", f"in the slow log of the last hour: {told}", advice)
+    return Finding(Level.WARN, "slow", f"in the slow log of the last hour: {calls}", advice)
 
 
 def _size(number: int) -> str:

@@ -82,7 +82,7 @@ def _holder_of(raw: bytes) -> dict[str, Any]:
 
 def job_of(parts: Sequence[bytes]) -> Job:
     """A job from the parts that `reading.lua` answers with."""
-    (_, raw, headers, live, outcome, attempts, progress, result, who, parent, id, queue) = parts
+    (_, raw, headers, live, outcome, attempts, progress, result, holder_record, parent, id, queue) = parts
     try:
         enqueued_at, content = read_content(raw)
         backoff = decode_backoff(content.backoff)
@@ -98,7 +98,7 @@ def job_of(parts: Sequence[bytes]) -> Job:
     direct = record.get("direct", content.worker)
     worker = None
     if session is not None or move is not None:
-        holder = _holder_of(who)
+        holder = _holder_of(holder_record)
         index = holder.get("index")
         worker = holder.get("host") if index is None else worker_name(holder["pool"], index)
         # The last claim is not in the list: it is running, or its end is that of the job.

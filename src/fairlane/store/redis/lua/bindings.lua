@@ -2,12 +2,16 @@
 --
 -- `bindings.place` decides where a job goes, before it arrives. A binding's clean-up waits behind GATE.CLEANUP until it
 -- is alone; jobs that come while it runs wait behind the same gate.
--- A worker may have any number of keys, so it loses them in steps; a key whose jobs all fit into a step is bound anew in one. Of
--- a lost binding that has more, the number is in `ties_lost:WORKER` and in `lost:POOL KEY` until its last job has moved.
--- Meanwhile nobody gets that worker's index, whose inbox has the others still, and the key is not cleaned up.
--- A binding has: seq, pool, key, index, state (open, draining, released, lost), opened_at, used_at, closed_at, cleanup, failed.
+--
+-- A worker may have any number of keys, so it loses them in steps. A key whose jobs all fit into a step moves in one. A
+-- lost binding with more jobs is listed in `ties_lost:WORKER` and in `lost:POOL KEY` until its last job has moved.
+-- Until then that worker's index is not assigned again, because its inbox still has the other jobs, and the key is not
+-- cleaned up.
+--
+-- A binding has: seq, pool, key, index, state (open, draining, released, lost), opened_at, used_at, closed_at, cleanup,
+-- failed.
 
-local USED_RESOLUTION = 60 -- `used_at` is written at most this often: it only tells bindings that were idle for a day
+local USED_RESOLUTION = 60 -- `used_at` is written at most this often: it only serves to find bindings that were unused for a day
 local IDLE_SECONDS = 86400
 
 local function is_open(tie)
@@ -21,8 +25,8 @@ local function damaged_tie(seq, worker)
     }
 end
 
--- What is left of a binding whose record is missing or cannot be read: its worker, and its key if it holds it still. It is open,
--- and its clean-up is forgotten. Nil when it was closed.
+-- What is left of a binding whose record is missing or cannot be read: its worker, and its key if that is still bound.
+-- It counts as open and without a clean-up. Nil when it was closed.
 local function recovered(seq)
     for _, worker in ipairs(call('SMEMBERS', S.p .. 'bound_workers')) do
         if call('ZSCORE', S.p .. 'ties_of:' .. worker, seq) then
@@ -55,12 +59,12 @@ function bindings.of(pool, key)
     return bindings.get(call('HGET', S.p .. 'bound:' .. pool, key) or nil)
 end
 
--- Where the lost bindings of a worker are that still have jobs.
+-- The key of a worker's lost bindings that still have jobs.
 local function lost_by(worker)
     return S.p .. 'ties_lost:' .. worker
 end
 
--- The same of a key. Mostly there are none.
+-- The same for a sticky key; mostly empty.
 local function lost_of(tie)
     return S.p .. 'lost:' .. tie.pool .. ' ' .. tie.key
 end
@@ -76,7 +80,7 @@ local function forget_worker(worker)
     end
 end
 
--- Write a binding and what it is found by.
+-- Write a binding and its indexes.
 local function save(tie)
     local worker = keys.worker(tie.pool, tie.index)
     step.put('binding', tie.seq, tie)
@@ -101,7 +105,7 @@ local function save(tie)
     end
 end
 
--- A binding that drains is about to leave: it does not count.
+-- Draining bindings do not count towards the load of a worker.
 local function recount(tie, by)
     call('HINCRBY', S.p .. 'load:' .. tie.pool, tie.index, by)
 end
@@ -145,10 +149,11 @@ local function bind(pool, key)
     return tie
 end
 
--- A late job. Before the clean-up has started it cancels it; afterwards it waits behind it.
+-- A job for a draining binding. Before the clean-up has started, the job cancels it; afterwards the job waits behind
+-- it.
 local function reopen(tie, e)
     local cleanup = tie.cleanup and job_record.get(tie.cleanup)
-    -- Once claimed it counts as started, even if it was handed back since: jobs may wait behind it already.
+    -- Once claimed, the clean-up counts as started even if it was handed back: jobs may already wait behind it.
     if cleanup and (cleanup.fence or 0) > 0 then
         e.gate = GATE.CLEANUP
         return
@@ -178,7 +183,7 @@ function bindings.place(e)
         return
     end
     if e.binding then
-        -- It comes back (a retry, a rescue) and belongs to its binding still: that is no late job.
+        -- The job comes back (a retry, a rescue) and still belongs to its binding: it does not reopen it.
         local tie = bindings.get(e.binding)
         if is_open(tie) then
             e.inbox = keys.worker(tie.pool, tie.index)
@@ -201,7 +206,7 @@ function bindings.place(e)
     touch(tie)
 end
 
--- Jobs of a key that are pending, running or retrying, besides the clean-up.
+-- Whether a key has pending, running or retrying jobs besides the clean-up.
 local function is_busy(tie, besides)
     local most = call('ZRANGE', S.p .. 'tied:' .. tie.seq, 0, 1)
     for _, seq in ipairs(most) do
@@ -212,7 +217,7 @@ local function is_busy(tie, besides)
     return call('EXISTS', lost_of(tie)) == 1
 end
 
--- Take a draining binding as far as it can go; true when it is released.
+-- Advance a draining binding as far as possible; true when it is released.
 local function drain(tie)
     if is_busy(tie, tie.cleanup) then
         return false
@@ -229,7 +234,7 @@ local function drain(tie)
     return false
 end
 
--- A job of a binding is final, or has left it: the binding may go on with its release.
+-- A job of a binding is final, or has left it: the release may continue.
 function bindings.used(e)
     local tie = bindings.get(e.binding)
     if is_open(tie) then
@@ -255,7 +260,7 @@ function bindings.cleaned(e, state)
     end
     if #held == 0 then
         if is_busy(tie, e.seq) then
-            -- It was cancelled before its turn came: the release goes on without it.
+            -- It was cancelled before it could start: the release continues without it.
             tie.cleanup = nil
             save(tie)
         else
@@ -263,7 +268,7 @@ function bindings.cleaned(e, state)
         end
         return
     end
-    -- Jobs came while the clean-up ran: the binding is open again for them.
+    -- Jobs came while the clean-up ran: reopen the binding for them.
     set_state(tie, 'open')
     tie.cleanup, tie.used_at, tie.failed = nil, S.now, failed or nil
     save(tie)
@@ -273,7 +278,7 @@ function bindings.cleaned(e, state)
     end
 end
 
--- Begin, or find begun, the release of a key. `store` stores the clean-up and returns its number.
+-- Begin the release of a key, or find it begun. `store` stores the clean-up and returns its number.
 function bindings.release(pool, key, store)
     local tie = bindings.of(pool, key)
     if not tie then
@@ -288,8 +293,8 @@ function bindings.release(pool, key, store)
     return drain(tie) and 'released' or 'draining'
 end
 
--- Move a pending job, of a lost binding or declined, to where it belongs now. It keeps its arrival and its grant, and is no late
--- job.
+-- Move a pending job of a lost binding, or a declined one, to where it belongs now. It keeps its arrival and its grant,
+-- and does not reopen a binding.
 function bindings.replace(e)
     fair_order.withdraw(e)
     local tie = e.sticky and bindings.of(e.pool or 'default', e.sticky)
@@ -303,7 +308,8 @@ function bindings.replace(e)
     job_record.save(e)
 end
 
--- Move up to `most` jobs of a lost binding. One that runs is up to who ends its session. Returns how many were looked at.
+-- Move up to `most` jobs of a lost binding. Running jobs are handled by the end of their session. Returns how many were
+-- read.
 local function move_jobs(tie, worker, most)
     local jobs = call('ZRANGE', S.p .. 'tied:' .. tie.seq, 0, most - 1)
     for _, e in ipairs(job_record.all(jobs)) do
@@ -329,7 +335,8 @@ local function move_jobs(tie, worker, most)
     return #jobs
 end
 
--- Close a binding as lost, cancel its clean-up, and place up to `most` of its waiting jobs anew. Returns how much that was.
+-- Close a binding as lost, cancel its clean-up, and place up to `most` of its waiting jobs again. Returns how many keys
+-- and jobs that was.
 local function lose_key(tie, worker, most)
     close(tie, 'lost')
     local cleanup = tie.cleanup and job_record.get(tie.cleanup)
@@ -339,7 +346,7 @@ local function lose_key(tie, worker, most)
     return 1 + move_jobs(tie, worker, most)
 end
 
--- Go on with lost bindings that had more jobs than a step moves. Returns how many of `most` were left.
+-- Continue with lost bindings that had more jobs than one step moves. Returns how much of `most` is left.
 local function go_on(worker, most)
     local seq = call('ZRANGE', lost_by(worker), 0, 0)[1]
     while seq and most > 0 do
@@ -349,8 +356,8 @@ local function go_on(worker, most)
     return most
 end
 
--- A worker is gone: it loses its keys, as far as that is not more than `most` of them and their jobs. Those of `held` clean-ups are
--- lost in any case, because they end with it. Returns how many keys were lost, and how many of `most` were left.
+-- A worker is gone: close its bindings, up to `most` keys and jobs. Bindings whose clean-up is in `held` are closed in
+-- any case, because the clean-up ends with the worker. Returns how many keys were lost, and how much of `most` is left.
 function bindings.lose(pool, index, most, held)
     local worker, lost = keys.worker(pool, index), 0
     local left = go_on(worker, most)
@@ -363,7 +370,7 @@ function bindings.lose(pool, index, most, held)
     end
     while left > 0 do
         local seq = call('ZRANGE', S.p .. 'ties_of:' .. worker, 0, 0)[1]
-        -- What fits into a step waits for one in which there is room.
+        -- A key that fits into one step waits for a step with enough room.
         local jobs = seq and call('ZCARD', S.p .. 'tied:' .. seq)
         if not seq or (jobs + 1 > left and left < most) then
             break
@@ -375,17 +382,17 @@ function bindings.lose(pool, index, most, held)
     return lost, left
 end
 
--- Whether there are jobs left of a key that this worker has lost.
+-- Whether jobs are left of a key that this worker has lost.
 function bindings.is_losing(pool, index)
     return call('EXISTS', lost_by(keys.worker(pool, index))) == 1
 end
 
--- Whether an index is without keys and jobs of whoever had it before.
+-- Whether an index has no keys and jobs of a previous worker.
 function bindings.is_clear(pool, index)
     return is_clear(keys.worker(pool, index))
 end
 
--- A pool has a live worker: jobs that waited for one are bound, in order of arrival.
+-- A pool has a live worker: bind the jobs that waited for one, in order of arrival.
 function bindings.bind_unbound(pool, limit)
     local bound = 0
     for _, e in ipairs(job_record.all(call('ZRANGE', S.p .. 'unbound:' .. pool, 0, limit - 1))) do
@@ -402,7 +409,7 @@ function bindings.bind_unbound(pool, limit)
     return bound
 end
 
--- Drain open bindings that nobody used for a day; one that still has jobs counts as used.
+-- Drain open bindings that were unused for a day; one that still has jobs counts as used.
 function bindings.drain_idle(limit)
     local drained = 0
     local idle = call('ZRANGEBYSCORE', S.p .. 'ties_used', '-inf', S.now - IDLE_SECONDS, 'LIMIT', 0, limit)
@@ -423,7 +430,7 @@ function bindings.drain_idle(limit)
     return drained
 end
 
--- A closed binding is forgotten, unless it has jobs to move.
+-- Forget a closed binding, unless it has jobs to move.
 function bindings.forget(tie)
     if call('EXISTS', lost_of(tie)) == 1 then
         return

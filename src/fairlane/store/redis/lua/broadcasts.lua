@@ -1,7 +1,7 @@
--- Broadcasts: one child for each worker of a pool, and a parent that runs until all of them are final.
+-- Broadcasts: one child for each worker of a pool, and a parent that runs until all children are final.
 --
--- A child is a job for one index; its id is its parent's with the index behind it, so a worker that restarts finds the same
--- child. Workers that register before the parent's time to join is over get one too.
+-- A child is a job for one index; its id is that of its parent with the index appended, so a restarted worker finds the
+-- same child. Workers that register before the parent's joining time is over get one too.
 
 local WORDS = { [STATE.COMPLETED] = MOVE.COMPLETE, [STATE.FAILED] = MOVE.FAIL, [STATE.CANCELLED] = MOVE.CANCEL }
 
@@ -9,7 +9,7 @@ function broadcasts.child_id(parent, index)
     return parent .. '/' .. index
 end
 
--- As long as an id is remembered, its copy is not made again.
+-- As long as an id is remembered, its copy is not created again.
 function broadcasts.exists(id)
     if call('HEXISTS', S.p .. 'id', id) == 1 then
         return true
@@ -21,7 +21,7 @@ local function children_of(parent)
     return call('ZRANGE', S.p .. 'children:' .. parent, 0, -1)
 end
 
--- End a parent all of whose children are final, once nobody can join any more.
+-- End a parent whose children are all final, once no worker can join any more.
 local function finish_if_over(parent)
     if parent.due and parent.due > S.now and not parent.cancel then
         return
@@ -50,7 +50,7 @@ local function finish_if_over(parent)
     endings.finish(parent, STATE.COMPLETED, { result = '{' .. table.concat(texts, ',') .. '}' })
 end
 
--- Start a parent whose record is stored as running: children for the workers there are.
+-- Start a parent whose record is stored as running: create children for the present workers.
 function broadcasts.begin(parent)
     for _, index in ipairs(sessions.live(parent.pool or 'default')) do
         enqueue.add_child(parent, index)
@@ -60,10 +60,10 @@ function broadcasts.begin(parent)
     end
 end
 
--- A worker has registered: broadcasts it may still join get a child for it, unless it has one from before.
+-- A worker has registered: create its children for broadcasts it may still join, unless it has them from before.
 function broadcasts.join(pool, index)
     local joining = job_record.all(call('ZRANGEBYSCORE', S.p .. 'joining', '(' .. string.format('%.17g', S.now), '+inf'))
-    -- They are found by the end of their time to join, and go into line as they were sent.
+    -- They are indexed by the end of their joining time, and are joined in the order in which they were sent.
     table.sort(joining, function(a, b)
         return a.seq < b.seq
     end)
@@ -79,12 +79,12 @@ end
 function broadcasts.child_ended(seq)
     local parent = job_record.get(seq)
     if parent then
-        step.tell_job(parent.id)
+        step.notify_job(parent.id)
         finish_if_over(parent)
     end
 end
 
--- Cancel a broadcast: children that wait are final at once, running ones are asked to stop.
+-- Cancel a broadcast: waiting children are final at once, running ones are requested to stop.
 function broadcasts.cancel(parent)
     parent.cancel = true
     job_record.save(parent)
@@ -98,7 +98,7 @@ function broadcasts.cancel(parent)
     return job_record.get(parent.seq) and STATE.RUNNING or STATE.CANCELLED
 end
 
--- The time to join is over: a parent whose copies are all final is over too.
+-- The joining time is over: end parents whose children are all final.
 function broadcasts.close_joining(limit)
     local over = call('ZRANGEBYSCORE', S.p .. 'joining', '-inf', S.now, 'LIMIT', 0, limit)
     for _, parent in ipairs(job_record.all(over)) do
@@ -109,7 +109,7 @@ function broadcasts.close_joining(limit)
     return #over
 end
 
--- Cancel copies that wait for a worker that is gone, of broadcasts nobody can join any more.
+-- Cancel children that wait for a dead worker, of broadcasts that no worker can join any more.
 function broadcasts.abandon()
     for _, parent in ipairs(job_record.all(call('ZRANGE', S.p .. 'parents', 0, MOST_LOOKED_AT))) do
         if not parent.due then

@@ -1,19 +1,19 @@
--- The claim: one decision over slots, reservations, queue limit, lanes, bindings and pauses, in fair order.
+-- The claim: one decision over slots, reservations, queue limits, lanes, bindings and pauses, in fair order.
 --
--- Only claimable jobs are looked at, through the flow whose tag is lowest, so the cost depends on what is claimed: not on the
--- backlog, not on the number of lanes, not on how many of them are blocked.
+-- Only claimable jobs are read, through the flow with the lowest tag. The cost depends on what is claimed, not on the
+-- backlog, the number of lanes or how many of them are blocked.
 
 local MOST_EXPIRED = 100
 
--- What it costs to start a job, by the weight of its lane.
+-- The charge for starting a job, by the weight of its lane.
 local function price(queue, lane, cost)
     local weight = #queue.rules > 0 and queue_cache.terms(queue, lane).weight or 1
     return cost == 1 and weight == 1 and PRICE or fair_order.charge(cost, weight)
 end
 
-function claim.note(c, member, told_)
+function claim.note(c, member, records)
     local i = #c.members + 1
-    c.members[i], c.told[i] = member, told_
+    c.members[i], c.records[i] = member, records
 end
 
 -- Start the first job of a flow; the caller moves the flow on.
@@ -26,31 +26,31 @@ local function start(c, e, member, flow, queue)
     e.attempt = (e.attempt or 0) + 1
     e.started_at, e.paid, e.granted_at = S.now, paid, nil
     job_record.save(e)
-    step.tell_job(e.id)
+    step.notify_job(e.id)
     if e.lane then
-        step.tell_line(e.queue, e.lane_key)
+        step.notify_lane(e.queue, e.lane_key)
     end
-    claim.note(c, member, claim_answer.told(e))
+    claim.note(c, member, claim_answer.record_of(e))
 end
 
--- Tell that a job with this ticket starts.
-function claim.tell_start(raw, queue, lane)
-    step.tell_job(packed_job_record.id(raw))
+-- Notify listeners that a job with this packed record starts.
+function claim.notify_start(raw, queue, lane)
+    step.notify_job(packed_job_record.id(raw))
     if packed_job_record.terms(raw) then
-        step.tell_line(queue, lane)
+        step.notify_lane(queue, lane)
     end
 end
 
--- The same for a job that has a ticket. What it leaves and where it goes is written by `settle`, with that of the others.
-local function start_ticket(c, raw, member, head, queue)
+-- `start` for a packed record. `write_started` writes the indexes of all such jobs together.
+local function start_packed(c, raw, member, head, queue)
     local flow = head.flow
     local _, cost = packed_job_record.terms(raw)
     local paid = price(queue, flow.lane, cost)
     flow.finish = flow.tag + paid
-    local ticket, started, domain = packed_job_record.started(raw, c.ticket, paid), c.started, flow.domain
+    local packed, started, domain = packed_job_record.started(raw, c.claim_bytes, paid), c.started, flow.domain
     local count = started.count + 1
     started.count = count
-    started.lives[2 * count - 1], started.lives[2 * count] = member, ticket
+    started.lives[2 * count - 1], started.lives[2 * count] = member, packed
     started.held[count] = member
     if not head.taken[1] then
         started.heads[#started.heads + 1] = head
@@ -58,13 +58,13 @@ local function start_ticket(c, raw, member, head, queue)
     head.taken[#head.taken + 1] = member
     job_record.forget_indexed(member)
     job_record.begun(domain.queue, flow.lane, 1)
-    if step.is_heard() then
-        claim.tell_start(raw, domain.queue, flow.lane)
+    if step.has_listeners() then
+        claim.notify_start(raw, domain.queue, flow.lane)
     end
-    claim.note(c, member, ticket)
+    claim.note(c, member, packed)
 end
 
--- Take the jobs that have started out of their flow.
+-- Remove the started jobs from their flow.
 local function leave(head)
     if head.taken[1] then
         write_buffer.zrem_all(head.flow.ready, head.taken)
@@ -72,8 +72,8 @@ local function leave(head)
     end
 end
 
--- Write where the jobs with tickets are now that have started.
-local function settle(c, domain)
+-- Write the records and indexes of the started jobs that have packed records.
+local function write_started(c, domain)
     local started = c.started
     for _, head in ipairs(started.heads) do
         leave(head)
@@ -86,8 +86,9 @@ local function settle(c, domain)
     end
 end
 
--- The next jobs of a flow and one more, with their arrivals. What came in this step into a flow that was empty is not sent
--- before it is looked at: it may start right now. Where one at a time may start, the first one is the only one.
+-- The next `count` jobs of a flow and one more, with their arrivals. Jobs that this step added to an empty flow are
+-- read from the write buffer: they may start before they are sent. In a lane that starts one job at a time there is
+-- only the first.
 local function next_of(flow, count)
     if flow.single then
         return { flow.first, flow.head }
@@ -95,7 +96,7 @@ local function next_of(flow, count)
     return write_buffer.gathered(flow.ready) or call('ZRANGE', flow.ready, 0, count, 'WITHSCORES')
 end
 
--- The flows of a domain that come first, `line`, with the next jobs of each, as many as could start if all started equally many.
+-- The first flows of a domain, `line`, with the next jobs of each: as many as start if all flows start equally many.
 local function heads_of(domain, line, most)
     local found = {}
     for i = 1, #line, 2 do
@@ -120,7 +121,7 @@ local function heads_of(domain, line, most)
     return found, known
 end
 
--- Go on to the next job of a flow whose first one has started.
+-- Advance a flow whose first job has started.
 local function move_on(head)
     local flow = head.flow
     head.at = head.at + 2
@@ -134,7 +135,7 @@ local function move_on(head)
     flow.dirty = true
 end
 
--- Where a flow belongs that has moved on: `heads` are in order from `first` on.
+-- Insert a flow that has advanced: `heads` are in order from `first` on.
 local function put_back(heads, first, head)
     local flow, at = head.flow, #heads
     while at >= first do
@@ -147,7 +148,7 @@ local function put_back(heads, first, head)
     table.insert(heads, at + 1, head)
 end
 
--- End the first job of a flow, whose record cannot be read.
+-- Fail the first job of a flow because its record cannot be read.
 local function fail(c, queue, domain, head)
     local lane, arrival = head.flow.lane, tonumber(head.jobs[head.at + 1])
     local limited = lane ~= '' and lane_limits.lane(queue.number, lane)
@@ -158,7 +159,8 @@ local function fail(c, queue, domain, head)
     })
 end
 
--- Start up to `most` jobs of one domain, in fair order; returns how many, and whether to look again because one had expired.
+-- Start up to `most` jobs of one domain in fair order. Returns how many, and whether to call again because a job had
+-- expired or was damaged.
 local function take(c, queue, domain, most)
     local line = call('ZRANGE', domain.line, 0, most - 1, 'WITHSCORES')
     local batch = 0
@@ -192,7 +194,7 @@ local function take(c, queue, domain, most)
             if e then
                 start(c, e, member, head.flow, queue)
             else
-                start_ticket(c, raw, member, head, queue)
+                start_packed(c, raw, member, head, queue)
             end
             started = started + 1
             move_on(head)
@@ -203,7 +205,7 @@ local function take(c, queue, domain, most)
             end
         end
     end
-    settle(c, domain)
+    write_started(c, domain)
     if domain.clock > clock then
         fair_order.set_clock(domain, domain.clock)
     end
@@ -222,7 +224,7 @@ local function take(c, queue, domain, most)
     return started, false
 end
 
--- The same, within what the queue may run.
+-- `take` within the limit of the queue.
 local function from_domain(c, queue, class, inbox, most)
     if queue.paused then
         return 0
@@ -244,7 +246,7 @@ local function from_domain(c, queue, class, inbox, most)
     return started
 end
 
--- What runs of a queue with a limit, by class.
+-- Running jobs of a limited queue, by class.
 function claim.load(c, queue)
     local found = c.loads[queue.number]
     if not found then
@@ -258,7 +260,8 @@ function claim.load(c, queue)
     return found
 end
 
--- Declined jobs of tasks that the session knows, in queues that it serves: as {queue, inbox}. `c.known` has them for all classes.
+-- Declined jobs of tasks that the session knows, in queues that it serves, as {queue, inbox}. Cached in `c.known` for
+-- all classes.
 local function unknown_to_others(c)
     if not c.known then
         c.known = {}
@@ -277,8 +280,8 @@ local function has_line(queue, class, inbox)
     return call('EXISTS', S.p .. 'line:' .. keys.domain(queue, class, inbox)) == 1
 end
 
--- The inbox holds jobs of any queue: the queues take turns, in equal shares and then for the rest. So do declined jobs of tasks
--- that the session knows, as if each of those tasks were a queue in its inbox.
+-- The inbox holds jobs of any queue. The queues alternate: first equal shares, then whatever is left. Declined jobs of
+-- tasks that the session knows take part as if each of those tasks were a queue of the inbox.
 local function from_inbox(c, class, most)
     local inbox = keys.worker(c.who.pool, c.who.index)
     local sources = {}
@@ -311,9 +314,9 @@ local function from_inbox(c, class, most)
     end
 end
 
--- The jobs of the last claim that the session still holds, for who has lost the answer.
+-- The jobs of the last claim that the session still holds, for a client that lost the answer.
 local function repeated(who, number)
-    local members, told_ = {}, {}
+    local members, records = {}, {}
     for class = CLASS.HIGH, CLASS.LOW do
         local of_class = {}
         for _, e in ipairs(job_record.all(call('SMEMBERS', keys.held(who.id, class)))) do
@@ -325,13 +328,13 @@ local function repeated(who, number)
             return a.arrival < b.arrival
         end)
         for _, e in ipairs(of_class) do
-            members[#members + 1], told_[#told_ + 1] = write_buffer.text(e.seq), claim_answer.told(e)
+            members[#members + 1], records[#records + 1] = write_buffer.text(e.seq), claim_answer.record_of(e)
         end
     end
-    return claim_answer.told_of(members, told_)
+    return claim_answer.parts_of(members, records)
 end
 
--- Who claims, or why he may not.
+-- The session that claims. Refuses an unknown or ended session, and a claim number that is too old.
 function claim.check(session, number)
     local who = sessions.get(session)
     if not sessions.is_present(who) then
@@ -343,9 +346,9 @@ function claim.check(session, number)
     return who
 end
 
--- Start jobs for a worker, ask by ask. An ask is {queue or false, class, most, below or false}. `hears`: the next
--- claim may be answered ahead.
-function claim.claim(who, number, total, asks, hears, most_bytes)
+-- Start jobs for a worker, ask by ask. An ask is {queue or false, class, most, below or false}. `accepts_push`: the
+-- next claim may be answered by a push.
+function claim.claim(who, number, total, asks, accepts_push, most_bytes)
     idle_workers.forget(who.id)
     local answer, was_ahead = {}, who.ahead
     who.ahead = nil
@@ -354,15 +357,15 @@ function claim.claim(who, number, total, asks, hears, most_bytes)
         if not was_ahead then
             return answer
         end
-        -- What was answered ahead says nothing of what came after it: that is claimed now, under the same number. Once only.
+        -- A pushed answer does not cover jobs that came after it. Claim those now under the same number, but only once.
         step.put('session', who.id, who)
     end
-    local c = { who = who, number = number, left = total - #answer / 3, expired = 0, members = {}, told = {}, loads = {} }
+    local c = { who = who, number = number, left = total - #answer / 3, expired = 0, members = {}, records = {}, loads = {} }
     c.most_bytes, c.bytes, c.bodies, c.headers = most_bytes or math.huge, 0, {}, {}
     if who.state ~= 'live' or not who.slots or not who.index then
         return answer
     end
-    c.running, c.ticket = sessions.running(who), packed_job_record.claim(who.id, number)
+    c.running, c.claim_bytes = sessions.running(who), packed_job_record.claim(who.id, number)
     fair_order.save_lines()
     for _, ask in ipairs(asks) do
         local name, class, most, below = ask[1], ask[2], ask[3], ask[4]
@@ -386,12 +389,12 @@ function claim.claim(who, number, total, asks, hears, most_bytes)
     end
     if #c.members == 0 and #answer == 0 and #S.damaged == 0 then
         local is_idle = c.running[0] + c.running[1] + c.running[2] == 0
-        if hears and is_idle and total > 0 and c.expired < MOST_EXPIRED then
+        if accepts_push and is_idle and total > 0 and c.expired < MOST_EXPIRED then
             idle_workers.wait(who, number, asks)
         end
         return {}
     end
-    -- Only then: an idle worker asks once a second, and nothing is lost when an empty answer is not repeated.
+    -- Not for an empty answer: an idle worker claims every second, and an empty answer need not be repeatable.
     if #c.members > 0 or #answer > 0 then
         who.claim = number
         step.put('session', who.id, who)
@@ -401,7 +404,7 @@ function claim.claim(who, number, total, asks, hears, most_bytes)
             answer[#answer + 1] = part
         end
     end
-    for _, part in ipairs(claim_answer.told_of(c.members, c.told, c.bodies, c.headers)) do
+    for _, part in ipairs(claim_answer.parts_of(c.members, c.records, c.bodies, c.headers)) do
         answer[#answer + 1] = part
     end
     return answer

@@ -1,8 +1,8 @@
--- What a worker is answered: how many of the jobs it could start fit into the answer, and what it is told of each.
+-- The answer to a claim: how many of the startable jobs fit into it, and the parts for each job.
 
-local PAGE = 16 -- of jobs whose content is looked at to see how many fit; each page is four times as long as the one before
+local PAGE = 16 -- the first page of jobs whose size is checked; each page is four times as long as the one before
 
--- The content of jobs and their headers.
+-- Content and headers of jobs.
 local function contents_of(members)
     if S.has_headers == nil then
         S.has_headers = redis.call('EXISTS', S.p .. 'headers') == 1
@@ -10,8 +10,8 @@ local function contents_of(members)
     return write_buffer.hmget(S.p .. 'job', members), S.has_headers and write_buffer.hmget(S.p .. 'headers', members) or {}
 end
 
--- How many of these jobs the answer can carry: the first that would exceed its bytes ends the claim, unless it is the only one. Their
--- content is kept for the answer, in the order in which they start.
+-- How many of these jobs fit into the answer. The first one that would exceed the byte limit ends the claim, unless it
+-- is the only one. The content is kept for the answer, in the order of the starts.
 function claim_answer.fitting(c, members)
     local count, kept, kept_headers, total = #members, c.bodies, c.headers, c.bytes
     local at, from, length = #kept, 1, PAGE
@@ -36,20 +36,20 @@ function claim_answer.fitting(c, members)
     return count
 end
 
--- What a worker is told of jobs that it has claimed: three parts of each, the content, the headers, and the ticket, or a list
--- where there is none. `members`: their numbers.
-function claim_answer.told_of(members, told, bodies, headers)
+-- The answer for claimed jobs, three parts each: content, headers, and the packed record, or a list for a job without
+-- one. `members`: their numbers.
+function claim_answer.parts_of(members, records, bodies, headers)
     local answer = {}
     if not bodies then
         bodies, headers = contents_of(members)
     end
-    for i, each in ipairs(told) do
+    for i, each in ipairs(records) do
         answer[3 * i - 2], answer[3 * i - 1], answer[3 * i] = bodies[i] or '', headers[i] or '', each
     end
     return answer
 end
 
-function claim_answer.told(e)
+function claim_answer.record_of(e)
     return pack({ e.id, e.fence, e.attempt, e.class, e.suspect and true or false, e.lane and true or false, e.kind or KIND.JOB,
         e.started_at })
 end

@@ -1,28 +1,27 @@
--- What happens to many plain jobs at a time, by lists: without a table for each lane and job, which were half of the cost
--- (measured). Jobs have tickets here; for all else there are `dispatch` and `places`, with the same result.
+-- Claims of many plain jobs by lists, without a table for each lane and job: those tables were half of the cost
+-- (measured). All jobs here have packed records; `claim.lua` does the same for all others.
 --
--- A claim mostly has one of two shapes: one job of each of many lanes, or many jobs of one. The places of limited lanes go on to
--- one job each.
+-- A claim mostly has one of two shapes: one job from each of many lanes, or many jobs from one lane.
 
-local AT_FIRST = 27 -- of a flow as it is stored, see `fair_order.flow_bytes`
+local AT_FIRST = 27 -- the offset of the first job in a stored flow, see `fair_order.flow_bytes`
 
-local function are_cheap(raws)
+local function have_default_cost(raws)
     for _, raw in ipairs(raws) do
-        if not packed_job_record.is_cheap(raw) then
+        if not packed_job_record.has_default_cost(raw) then
             return false
         end
     end
     return true
 end
 
--- The tickets of jobs that start now, and where they are kept from now on. Those who listen are told by the caller.
+-- Write the packed records and indexes of jobs that start. The caller notifies listeners.
 local function start_all(c, domain, members, raws)
     local lives = {}
     for i, member in ipairs(members) do
-        local ticket = packed_job_record.started(raws[i], c.ticket, PRICE)
-        lives[2 * i - 1], lives[2 * i] = member, ticket
+        local packed = packed_job_record.started(raws[i], c.claim_bytes, PRICE)
+        lives[2 * i - 1], lives[2 * i] = member, packed
         job_record.forget_indexed(member)
-        claim.note(c, member, ticket)
+        claim.note(c, member, packed)
     end
     write_buffer.hset_all(S.live, lives)
     write_buffer.sadd_all(keys.held(c.who.id, domain.class), members)
@@ -30,16 +29,16 @@ local function start_all(c, domain, members, raws)
     step.count(domain.queue, domain.class, 'r', #members)
 end
 
-local function tell_all(domain, lanes, raws)
-    if step.is_heard() then
+local function notify_all(domain, lanes, raws)
+    if step.has_listeners() then
         for i, raw in ipairs(raws) do
-            claim.tell_start(raw, domain.queue, lanes[i] or lanes[1])
+            claim.notify_start(raw, domain.queue, lanes[i] or lanes[1])
         end
     end
 end
 
--- What comes first and second in these flows, and when the second came. A lane with a single place has no second, and its flow
--- need not be looked at for the first.
+-- The first and second job of these flows, and the arrival of the second. A lane that runs one job at a time has no
+-- second, and its first is in the record of the flow.
 local function heads_of(flow_keys, singles)
     local firsts, seconds, arrivals, readies = {}, {}, {}, S.p .. 'ready:'
     local single_keys, places_ = {}, {}
@@ -48,7 +47,7 @@ local function heads_of(flow_keys, singles)
             single_keys[#single_keys + 1], places_[#places_ + 1] = flow_key, i
         else
             local ready = readies .. flow_key
-            -- Mostly nothing was gathered for it: then there is no need to look.
+            -- Read past the write buffer when it holds nothing for this key, which is the usual case.
             local both = (S.writes[ready] and call or redis.call)('ZRANGE', ready, 0, 1, 'WITHSCORES')
             firsts[i], seconds[i], arrivals[i] = both[1], both[3], both[4]
         end
@@ -59,8 +58,8 @@ local function heads_of(flow_keys, singles)
     return firsts, seconds, arrivals
 end
 
--- Start the first job of each flow of `line`, members and tags, in that order. Returns how many; none if another order may hold,
--- because a lane comes again before the last of them.
+-- Start the first job of each flow of `line`, members and tags, in that order. Returns how many; 0 if the order may be
+-- another, because a lane's second job would start before the last of them.
 function claim_batch.one_of_each(c, queue, domain, line)
     local count = #line / 2
     local last = tonumber(line[2 * count])
@@ -79,7 +78,7 @@ function claim_batch.one_of_each(c, queue, domain, line)
     end
     local members, seconds, arrivals = heads_of(flow_keys, singles)
     local raws = write_buffer.hmget(S.live, members)
-    if not are_cheap(raws) then
+    if not have_default_cost(raws) then
         return 0
     end
     local fit = claim_answer.fitting(c, members)
@@ -108,11 +107,11 @@ function claim_batch.one_of_each(c, queue, domain, line)
     write_buffer.zrem_all(domain.line, gone)
     write_buffer.zadd_all(domain.line, back)
     fair_order.set_clock(domain, math.max(domain.clock, last))
-    tell_all(domain, lanes, raws)
+    notify_all(domain, lanes, raws)
     return count
 end
 
--- Start up to `most` jobs of the only flow of a domain, whose place in line is `place`. Returns how many.
+-- Start up to `most` jobs of the only flow of a domain; `place` is its member of the line. Returns how many.
 function claim_batch.many_of_one(c, queue, domain, place, tag, most)
     local lane = sub(place, 17)
     if queue_cache.terms(queue, lane).weight ~= 1 then
@@ -127,7 +126,7 @@ function claim_batch.many_of_one(c, queue, domain, place, tag, most)
         members[i] = found[2 * i - 1]
     end
     local raws = write_buffer.hmget(S.live, members)
-    if not are_cheap(raws) then
+    if not have_default_cost(raws) then
         return 0
     end
     local fit = claim_answer.fitting(c, members)
@@ -149,6 +148,6 @@ function claim_batch.many_of_one(c, queue, domain, place, tag, most)
     write_buffer.hset_all(S.p .. 'flow', { flow_key, fair_order.flow_bytes(finish, next_ and finish, arrival, next_) })
     job_record.begun(domain.queue, lane, count)
     fair_order.set_clock(domain, math.max(domain.clock, finish - PRICE))
-    tell_all(domain, { lane }, raws)
+    notify_all(domain, { lane }, raws)
     return count
 end

@@ -1,10 +1,10 @@
--- Jobs whose records are missing or cannot be read: a disk, an operator or another version's bug can damage any of them. Such a
--- job ends as failed, with as much of its record as is left, and holds up nobody.
+-- Jobs whose records are missing or cannot be read: a disk, an operator or a bug of another version can damage any
+-- record. Such a job fails with what is left of its record, and does not block others.
 
-local MOST_SCANNED = 100 -- pages of ids that are looked through for the one of a job
-local TOLD = 'the stored record cannot be read (record: it is missing or damaged)'
+local MOST_SCANNED = 100 -- pages of ids that are searched for the id of a job
+local ERROR_TEXT = 'the stored record cannot be read (record: it is missing or damaged)'
 
--- A value out of bytes; nil when they are none.
+-- Decode bytes; nil when they are not MessagePack.
 function damage.unpacked(raw)
     local done, value = pcall(unpacked, raw)
     if done then
@@ -13,13 +13,13 @@ function damage.unpacked(raw)
     return nil
 end
 
--- A live job out of its record; nil when that cannot be read.
+-- A live job from its record; nil when that cannot be read.
 function damage.entry(raw, seq)
     local done, e = pcall(job_record.read, raw, seq)
     return done and type(e) == 'table' and e.id and e.queue and e.class and e.state and e or nil
 end
 
--- The id of a job by its number. If it is not found soon, one that stands for it.
+-- The id of a job by its number, or a made-up one if it is not found soon.
 local function id_of(member)
     local cursor = '0'
     for _ = 1, MOST_SCANNED do
@@ -39,15 +39,15 @@ local function id_of(member)
     return id
 end
 
--- What the content of a job says of it first, see `requests.Content`: task, queue, kind, class, lane. What follows has bytes, which
--- cannot be read here. Before it stand the time and the head of a list, of 8 and 3 bytes.
+-- The first fields of a job's content, see `encoding.Content`: task, queue, kind, class, lane. The fields behind them
+-- hold bytes, which cannot be decoded here. The content follows 8 bytes of time and a list header of 3 bytes.
 local function content_of(member)
     local raw = write_buffer.hget(S.p .. 'job', member)
     local done, _, content = pcall(cmsgpack.unpack_one, '\149' .. sub(raw or '', 12))
     return done and type(content) == 'table' and content or {}
 end
 
--- Behind the bytes that begin at an offset, or the nil in their place.
+-- The offset behind a byte string, or behind the nil in its place.
 local function skip_bytes(raw, at)
     local kind, a, b, c, d = string.byte(raw, at + 1, at + 5)
     if kind == 0xc0 then
@@ -60,7 +60,7 @@ local function skip_bytes(raw, at)
     return at + 5 + ((a * 256 + b) * 256 + c) * 256 + d
 end
 
--- The unique value in the content of a job: behind six fields, its payload, retries, back-off and timeout.
+-- The unique key in the content of a job: behind six fields, its payload, retries, back-off and timeout.
 local function read_unique(raw)
     local content = sub(raw, 12)
     local at = skip_bytes(content, (cmsgpack.unpack_limit(content, 6)))
@@ -69,8 +69,8 @@ local function read_unique(raw)
     return value
 end
 
--- The task and the unique value that a job holds, found by its content, or else among all that are held; nil when it holds none,
--- or it is not found soon.
+-- Task and unique key of a job, from its content or else from all held keys; nil when it holds none, or it is not found
+-- soon.
 local function unique_of(member, task)
     local done, value = pcall(read_unique, write_buffer.hget(S.p .. 'job', member) or '')
     if done and task then
@@ -93,8 +93,8 @@ local function unique_of(member, task)
     return nil
 end
 
--- End a live job whose record cannot be read. `known`: what its place says of it: queue, class, lane_key, inbox, arrival, state,
--- flow, granted, lane, rank, session, and sets, where else it is.
+-- Fail a live job whose record cannot be read. `known`: what the index says about it: queue, class, lane_key, inbox,
+-- arrival, state, flow, granted, lane, rank, session, and sets, other keys that contain it.
 function damage.fail(seq, known)
     local member = write_buffer.text(tonumber(seq))
     for _, set in ipairs(known.sets or {}) do
@@ -119,10 +119,10 @@ function damage.fail(seq, known)
     end
     local limited = e.state == STATE.RUNNING and e.lane_key and lane_limits.lane(number, e.lane_key)
     if limited then
-        -- What runs in a limited lane has one of its places.
+        -- A running job of a limited lane has one of its places.
         e.lane, e.granted, e.rank = true, true, job_record.rank(limited.ordered, e.class)
     end
     job_record.adopt(e)
-    endings.finish(e, STATE.FAILED, { reason = REASON.BAD_PAYLOAD, error = TOLD, group = REASON.BAD_PAYLOAD })
+    endings.finish(e, STATE.FAILED, { reason = REASON.BAD_PAYLOAD, error = ERROR_TEXT, group = REASON.BAD_PAYLOAD })
     S.damaged[#S.damaged + 1] = e.id
 end

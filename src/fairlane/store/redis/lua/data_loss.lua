@@ -1,10 +1,10 @@
--- Data that are not there any more: a server that was emptied, replaced, or has gone back to an earlier state. The clients
--- notice it by the generation and the number of steps that answers are signed with, and tell it here.
+-- Data loss: a server was emptied, replaced, or returned to an earlier state. Clients detect it by the generation and
+-- the number of steps in the signature of answers, and report it here.
 
 local MOST_KEPT = 20
 
--- Complete once more what was completed before the server went back. A job with a lower fence than that of its completion
--- has forgotten the claim as well, so it must not start again. `stamp` is when it came: a later job of the same id is another.
+-- Repeat a completion that the server has lost. A job with a lower fence than that of its completion has lost the claim
+-- as well, so it must not start again. `stamp` is when it was stored: a later job with the same id has another.
 local function complete_again(session, id, fence, stamp, result)
     local seq = job_record.number(id)
     local e = seq and job_record.get(seq)
@@ -23,7 +23,7 @@ local function complete_again(session, id, fence, stamp, result)
     return 1
 end
 
--- What was found when a generation was lost, if somebody has told it.
+-- What was found when a generation was lost, if it was reported before.
 local function noted(generation)
     for _, raw in ipairs(call('LRANGE', S.p .. 'lost', 0, -1)) do
         local loss = unpacked(raw)
@@ -34,9 +34,9 @@ local function noted(generation)
     return nil
 end
 
--- Note the loss of a generation, once for all clients, and begin a new one: so everybody notices who has not called since.
--- Returns how many jobs were completed again, and what was found first.
-function data_loss.mend(generation, what, completed, args)
+-- Record the loss of a generation, once for all clients, and begin a new generation, so that clients that have not
+-- called since detect it too. Returns how many completions were repeated, and what was found first.
+function data_loss.report(generation, what, completed, args)
     local repeated = 0
     for _, each in ipairs(completed) do
         repeated = repeated + complete_again(each[1], each[2], each[3], each[4], each[5] > 0 and args[each[5]] or nil)

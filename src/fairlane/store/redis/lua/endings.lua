@@ -1,20 +1,20 @@
--- How jobs end and how they go back: every way out of running or waiting, with all that follows in the same step.
+-- How jobs end or go back to waiting: every way out of running or waiting, with all its consequences in the same step.
 
 local CRASH_ERROR = 'The process that ran it died, or lost contact for longer than its lease.'
 local HANDED_BACK_ERROR = 'It was handed back too often: more than three times in a row its worker stopped before its body ended, '
     .. 'and no attempt is left.'
 local KEPT_ATTEMPTS, MOST_HAND_BACKS = 20, 3
-local SHORTEST_DECLINE, LONGEST_DECLINE = 0.25, 15 -- as `states.decline_delay` has it
+local SHORTEST_DECLINE, LONGEST_DECLINE = 0.25, 15 -- as in `states.decline_delay`
 
 local function is_declined(attempt)
     return attempt and attempt.outcome == MOVE.DECLINE
 end
 
--- Add a claim that ends, while its job goes on, to the history. The last claim of all is told by the outcome.
+-- Add an ended claim to the history of a job that goes on. The last claim of all is recorded in the outcome.
 function endings.record(e, who, outcome, state, reason, message)
     local attempts = step.get('attempts', e.seq) or {}
     if outcome == MOVE.DECLINE and is_declined(attempts[#attempts]) and is_declined(attempts[#attempts - 1]) then
-        -- Of declines in a row the first and the last are kept: they may be many, and all are alike.
+        -- Of consecutive declines only the first and the last are kept: there may be many, and they are alike.
         table.remove(attempts)
     end
     attempts[#attempts + 1] = {
@@ -37,28 +37,29 @@ function endings.record(e, who, outcome, state, reason, message)
     e.refused = nil
 end
 
--- A running job leaves: where its queue has a limit, somebody else may start now, in any inbox. Once in a step will do.
-function endings.tell_room(queue)
+-- A running job leaves. If its queue has a limit, another job may start, in any inbox. One notification per step is
+-- enough.
+function endings.notify_room(queue)
     if not S.roomy[queue] then
         S.roomy[queue] = true
         if queue_cache.number(queue).slots then
-            endings.tell_queue(queue)
+            endings.notify_queue(queue)
         end
     end
 end
 
-function endings.tell_queue(queue)
-    step.tell('queue:' .. queue_cache.number(queue).name)
+function endings.notify_queue(queue)
+    step.notify('queue:' .. queue_cache.number(queue).name)
     fair_order.save_lines()
     for _, domain in ipairs(call('SMEMBERS', S.p .. 'domains:' .. queue)) do
         local inbox = string.match(domain, '^%d+%.%d%.(.+)$')
         if inbox and call('EXISTS', S.p .. 'line:' .. domain) == 1 then
-            step.tell('worker:' .. inbox)
+            step.notify('worker:' .. inbox)
         end
     end
 end
 
--- What a job's end was, and its result, which stands behind it.
+-- The outcome of a job, and its result, which follows the outcome in the record.
 function endings.get(seq)
     local raw = write_buffer.hget(S.p .. 'outcome', type(seq) == 'string' and seq or write_buffer.text(seq))
     if not raw then
@@ -68,7 +69,7 @@ function endings.get(seq)
     if is_ticket and record then
         return record, result
     end
-    -- How far the map goes is -1 when nothing stands behind it.
+    -- The offset behind the map is -1 when nothing follows.
     local done, length, map = pcall(cmsgpack.unpack_one, raw)
     if not done or type(map) ~= 'table' then
         return nil
@@ -80,8 +81,8 @@ function endings.put(member, record, result)
     write_buffer.hset(S.p .. 'outcome', member, result and pack(record) .. result or pack(record))
 end
 
--- Make a job final. What it held goes on to the next: place, binding, unique value, parent. `ending` may have: reason, result,
--- error, group, move (how the claim ended that the job ended in; nil when it ended while it waited).
+-- Make a job final, and release what it held: place, binding, unique key, parent. `ending` may have: reason, result,
+-- error, group, move (how the last claim ended; nil for a job that ended while it waited).
 function endings.finish(e, state, ending)
     local session = ending.move and (ending.session or e.session) or nil
     local member = write_buffer.text(e.seq)
@@ -129,12 +130,12 @@ function endings.finish(e, state, ending)
     step.count(e.queue, e.class, COLUMNS[e.state], -1)
     step.count(e.queue, e.class, COLUMNS[state], 1)
     if e.state == STATE.RUNNING then
-        endings.tell_room(e.queue)
+        endings.notify_room(e.queue)
         if e.kind == KIND.TURN or e.kind == KIND.BROADCAST then
             step.count(e.queue, e.class, SLOTLESS, -1)
         end
     end
-    step.tell_job(e.id)
+    step.notify_job(e.id)
     if e.flow and e.state ~= STATE.RUNNING then
         local flow = fair_order.flow_of(e)
         if flow.head == e.arrival then
@@ -157,10 +158,10 @@ function endings.finish(e, state, ending)
     end
 end
 
--- What follows is for the many jobs of a session that complete and had tickets. What they leave behind is gathered by queue and
--- class, in lists; the caller hands their places on.
+-- Bulk completion for jobs of a session with packed records. Removals are collected in lists by queue and class; the
+-- caller grants their places to other jobs.
 function endings.begin(session)
-    return { session = session, heard = step.is_heard(), last = {} }
+    return { session = session, has_listeners = step.has_listeners(), last = {} }
 end
 
 local function group_of(done, queue, class)
@@ -189,8 +190,8 @@ function endings.complete(done, queue, class, lane, member, id, raw, result)
     if lane ~= '' then
         job_record.left(queue, lane)
     end
-    if done.heard then
-        step.tell_job(id)
+    if done.has_listeners then
+        step.notify_job(id)
     end
 end
 
@@ -205,18 +206,18 @@ function endings.file(done)
         id_sets.add_all(keys.of_session(done.session), blocks)
         step.count(queue, class, 'r', -group.count)
         step.count(queue, class, 'c', group.count)
-        endings.tell_room(queue)
+        endings.notify_room(queue)
     end
 end
 
--- Cancel a waiting job whose time to start has passed.
+-- Cancel a waiting job that expired.
 function endings.expire(e)
     endings.finish(e, STATE.CANCELLED, { reason = REASON.EXPIRED })
 end
 
 local function go_back(e, delay, keep_arrival, inbox)
     lane_limit_changes.reach(e)
-    endings.tell_room(e.queue)
+    endings.notify_room(e.queue)
     local lane = e.lane and lane_limits.lane(e.queue, e.lane_key)
     local keeps_place = lane and (lane.ordered or (keep_arrival and delay <= 0))
     job_record.move(e, delay > 0 and STATE.SCHEDULED or STATE.PENDING)
@@ -248,18 +249,18 @@ local function go_back(e, delay, keep_arrival, inbox)
     job_record.save(e)
     if keeps_place then
         lane_limits.trim(lane)
-        lane_limits.settle(lane)
+        lane_limits.regrant(lane)
     end
-    step.tell_job(e.id)
+    step.notify_job(e.id)
 end
 
--- It has started, so it does not expire any more.
+-- A job that has started does not expire any more.
 local function has_started(e)
     e.to_start_by, e.expires_at = e.to_start_by or e.expires_at, nil
 end
 
--- A retry or a snooze: it paid for its start. An ordered lane stays closed for it; elsewhere it arrives anew. `crashed`: the
--- holder saw the process of the body die. Any other end of a run clears the suspicion.
+-- A retry or a snooze: the job has paid for its start. An ordered lane stays closed for it; in other lanes it arrives
+-- anew. `crashed`: the holder saw the process of the job die. Any other end of a run clears the suspicion.
 function endings.again(e, delay, crashed)
     e.crashes = (e.crashes or 0) + (crashed and 1 or 0)
     e.suspect = crashed or nil
@@ -269,7 +270,7 @@ function endings.again(e, delay, crashed)
     go_back(e, delay, false)
 end
 
--- A hand-back or a rescue: it starts next in its lane, without paying again. `inbox`: where it is to wait.
+-- A hand-back or a rescue: the job starts next in its lane and does not pay again. `inbox`: where it waits.
 local function back(e, delay, inbox)
     fair_order.give_back(e)
     go_back(e, delay, true, inbox)
@@ -285,13 +286,13 @@ function endings.admit(e)
     end
 end
 
--- A job's time has come: it arrives, or, if it kept its place in an ordered lane, takes it up again.
+-- A scheduled job is due: it arrives or, if it kept its place in an ordered lane, resumes it.
 function endings.promote(e)
     job_record.move(e, STATE.PENDING)
     e.due = nil
     endings.admit(e)
     job_record.save(e)
-    step.tell_job(e.id)
+    step.notify_job(e.id)
 end
 
 local function tie_is_lost(e)
@@ -305,7 +306,7 @@ local function backoff_delay(e)
     return policy.jitter == false and whole or whole * step.draw()
 end
 
--- A job whose run counts although its body did not come to an end: it runs again while its budget lasts.
+-- A run that is charged although the job function did not finish: the job runs again while its retries last.
 local function charge(e, who, move, message)
     if tie_is_lost(e) then
         endings.finish(e, STATE.CANCELLED, { reason = REASON.WORKER_LOST, move = move })
@@ -329,7 +330,7 @@ local function charge(e, who, move, message)
     return state
 end
 
--- The process of a job that had begun is gone. Returns what became of the job.
+-- The process that ran a job is gone. Returns the new state of the job.
 function endings.crash(e, who)
     if e.kind == KIND.TURN then
         endings.finish(e, STATE.CANCELLED, { reason = REASON.WAITER_GONE, move = MOVE.CRASH })
@@ -339,7 +340,7 @@ function endings.crash(e, who)
     return charge(e, who, MOVE.CRASH, CRASH_ERROR)
 end
 
--- A claimed job that never began, or was handed back: it waits again and its run is not charged. Returns its state.
+-- A claimed job that never began, or was handed back: it waits again, uncharged. Returns its state.
 function endings.take_back(e, who, move, delay)
     if tie_is_lost(e) then
         endings.finish(e, STATE.CANCELLED, { reason = REASON.WORKER_LOST, move = move })
@@ -351,14 +352,14 @@ function endings.take_back(e, who, move, delay)
     end
     local state = delay > 0 and STATE.SCHEDULED or STATE.PENDING
     endings.record(e, who, move, state)
-    -- A claim that nobody began is no run: what was declined before it counts as before.
+    -- A claim that never began is not a run: earlier declines still count.
     e.declined = move == MOVE.TAKE_BACK and e.declined or nil
     e.attempt = e.attempt - 1
     back(e, delay)
     return state
 end
 
--- A body that had begun was stopped. Not charged at first, and no sign against the job; then as after a crash.
+-- A running job was stopped by its worker. The first hand-backs are not charged; further ones count as crashes.
 function endings.hand_back(e, who)
     local returns = (e.returns or 0) + 1
     if returns > MOST_HAND_BACKS then
@@ -370,7 +371,7 @@ function endings.hand_back(e, who)
     return endings.take_back(e, who, MOVE.HAND_BACK, 0)
 end
 
--- Its session does not know its task: it goes back uncharged, or fails when that went on for `t.delay` seconds.
+-- The session does not know the task: the job goes back uncharged, or fails when that went on for `t.delay` seconds.
 function endings.decline(e, who, t)
     if tie_is_lost(e) then
         endings.finish(e, STATE.CANCELLED, { reason = REASON.WORKER_LOST, move = t.move })
@@ -382,7 +383,7 @@ function endings.decline(e, who, t)
         endings.finish(e, STATE.FAILED, { reason = t.reason, error = t.error, group = t.group, move = t.move })
         return STATE.FAILED
     end
-    -- Nobody else could take what is bound to this worker. And who takes it from that inbox should have known it.
+    -- No other worker can take a job that is bound to this one, so it is scheduled for later.
     local state = e.inbox and STATE.SCHEDULED or STATE.PENDING
     endings.record(e, who, t.move, state, t.reason)
     e.declined = since
@@ -398,7 +399,7 @@ function endings.decline(e, who, t)
     return state
 end
 
--- Jobs that were declined long enough: everybody is offered them once more, and may fail them.
+-- Jobs that were declined for long enough are offered to all workers once more, and those may fail them.
 function endings.offer_again(limit)
     local over = job_record.all(call('ZRANGEBYSCORE', S.p .. 'overdue', '-inf', S.now, 'LIMIT', 0, limit))
     for _, e in ipairs(over) do

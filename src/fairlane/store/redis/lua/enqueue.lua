@@ -1,8 +1,8 @@
--- How jobs come in. A call is looked through first, whole, and refused before anything is written.
+-- Enqueueing. A whole call is checked first, and refused before anything is written.
 --
--- A request has: id, task, queue, class, kind, lane_key, cost, pool, sticky, direct, retries, backoff, uniq, unique_for, delay,
--- run_at, expires, waiter, ttl, schedule, slot; or, where jobs differ in nothing else, ids instead of an id, and lanes instead of
--- a lane_key. Its content is opaque here; equal content has equal bytes.
+-- A request has: id, task, queue, class, kind, lane_key, cost, pool, sticky, direct, retries, backoff, uniq,
+-- unique_for, delay, run_at, expires, waiter, ttl, schedule, slot. For jobs that differ in nothing else it has ids
+-- instead of an id, and lanes instead of a lane_key. The content is opaque here; equal content has equal bytes.
 
 local function content_of(seq)
     local stored = call('HGET', S.p .. 'job', seq)
@@ -18,7 +18,7 @@ local function state_of(seq)
     return outcome and outcome.state
 end
 
--- The answer for an id that is taken, which must be by the same content.
+-- The answer for an id that exists; refused unless the content is the same.
 local function existing(new, content)
     local seq = job_record.number(new.id)
     local same, state
@@ -52,7 +52,7 @@ local function unique_holder(new)
     return { holder.id, false, state_of(holder.seq) }
 end
 
--- The job is final. A value that is held for a time must be told of even when the job is forgotten.
+-- The job is final. A unique key that is held for a time is kept even when the job is forgotten.
 function enqueue.release_unique(e, state)
     local field = unique_field(e.task, e.uniq)
     local holder = step.get('unique', field)
@@ -68,7 +68,7 @@ function enqueue.release_unique(e, state)
     end
 end
 
--- Refuse what the queue does not take. `more`: how many of this call it would have by now.
+-- Refuse a job that the queue does not accept. `more`: how many jobs of this call the queue has accepted before.
 local function check(new, queue, more)
     local key = new.lane_key
     if queue.closed then
@@ -133,7 +133,7 @@ local function file(e, content, headers)
     end
 end
 
--- Store one new job and admit it if it is due. `tie`: it is the clean-up of that binding.
+-- Store one new job and admit it if it is due. `tie`: the binding whose clean-up it is.
 local function store(new, content, headers, tie)
     local due = new.run_at or (S.now + (new.delay or 0))
     local later = due > S.now
@@ -166,7 +166,7 @@ local function store(new, content, headers, tie)
         local until_ = new.unique_for and S.now + new.unique_for or nil
         local field = unique_field(new.task, new.uniq)
         step.put('unique', field, { seq = e.seq, id = e.id, until_ = until_ })
-        call('ZREM', S.p .. 'uniques_over', field) -- the value of one whose time is over is taken again
+        call('ZREM', S.p .. 'uniques_over', field) -- the key of a job whose time is over is taken again
     end
     if new.schedule then
         settings.fired(new.schedule, new.slot)
@@ -193,13 +193,13 @@ local function store(new, content, headers, tie)
     if new.kind == KIND.BROADCAST then
         broadcasts.begin(e)
         if not job_record.get(e.seq) then
-            e.state = STATE.COMPLETED -- there was nobody to send it to
+            e.state = STATE.COMPLETED -- there were no workers to send it to
         end
     end
     return e
 end
 
--- One request for each job, where one stands for many.
+-- One request for each job, from requests that stand for several.
 local function each_of(requests)
     local all = {}
     for _, new in ipairs(requests) do
@@ -218,7 +218,7 @@ local function each_of(requests)
     return all
 end
 
--- Read the flows that plain jobs of a large call will stand in, together.
+-- Read the flows of the plain jobs of a large call together.
 local function load_flows(requests)
     local jobs = {}
     for _, new in ipairs(requests) do
@@ -230,7 +230,7 @@ local function load_flows(requests)
     fair_order.load(jobs)
 end
 
--- Store those that have no answer yet; returns them by their places.
+-- Store the jobs that have no answer yet; returns them by position.
 local function store_all(requests, answers, bodies, first)
     local stored = {}
     S.direct = #requests == 1 and not requests[1].kind
@@ -244,8 +244,8 @@ local function store_all(requests, answers, bodies, first)
     return stored
 end
 
--- Store jobs and admit those that are due, all or none. `bodies`: content and headers of each, one after the other, from
--- `first` on. Returns id, whether it was made, and the state for each; nothing when all are new and pending.
+-- Store jobs and admit those that are due, all or none. `bodies`: content and headers of each job, alternating, from
+-- `first` on. Returns id, whether it was created, and the state for each; nothing when all are new and pending.
 function enqueue.enqueue(requests, bodies, first)
     if #requests > 0 and enqueue_batch.are_alike(requests) then
         S.direct = #requests == 1 and #requests[1].ids == 1
@@ -327,7 +327,7 @@ function enqueue.enqueue(requests, bodies, first)
     return answers
 end
 
--- One copy of a broadcast, for one worker. Its content is its parent's with another placing, which `content` tells apart.
+-- One copy of a broadcast, for one worker. Its content is that of its parent, with the worker added.
 function enqueue.add_child(parent, index)
     local headers = call('HGET', S.p .. 'headers', parent.seq)
     store({
@@ -345,14 +345,14 @@ function enqueue.add_child(parent, index)
     }, content_of(parent.seq), headers or '')
 end
 
--- Begin to release a key; a clean-up that is known already is not stored again.
+-- Begin to release a key. A clean-up that is already stored is not stored again.
 function enqueue.release(pool, key, new, content, headers)
     if not new then
         return bindings.release(pool, key)
     end
     if call('HEXISTS', S.p .. 'id', new.id) == 1 then
         existing(new, content)
-        -- Repeated: the answer is where the release stands now.
+        -- Repeated: answer with the current state of the release.
         local tie = bindings.of(pool, key)
         if tie and tie.state == 'open' then
             step.refuse('conflict', "clean-up '" .. new.id .. "' was cancelled when the key was used again; give a new id")

@@ -1,7 +1,7 @@
--- Many plain jobs that arrive together, by lists (see claim_batch.lua): each of them costs little more than its record. They are
--- due, for everybody and hold nothing, and differ in nothing but their ids and lanes.
+-- Bulk enqueue of plain jobs by lists (see claim_batch.lua): each costs little more than its record. They are due, may
+-- run anywhere and have no unique key, and differ only in their ids and lanes.
 
--- Whether all jobs of a call are such, new, and of queues that take whatever comes.
+-- Whether all jobs of a call are plain and new, and their queues have no limits on what they accept.
 function enqueue_batch.are_alike(requests)
     local seen, all = {}, {}
     for _, new in ipairs(requests) do
@@ -25,9 +25,9 @@ function enqueue_batch.are_alike(requests)
     return true
 end
 
--- The lanes that jobs come to, each once, side by side: `name` its key, `flow` where it stands in line, `limit` the terms of a
--- limited one; `of_job` says which of them each job comes to, and `times` how many do. Not a table for each lane: a call may
--- have a lane for every job.
+-- The distinct lanes of the jobs, as parallel lists: `name` its key, `flow` its flow, `limit` the terms of a limited
+-- one; `of_job` is the lane of each job, and `times` the number of jobs per lane. No table for each lane: a call may
+-- have one lane per job.
 local function lanes_of(queue, domain, lanes, count)
     local a = { name = {}, flow = {}, limit = {}, times = {}, of_job = {}, limited = {} }
     local places_of, before = {}, keys.flow(domain.key, '')
@@ -47,7 +47,8 @@ local function lanes_of(queue, domain, lanes, count)
     return a
 end
 
--- Read how many places the limited lanes have, and how many are taken. Returns false if this step has changed one already.
+-- Read how many places the limited lanes have, and how many are taken. Returns false if this step has already changed
+-- one.
 local function load_places(queue, a)
     local names = {}
     a.key, a.places, a.ordered, a.taken, a.was_taken, a.is_firm = {}, {}, {}, {}, {}, {}
@@ -69,7 +70,7 @@ local function load_places(queue, a)
     return true
 end
 
--- Whether somebody of a lower class may have a place of this lane that he has not used yet.
+-- Whether a job of a lower class may hold a place of this lane without having started.
 local function has_weaker(queue, class, a, n)
     if a.ordered[n] or class == CLASS.LOW or a.taken[n] == 0 or a.is_firm[n] then
         return false
@@ -83,7 +84,7 @@ local function has_weaker(queue, class, a, n)
     return false
 end
 
--- Which of the jobs may start; nil if one could take the place of a weaker one.
+-- Which of the jobs are granted a place; nil if one could take the place of a job of a lower class.
 local function grant_all(queue, class, a)
     local granted = {}
     for i, n in ipairs(a.of_job) do
@@ -112,7 +113,7 @@ local function add(lists, times, set, score, member)
     list[#list + 1], list[#list + 2] = score, member
 end
 
--- Put the first jobs that may start in line, where nobody is there yet. `heads`: by lane, which of the jobs.
+-- Add the first startable job of each lane to the line, where the flow is not in line yet. `heads`: the job by lane.
 local function join_all(domain, a, heads, member, arrival)
     local records, line = {}, {}
     for n, stored in ipairs(write_buffer.hmget(S.p .. 'flow', a.flow)) do
@@ -129,11 +130,11 @@ local function join_all(domain, a, heads, member, arrival)
     write_buffer.hset_all(S.p .. 'flow', records)
     write_buffer.zadd_all(domain.line, line)
     if line[1] then
-        step.tell(domain.topic)
+        step.notify(domain.topic)
     end
 end
 
--- Let the jobs stand in their lanes.
+-- Add the jobs to their lanes.
 local function stand(queue, class, domain, a, granted, member, arrival)
     local lists, heads, number = {}, {}, queue.number
     local readies, waits, by_lane = S.p .. 'ready:', S.p .. 'wait:', S.p .. 'by:lane:' .. keys.lane(number, '')
@@ -161,7 +162,7 @@ local function stand(queue, class, domain, a, granted, member, arrival)
     join_all(domain, a, heads, member, arrival)
 end
 
--- Write which places of limited lanes are taken now.
+-- Write how many places of limited lanes are taken now.
 local function save_places(queue, a)
     local records, made = {}, {}
     for _, n in ipairs(a.limited) do
@@ -177,7 +178,7 @@ local function save_places(queue, a)
     write_buffer.sadd_all(S.p .. 'lanes:' .. queue.number, made)
 end
 
--- Write the jobs themselves. `place`: that of the first one's content among the bodies. Returns their numbers and arrivals.
+-- Write the jobs themselves. `place`: the index of the first content in `bodies`. Returns their numbers and arrivals.
 local function file(new, queue, class, a, granted, bodies, place)
     local ids, contents, lives, headers, members, came = {}, {}, {}, {}, {}, {}
     local free, rest, befores = packed_job_record.before(new, queue.number, true), packed_job_record.rest(new), {}
@@ -208,7 +209,7 @@ local function file(new, queue, class, a, granted, bodies, place)
     return members, came
 end
 
--- Store such jobs. Returns false, and stores none of them, if there is anything unusual about the lane of one.
+-- Store plain jobs. Returns false, without changes, if the lane of one needs the general way.
 function enqueue_batch.store(new, bodies, place)
     fair_order.put_flows()
     local queue, class, count = queue_cache.queue(new.queue), new.class, #new.ids

@@ -1,12 +1,12 @@
--- One job that is sent alone, is due and for everybody and holds nothing: the commonest call of all, and one that somebody waits
--- for. It does what `enqueue_batch.store` does for it, with nothing gathered, compared or looked up that is known: half of the
--- server's time for such a call went into that (measured). Whatever is not usual goes the other way.
+-- One plain job, due now, for any worker and without a unique key: the most frequent call, and one that a caller waits
+-- for. It has the same result as `enqueue_batch.store`, without the write buffer, comparisons and lookups that took
+-- half of the server's time for such a call (measured). Anything unusual takes the general way.
 
-local ANSWER = '>dHc0I4c0I4c0' -- number of the claim, topic, content, headers; then the ticket. See `ahead.py`
+local ANSWER = '>dHc0I4c0I4c0' -- number of the claim, topic, content, headers; then the packed record. See `push.py`
 local WAITS, RUNS = job_record.backlog(1, 0), job_record.backlog(0, 1)
 
--- What every such job of a queue and class needs, kept with the settings of the queue. Not by `shared`: what a step has put
--- together may be of another namespace.
+-- What every plain job of a queue and class needs, cached with the settings of the queue. Not by `shared`: the names of
+-- a step may belong to another namespace.
 local function line_of(queue, class)
     local found = queue.single[class]
     if not found then
@@ -25,7 +25,7 @@ local function line_of(queue, class)
             waiting = class .. 'p',
             running = class .. 'r',
             before = before(true),
-            -- In limited lanes, ordered ones and others: such as have got a place, and such as wait for one.
+            -- For limited lanes, ordered and unordered: jobs with a place, and jobs that wait for one.
             ordered = { granted = before(true, true), waits = before(false, true) },
             unordered = { granted = before(true, true, rank), waits = before(false, true, rank) },
             topic = 'queue:' .. queue.name,
@@ -39,8 +39,8 @@ local function line_of(queue, class)
     return found
 end
 
--- The place that a job gets in its limited lane; `is_free` says whether there is one. Nil if somebody of a lower class may have
--- one that he has not used yet.
+-- The place of a job in its limited lane; `is_free` is whether it gets one now. Nil if a job of a lower class may hold
+-- one without having started.
 local function place_of(queue, at, names, lane, terms)
     local name = keys.lane(queue.number, lane)
     local raw = redis.call('HGET', names.lane, name)
@@ -71,14 +71,14 @@ local function save_place(at, names, lane, place)
     end
 end
 
--- It waits for a place of its lane.
+-- The job waits for a place of its lane.
 local function wait_for_place(at, place, member, arrival)
     local turn = job_record.turn(job_record.rank(place.ordered, at.class), arrival)
     redis.call('ZADD', S.p .. 'wait:' .. place.name, turn, member)
     redis.call('HINCRBY', at.tally, at.waiting, 1)
 end
 
--- It waits to be claimed. The first of its line takes its turn now, and those are told who could start it.
+-- The job waits to be claimed. If it is the first of its flow, put the flow in line and notify workers.
 local function wait(at, names, lane, flow, member, arrival, clock, finish, tag)
     redis.call('ZADD', at.ready .. flow, arrival, member)
     redis.call('HINCRBY', at.tally, at.waiting, 1)
@@ -91,10 +91,10 @@ local function wait(at, names, lane, flow, member, arrival, clock, finish, tag)
     end
 end
 
--- It starts at a worker who waits for it: what a claim would do, and what the claim would be answered. `tag`: the turn of its
--- flow; `topics`: for who waits for it, or in its lane.
+-- Start the job at a waiting worker: do what a claim would do, and push its answer. `tag`: that of its flow; `topics`:
+-- notified for the job and its lane.
 local function start(at, names, taker, job, flow, tag, topics)
-    local started = packed_job_record.started(job.ticket, packed_job_record.claim(taker.id, taker.number), PRICE)
+    local started = packed_job_record.started(job.packed, packed_job_record.claim(taker.id, taker.number), PRICE)
     redis.call('HSET', names.live, job.member, started)
     redis.call('SADD', taker.held .. at.class, job.member)
     redis.call('HINCRBY', at.tally, at.running, 1)
@@ -108,7 +108,7 @@ local function start(at, names, taker, job, flow, tag, topics)
     end
 end
 
--- Where the jobs of a task are listed; nil for one that is new.
+-- The index of jobs by task; nil for a new task.
 local function task_key(queue, at, task)
     local found = at.tasks[task]
     if not found and S.catalog.tasks[queue.number .. ':' .. task] then
@@ -118,8 +118,8 @@ local function task_key(queue, at, task)
     return found
 end
 
--- Store it; `lane` is '' for none, `after` is what comes last in its ticket. Returns false, and does nothing, if there is
--- anything unusual about it.
+-- Store the job; `lane` is '' for none, `after` is the end of its packed record. Returns false, without changes, if
+-- anything about it is unusual.
 function enqueue_one.enqueue(id, name, class, task, lane, after, content, headers)
     local queue = queue_cache.remembered(name)
     if not queue or queue.bounded then
@@ -152,16 +152,16 @@ function enqueue_one.enqueue(id, name, class, task, lane, after, content, header
     if headers ~= '' then
         redis.call('HSET', names.headers, member, headers)
     end
-    local ticket = packed_job_record.new(place and place.before or at.before, arrival, id, after)
+    local packed = packed_job_record.new(place and place.before or at.before, arrival, id, after)
     local may_start = tag < 0 and not queue.paused and not queue.slots and terms.weight == 1
     local has_place = not place or place.is_free
     local taker = may_start and has_place and idle_workers.taker(at.topic, class)
     if taker then
-        local job = { member = member, ticket = ticket, content = content, headers = headers }
+        local job = { member = member, packed = packed, content = content, headers = headers }
         local topics = 'job:' .. id .. (place and '\nplace:' .. name .. '/' .. lane or '')
         start(at, names, taker, job, flow, math.max(clock, finish), topics)
     else
-        redis.call('HSET', names.live, member, ticket)
+        redis.call('HSET', names.live, member, packed)
         if has_place then
             wait(at, names, lane, flow, member, arrival, clock, finish, tag)
         else

@@ -1,4 +1,5 @@
--- Fair order between lanes: entering and leaving the line of claimable jobs (see `fairlane.model.fairness`).
+-- Fair order between lanes (see `fairlane.model.fairness`). A domain is a queue, a class and an inbox, and has a clock;
+-- a flow is a lane in a domain. The flows with claimable jobs stand in the line of their domain, by tag.
 
 local function domain_read(queue, class, inbox, key, clock)
     local found = {
@@ -8,7 +9,7 @@ local function domain_read(queue, class, inbox, key, clock)
         inbox = inbox,
         clock = tonumber(clock or 0),
         line = S.p .. 'line:' .. key,
-        topic = inbox ~= '' and not keys.is_unknown(inbox) and 'worker:' .. inbox or 'queue:' .. queue_cache.number(queue).name, -- for who could start its jobs
+        topic = inbox ~= '' and not keys.is_unknown(inbox) and 'worker:' .. inbox or 'queue:' .. queue_cache.number(queue).name, -- the workers that could start its jobs
     }
     if not clock then
         write_buffer.hset(S.p .. 'flow', key, 0)
@@ -21,7 +22,7 @@ local function domain_read(queue, class, inbox, key, clock)
     return found
 end
 
--- Domains and their clocks.
+-- A domain and its clock, cached for the step.
 function fair_order.domain(queue, class, inbox)
     local last = S.domain
     if last and last.class == class and last.queue == queue and last.inbox == inbox then
@@ -37,7 +38,7 @@ function fair_order.set_clock(domain, clock)
     write_buffer.hset(S.p .. 'flow', domain.key, clock)
 end
 
--- What is stored of a flow: when it will have been served, its place in line, the arrival of its first job, and that job.
+-- A stored flow: finish, tag in line, arrival of its first job, and that job.
 function fair_order.read_flow(raw)
     local finish, tag, head, first = parts('>dddHc0', raw)
     if tag < 0 then
@@ -55,7 +56,7 @@ local function flow_read(domain, lane, key, raw)
     if raw then
         finish, tag, head, first = fair_order.read_flow(raw)
     end
-    -- All fields at once: a table that grows is made anew several times.
+    -- All fields at once: a growing table is reallocated several times.
     local found = {
         key = key, domain = domain, lane = lane, ready = S.p .. 'ready:' .. key, finish = finish, tag = tag, head = head,
         first = first, stored_tag = tag, stored_head = head, stored_member = false, single = false, dirty = not raw,
@@ -64,7 +65,7 @@ local function flow_read(domain, lane, key, raw)
     return found
 end
 
--- A lane's flow in a domain, made when it is new.
+-- The flow of a lane in a domain, created when it is new.
 function fair_order.flow(queue, class, inbox, lane)
     local last = S.flow
     if last and last.lane == lane then
@@ -103,7 +104,7 @@ function fair_order.load_flows(domain, lanes)
     end
 end
 
--- The flow that a live job stands in.
+-- The flow of a live job.
 function fair_order.flow_of(e)
     return fair_order.flow(e.queue, e.class, e.inbox or '', e.lane_key or '')
 end
@@ -127,8 +128,8 @@ local function put_in_line(f)
     f.stored_tag, f.stored_head, f.stored_member = f.tag, f.head, member
 end
 
--- Put the flows that this step has changed where they stand in line, for whoever looks at one: it is read from where it is
--- stored. The flows themselves are written when the step ends.
+-- Update the line for the flows that this step has changed, because the line is read from the server. The flows
+-- themselves are written when the step ends.
 function fair_order.save_lines()
     for _, flow in pairs(S.flows) do
         if flow.dirty then
@@ -147,7 +148,7 @@ function fair_order.save_flows()
     end
 end
 
--- The same for good: whoever needs a flow reads it again.
+-- Write all flows and drop them from the cache.
 function fair_order.put_flows()
     fair_order.save_flows()
     S.flows, S.flow = {}, nil
@@ -180,12 +181,12 @@ function fair_order.load(jobs)
     end
 end
 
--- Whether a flow is kept out of line, because its lane settles (see lane_limit_changes.lua).
+-- Whether a flow is kept out of line because its lane settles (see lane_limit_changes.lua).
 local function is_held(flow)
     return queue_cache.settling(queue_cache.number(flow.domain.queue))[flow.lane]
 end
 
--- An arrival, the job `member`, stands in a flow; those are told who could start it. Returns whether nobody stood there before.
+-- Add a job to a flow, and notify workers if it is the first. Returns whether the flow was empty.
 function fair_order.stand(flow, arrival, member)
     if is_held(flow) then
         return false
@@ -193,8 +194,8 @@ function fair_order.stand(flow, arrival, member)
     local is_first = not flow.tag
     if is_first then
         flow.tag = math.max(flow.domain.clock, flow.finish)
-        -- Behind others, nobody need be told: who could start it was told of the first one, or is busy.
-        step.tell(flow.domain.topic)
+        -- Only for the first job: for the others, workers were notified before or are busy.
+        step.notify(flow.domain.topic)
     end
     if is_first or arrival < flow.head then
         flow.head, flow.first = arrival, member
@@ -203,7 +204,7 @@ function fair_order.stand(flow, arrival, member)
     return is_first
 end
 
--- Put an arrival into its flow; what stands there is gathered from now on.
+-- Add a job to its flow; an empty flow is buffered as a whole from now on.
 local function join(queue, class, inbox, lane, arrival, member)
     local flow = fair_order.flow(queue, class, inbox, lane)
     if fair_order.stand(flow, arrival, member) then
@@ -211,15 +212,15 @@ local function join(queue, class, inbox, lane, arrival, member)
     end
 end
 
--- Make a job claimable; the caller saves it. It is pending, granted and ungated.
+-- Make a job claimable; it is pending, granted and ungated. The caller saves it.
 function fair_order.enter(e)
     join(e.queue, e.class, e.inbox or '', e.lane_key or '', e.arrival, write_buffer.text(e.seq))
     e.flow = true
-    -- Only a job that somebody else cannot take can hold its lane's place idle; see `lane_limits.move_idle_grants`.
+    -- Only a job that no other worker can take can hold its lane's place idle; see `lane_limits.move_idle_grants`.
     e.granted_at = e.lane and e.inbox and S.now or nil
 end
 
--- Take a job out of the line, before it has started. Nothing was charged for it, so nothing is owed.
+-- Remove a job from its flow before it has started. Nothing was charged for it.
 function fair_order.withdraw(e)
     if not e.flow then
         return
@@ -232,7 +233,7 @@ function fair_order.withdraw(e)
     end
 end
 
--- Look up the next job of a flow after its head has gone; its tag stays, because nobody has paid.
+-- Find the next job of a flow after its first one has gone. The tag stays, because nothing was charged.
 function fair_order.find_head(flow)
     local first = call('ZRANGE', flow.ready, 0, 0, 'WITHSCORES')
     flow.first, flow.head = first[1], first[2] and tonumber(first[2]) or nil
@@ -242,7 +243,7 @@ function fair_order.find_head(flow)
     flow.dirty = true
 end
 
--- Return what an interrupted start had paid, so that starting again pays once in all.
+-- Refund the charge of an interrupted start, so that the job pays once in all.
 function fair_order.give_back(e)
     local flow = fair_order.flow_of(e)
     flow.finish = math.max(0, flow.finish - (e.paid or 0))

@@ -1,13 +1,13 @@
--- What sessions write about jobs they hold, fenced by (job, fence, session), and what users ask to be cancelled.
+-- Writes of sessions about jobs they hold, fenced by (job, fence, session), and cancel requests of users.
 
 local FINAL = { [MOVE.COMPLETE] = STATE.COMPLETED, [MOVE.FAIL] = STATE.FAILED, [MOVE.CANCEL] = STATE.CANCELLED }
 
--- Whether a write repeats the one that ended a claim. A requested cancel turns all but a completion into its end.
+-- Whether a write repeats the one that ended a claim. A requested cancel replaces every move except a completion.
 local function is_same(move, outcome)
     return move and (outcome == move or (outcome == MOVE.CANCEL and move ~= MOVE.COMPLETE))
 end
 
--- A write by somebody who does not hold the job: a repetition, or stale. Answers acceptance and state.
+-- The verdict on a write by a session that does not hold the job: repeated or stale. Returns acceptance and state.
 local function judge(session, id, fence, move)
     local seq = job_record.number(id)
     if not seq then
@@ -42,7 +42,7 @@ local function judge(session, id, fence, move)
     return { 'stale', state }
 end
 
--- Carry out a transition of the holder; a requested cancel turns all but a completion into its end.
+-- Apply a transition of the holder. A requested cancel replaces every move except a completion.
 local function apply(e, t, who)
     local move, reason = t.move, t.reason
     if e.cancel and move ~= MOVE.COMPLETE then
@@ -76,8 +76,8 @@ local function apply(e, t, who)
     return state
 end
 
--- The first in the lines of limited lanes whose only change is that one job has left them: numbers, scores, and which of the
--- lanes each is of. The others are noted in `rest`.
+-- Pop the first waiting job of each limited lane that has lost exactly one job and is full otherwise. Returns numbers,
+-- scores and the index of the lane of each; other lanes are added to `rest`.
 local function pop_waiting(names, rest)
     local times, members, scores, at = {}, {}, {}, {}
     for _, name in ipairs(names) do
@@ -97,8 +97,8 @@ local function pop_waiting(names, rest)
     return members, scores, at
 end
 
--- Let a job that has got a place stand in its flow, `record` as it is stored. Returns false, and does nothing, if it comes before
--- others there.
+-- Add a job that was granted a place to its flow; `record` is the stored flow. Returns false, without changes, if the
+-- job comes before others there.
 local function join(lists, domain, lane, flow_key, record, member, arrival)
     local finish, tag, head = 0, nil, nil
     if record then
@@ -113,13 +113,13 @@ local function join(lists, domain, lane, flow_key, record, member, arrival)
         lists.lines[domain] = line
         records[#records + 1], records[#records + 2] = flow_key, fair_order.flow_bytes(finish, tag, arrival, member)
         line[#line + 1], line[#line + 2] = tag, fair_order.line_member(arrival, lane)
-        step.tell(domain.topic)
+        step.notify(domain.topic)
     end
     call('ZADD', S.p .. 'ready:' .. flow_key, arrival, member)
     return true
 end
 
--- Jobs with tickets have left these limited lanes: their places go on, each to the next of its lane.
+-- Jobs with packed records have left these limited lanes: grant each place to the next job of its lane.
 local function hand_on_places(queues, lanes)
     local names, rest, lists = {}, {}, { lives = {}, records = {}, lines = {} }
     for i, lane in ipairs(lanes) do
@@ -142,7 +142,7 @@ local function hand_on_places(queues, lanes)
             local lives = lists.lives
             lives[#lives + 1], lives[#lives + 2] = member, packed_job_record.granted(raws[n])
             job_record.forget_indexed(member)
-            step.tell_line(queues[i], lanes[i])
+            step.notify_lane(queues[i], lanes[i])
         else
             write_buffer.zadd(S.p .. 'wait:' .. names[i], scores[n], member)
             rest[#rest + 1] = i
@@ -158,7 +158,7 @@ local function hand_on_places(queues, lanes)
     end
 end
 
--- Complete a job that has no ticket, or that the session does not hold.
+-- Complete a job that has no packed record, or that the session does not hold.
 local function complete_one(session, present, id, fence, result)
     local e = present and job_record.by_id(id)
     if e and e.session == session and e.fence == fence then
@@ -168,8 +168,8 @@ local function complete_one(session, present, id, fence, result)
     return judge(session, id, fence, MOVE.COMPLETE)
 end
 
--- Complete jobs of a session, each once. `batch` has ids, fences, and results, the places of their bytes among the arguments or
--- 0. Returns no verdicts when all were accepted: nearly always so.
+-- Complete jobs of a session, each once. `batch` has ids, fences and results, which are argument numbers or 0. Returns
+-- no verdicts when all were applied, which is the usual case.
 function finish.complete(session, batch, args)
     local present, holder = sessions.is_present(sessions.get(session)), packed_job_record.holder(session)
     local ids, fences, results, others = batch.ids, batch.fences, batch.results, {}
@@ -208,8 +208,8 @@ function finish.complete(session, batch, args)
     return verdicts
 end
 
--- Apply what a session decided about its jobs. A transition has: id, fence, move, delay, reason, error, group, and result, the
--- place of its bytes among the arguments.
+-- Apply the transitions of a session. A transition has: id, fence, move, delay, reason, error, group, and result, an
+-- argument number.
 function finish.finish(session, transitions, args)
     if transitions.ids then
         return finish.complete(session, transitions, args)
@@ -229,7 +229,7 @@ function finish.finish(session, transitions, args)
     return verdicts
 end
 
--- Keep the latest progress of running jobs.
+-- Store the latest progress of running jobs.
 function finish.progress(session, reports, args)
     local present = sessions.is_present(sessions.get(session))
     local verdicts = {}
@@ -237,7 +237,7 @@ function finish.progress(session, reports, args)
         local e = present and job_record.by_id(r[1]) or nil
         if e and e.session == session and e.fence == r[2] then
             call('HSET', S.p .. 'progress', e.seq, args[r[3]])
-            step.tell_job(e.id)
+            step.notify_job(e.id)
             verdicts[i] = { 'applied', STATE.RUNNING }
         else
             verdicts[i] = judge(session, r[1], r[2])
@@ -258,13 +258,13 @@ function finish.cancel_entry(e)
     if not e.cancel then
         e.cancel = true
         job_record.save(e)
-        step.tell('session:' .. e.session)
-        step.tell_job(e.id)
+        step.notify('session:' .. e.session)
+        step.notify_job(e.id)
     end
     return STATE.RUNNING
 end
 
--- Cancel jobs; nothing is cancelled when one of them is unknown.
+-- Cancel jobs; if one of them is unknown, none is cancelled.
 function finish.cancel(ids)
     local seqs, states = {}, {}
     for i, id in ipairs(ids) do

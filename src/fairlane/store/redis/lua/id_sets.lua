@@ -1,15 +1,15 @@
--- Sets of job numbers that nearly all jobs pass through. They are kept in blocks, each of which has the numbers of one range: a
+-- Sets of job numbers that nearly all jobs pass through. They are stored in blocks, one for each range of numbers: a
 -- small set of integers takes half of the time and a tenth of the memory of a sorted set (measured). The name of such a
--- set ends in '/': alone it is the key of the sorted set of its blocks, and with the number of a block the key of that.
+-- set ends in '/': alone it is the key of the sorted set of its blocks, and with a block number the key of that block.
 
-local BLOCK = 512 -- as many as a server keeps as integers unless it is told otherwise
+local BLOCK = 512 -- the default up to which a server stores a set as an array of integers
 
 function id_sets.block(number)
     return math.floor(number / BLOCK)
 end
 
--- There is something in this block. `last`: the block of each set that is known to be noted, see `queue_cache.blocks`. Past `call`:
--- nothing is gathered for the blocks of a set.
+-- Record that a block is not empty. `last`: the block of each set that is known to be recorded, see
+-- `queue_cache.blocks`. Past `call`: block lists are not buffered.
 function id_sets.note(last, name, block)
     if last[name] ~= block then
         redis.call('ZADD', name, block, block)
@@ -34,7 +34,7 @@ function id_sets.drop(name, member)
     thinned(name, block)
 end
 
--- Many members by their blocks, for `add_all` and `drop_all`. Mostly those that follow each other are of one.
+-- Many members by block, for `add_all` and `drop_all`. Consecutive members are mostly in one block.
 function id_sets.by_block(members)
     local blocks, last, list = {}, nil, nil
     for _, member in ipairs(members) do
@@ -55,7 +55,7 @@ function id_sets.add_all(name, blocks)
     end
 end
 
--- Add members that count on from the number `first`.
+-- Add consecutive members, beginning with the number `first`.
 function id_sets.add_run(name, members, first)
     local count, from = #members, 1
     while from <= count do
@@ -74,8 +74,8 @@ function id_sets.drop_all(name, blocks)
     end
 end
 
--- Blocks that have become empty in this step are noted no longer.
-function id_sets.settle()
+-- Remove the entries of blocks that this step has emptied.
+function id_sets.drop_empty_blocks()
     local all, last = S.thinned, nil
     S.thinned = nil
     for key, at in pairs(all or {}) do
@@ -87,7 +87,7 @@ function id_sets.settle()
     end
 end
 
--- All numbers of a set, as they are stored: for who computes everything anew.
+-- All numbers of a set, read from the server: for a recount.
 function id_sets.all(name)
     local found = {}
     for _, block in ipairs(call('ZRANGE', name, 0, -1)) do
@@ -101,7 +101,7 @@ end
 -- The highest numbers of a set below `before`: `count` of them, or a few more.
 function id_sets.below(name, before, count)
     local found = {}
-    -- Of those in the first block, all may be too high.
+    -- One block more: all numbers of the first may be too high.
     local blocks = call('ZREVRANGEBYSCORE', name, id_sets.block(before), '-inf', 'LIMIT', 0, count + 1)
     for _, block in ipairs(blocks) do
         for _, member in ipairs(call('SMEMBERS', name .. block)) do

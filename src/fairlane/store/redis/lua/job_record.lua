@@ -1,25 +1,25 @@
--- Live jobs: one record each (see packed_job_record.lua), and the sorted sets they are found by. Which sets a job is in follows from its
--- record alone (`indexed_by`), so `job_record.save` has only to compare: no step can forget one.
+-- Live jobs: one record each (see packed_job_record.lua), and the sorted sets that index them. Which sets a job is in
+-- follows from its record alone (`indexed_by`), so `job_record.save` only compares, and no step can forget an index.
 --
--- An entry has: seq, id, task, queue (number), class, kind (nil: job), lane_key, cost (nil: 1), pool (nil: default), sticky,
--- direct, retries (nil: 3), backoff, uniq, parent; state (1 scheduled, 2 pending, 3 running), gate (nil: none, 1 unbound,
--- 2 clean-up, 4 parent of a broadcast), flow (true while claimable or running), inbox (nil: for everybody), lane (true: it
--- has arrived in a limited lane), rank, granted, granted_at, arrival, due, expires_at, session, claim, waiter, binding, fence,
--- attempt, crashes, suspect, returns (how often it was handed back in a row after it had begun), cancel, refused, paid,
--- started_at, to_start_by (what expires_at was before it started), declined (since when sessions decline it, see
--- endings.lua), offer (when everybody is offered it again). What is nil or false is nought.
+-- A record has: seq, id, task, queue (number), class, kind (nil: job), lane_key, cost (nil: 1), pool (nil: default),
+-- sticky, direct, retries (nil: 3), backoff, uniq, parent; state, gate (nil: none), flow (true while claimable or
+-- running), inbox (nil: any worker), lane (true: it has arrived in a limited lane), rank, granted, granted_at, arrival,
+-- due, expires_at, session, claim, waiter, binding, fence, attempt, crashes, suspect, returns (consecutive hand-backs
+-- after it had begun), cancel, refused, paid, started_at, to_start_by (expires_at before it started), declined (since
+-- when sessions decline it, see endings.lua), offer (when it is offered to all workers again). Absent fields are nil or
+-- false.
 
-job_record.RANK = 2 ^ 50 -- how far classes are apart in an unordered lane
-local MOST_RUNNING = 2 ^ 20 -- of a lane
+job_record.RANK = 2 ^ 50 -- the distance between classes in an unordered lane
+local MOST_RUNNING = 2 ^ 20 -- in one lane
 job_record.REMEMBERED = '~'
-job_record.IN_LANES = 'lanes' -- the sum of all lanes of a queue, in its tally
+job_record.IN_LANES = 'lanes' -- the counter of all lanes of a queue
 
--- How a job of a class stands in a limited lane: by arrival alone if that is ordered, else by class first.
+-- The rank of a class in a limited lane: none if the lane is ordered, so that arrival alone counts.
 function job_record.rank(ordered, class)
     return not ordered and class > 0 and class or nil
 end
 
--- Where it stands among those that wait for a place.
+-- The score of a job among those that wait for a place.
 function job_record.turn(rank, arrival)
     return (rank or 0) * job_record.RANK + arrival
 end
@@ -28,7 +28,7 @@ function job_record.flow(e)
     return keys.flow(keys.domain(e.queue, e.class, e.inbox or ''), e.lane_key or '')
 end
 
--- The sets a job is in, with its score in each; true where those are sets of numbers.
+-- The sets a job is in, with its score in each; true for id sets.
 local function indexed_by(e)
     local p, found = S.p, {}
     if e.state == STATE.SCHEDULED then
@@ -40,7 +40,7 @@ local function indexed_by(e)
         found[p .. 'ready:' .. job_record.flow(e)] = e.arrival
     end
     if e.session then
-        -- By class, so that their number tells the slots in use; turns take none.
+        -- By class, so that their sizes are the slots in use; turns use none.
         found[keys.held(e.session, e.waiter and 't' or e.class)] = true
     end
     if e.due then
@@ -59,7 +59,7 @@ local function indexed_by(e)
         found[p .. 'expiry'] = e.expires_at
     end
     if e.lane and not e.session and (e.inbox or not e.flow) then
-        -- Those that anybody may claim are found by their flow.
+        -- Jobs that any worker may claim are found through their flow.
         local set = e.granted and 'hold:' or 'wait:'
         found[p .. set .. keys.lane(e.queue, e.lane_key)] = job_record.turn(e.rank, e.arrival)
     end
@@ -84,14 +84,14 @@ local function indexed_by(e)
     return found
 end
 
--- A job as it was read, without what it is found by.
+-- A job from its record, without its indexes.
 function job_record.read(raw, seq)
     local e = packed_job_record.read(raw)
     e.seq = tonumber(seq)
     return e
 end
 
--- The same by its number, for who only looks; nil when it is over, or its record cannot be read.
+-- A job by its number, for reading only; nil when it is final or its record cannot be read.
 function job_record.look(seq)
     local raw = write_buffer.hget(S.live, type(seq) == 'string' and seq or write_buffer.text(seq))
     return raw and damage.entry(raw, seq) or nil
@@ -116,7 +116,8 @@ function job_record.all(seqs)
     return found
 end
 
--- The number of the job that has an id, as it is stored; nil when there is none. An id that is only remembered begins otherwise.
+-- The stored number of the job with this id; nil when there is none. The entry of a forgotten job begins with another
+-- byte.
 function job_record.number(id)
     local seq = write_buffer.hget(S.p .. 'id', id)
     return seq and sub(seq, 1, 1) ~= job_record.REMEMBERED and seq or nil
@@ -127,8 +128,8 @@ function job_record.by_id(id)
     return seq and job_record.get(seq) or nil
 end
 
--- The score of a lane in the backlog: how many of its jobs wait, and, among lanes that have equally many, how many run. It is
--- negative, so that the longest comes first, and those that are equal stand by their names.
+-- The score of a lane in the backlog: how many of its jobs wait and, for equal numbers, how many run. Negative, so that
+-- the longest comes first; equal ones are ordered by name.
 function job_record.backlog(waiting, running)
     return -waiting * MOST_RUNNING - running
 end
@@ -139,7 +140,7 @@ function job_record.in_backlog(score)
     return waiting, both - waiting * MOST_RUNNING
 end
 
--- A lane has got so many more jobs that wait, and that run.
+-- Add to the counts of waiting and running jobs of a lane.
 local function note_lane(queue, key, waiting, running)
     local of_queue = S.noted[queue]
     if not of_queue then
@@ -149,8 +150,7 @@ local function note_lane(queue, key, waiting, running)
     of_queue[key] = (of_queue[key] or 0) + job_record.backlog(waiting, running)
 end
 
--- Write how many jobs wait and how many run in each lane that has any, for whoever looks and for limits of what may wait. Empty
--- lanes leave nothing.
+-- Write the counts of waiting and running jobs by lane, for readers and for `max_pending`. Empty lanes leave nothing.
 function job_record.flush_lanes()
     for queue, noted in pairs(S.noted) do
         local backlog, lanes, changed, empty, sum = S.p .. 'backlog:' .. queue, {}, {}, {}, 0
@@ -178,7 +178,7 @@ function job_record.flush_lanes()
     S.noted = {}
 end
 
--- Put a job into one of the sets of `indexed_by`.
+-- Add a job to one of the sets of `indexed_by`.
 function job_record.put_in(set, score, member)
     if set == S.alive then
         id_sets.add(set, member)
@@ -213,7 +213,7 @@ local function move_between(seq, was, is)
     end
 end
 
--- How a job counts in its lane, by what was stored and by what is to be.
+-- Update the counts of a lane from the old and the new record of a job.
 local function note_change(old, new)
     local function is(e, state)
         return e and e.state == state and 1 or 0
@@ -229,18 +229,18 @@ local function put(e, member)
     e.seq = seq
 end
 
--- The job as it is stored, with what it is found by; nothing when it is new.
+-- The stored job with its indexes; nothing when it is new.
 local function stored(seq)
     local e = job_record.look(seq)
     return e, S.indexed[seq] or (e and indexed_by(e)) or {}
 end
 
--- What a job is found by whose record is lost, as far as that is known.
+-- The indexes of a job whose record is lost, as far as they are known.
 function job_record.adopt(e)
     S.indexed[e.seq] = indexed_by(e)
 end
 
--- Write a live job and what it is found by.
+-- Write a live job and its indexes.
 function job_record.save(e)
     local old, was = stored(e.seq)
     local is = indexed_by(e)
@@ -262,23 +262,23 @@ function job_record.delete(e)
     write_buffer.hdel(S.live, write_buffer.text(e.seq))
 end
 
--- What follows is for tickets: where such a job stands is its state, its flow or session, and its lane. What changes is known
--- then without comparing. `member` is its number as it is stored.
+-- For packed records: the indexes of such a job are its state, its flow or session, and its lane, so changes are known
+-- without comparing. `member` is its stored number.
 
--- What was found by comparing before, in the same step, does not hold any more.
+-- Drop what an earlier comparison in this step has cached.
 function job_record.forget_indexed(member)
     if next(S.indexed) then
         S.indexed[tonumber(member)] = nil
     end
 end
 
--- A new job that needs no more than a ticket is pending. Returns false, and stores nothing, if it needs more.
+-- Add a pending job with a packed record. Returns false, without changes, if it needs a map.
 function job_record.add(e)
-    local member, ticket = write_buffer.text(e.seq), packed_job_record.of(e)
-    if not ticket then
+    local member, packed = write_buffer.text(e.seq), packed_job_record.of(e)
+    if not packed then
         return false
     end
-    write_buffer.hset(S.live, member, ticket)
+    write_buffer.hset(S.live, member, packed)
     id_sets.add(S.alive, member)
     if e.flow then
         write_buffer.zadd_new(fair_order.flow_of(e).ready, e.arrival, member)
@@ -292,24 +292,24 @@ function job_record.add(e)
     return true
 end
 
--- So many jobs that wait have come to this lane.
+-- Count new waiting jobs of a lane.
 function job_record.came(queue, lane, count)
     note_lane(queue, lane, count, 0)
 end
 
--- So many jobs of this lane that waited run now.
+-- Count waiting jobs of a lane that have started.
 function job_record.begun(queue, lane, count)
     if lane ~= '' then
         note_lane(queue, lane, -count, count)
     end
 end
 
--- A job of this lane that ran is over.
+-- Count a running job of a lane that has ended.
 function job_record.left(queue, lane)
     note_lane(queue, lane, 0, -1)
 end
 
--- Put a job into another live state, tallies included. A running job without a slot is counted as such.
+-- Change the state of a live job, with the counters. A running job without a slot is counted as such.
 function job_record.move(e, state)
     step.count(e.queue, e.class, COLUMNS[e.state], -1)
     step.count(e.queue, e.class, COLUMNS[state], 1)

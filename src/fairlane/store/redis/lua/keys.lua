@@ -1,38 +1,37 @@
--- Every key of a namespace. All of them begin with its prefix, which holds the hash tag: one namespace is one slot.
---
+-- Every key of a namespace. All begin with its prefix, which holds the hash tag, so a namespace is in one slot of a cluster.
 -- Records (hashes; values are MessagePack maps, absent fields are nil):
 --   counter          seq, arrival, session, binding, queue, settings, generation, steps, schema, term
---   lost (a list)    what clients have found missing, newest first
+--   lost (a list)    reported data losses, newest first
 --   queues           name -> number            queue      number -> {name, version, declared, override}
---   id               id -> seq, or what is remembered of it when the job is forgotten: '~' and {mark, state, until_}
---   job        seq -> time of arrival at the store (8 bytes), then the content
---   headers          seq -> bytes              live       seq -> entry (see job_record.lua)
---   outcome          seq -> what the end was, then the result
+--   id               id -> seq; for a forgotten job '~' and {mark, state, until_}
+--   job              seq -> time when it was stored (8 bytes), then the content
+--   headers          seq -> bytes              live       seq -> record (see job_record.lua)
+--   outcome          seq -> outcome, then the result
 --   attempts         seq -> list of claims     progress   seq -> bytes
 --   flow             flow -> finish, tag, head, first; domain -> clock
 --   lane             lane -> places, whether it is ordered, granted
---   settling:QUEUE   lane -> the last number that it has settled; unsettled (a set): the queues that have such
---   session          id -> session             pool:POOL  index -> id of the last session there
+--   settling:QUEUE   lane -> the last number that was changed; unsettled (a set): the queues with such lanes
+--   session          id -> session             pool:POOL  index -> id of its last session
 --   binding          number -> binding         bound:POOL key -> number of the open binding
---   unknown (a set)  queue number, a space, and a task of which declined jobs wait, or waited lately, in an inbox of their own
---   unique           task NUL value -> {seq, id, state, until_}
---   task_set         name of a set -> the tasks that its sessions know, each between two ends of line
+--   unknown (a set)  queue number, a space, and a task with declined jobs, now or recently, in an inbox of their own
+--   unique           task NUL key -> {seq, id, state, until_}
+--   task_set         name of a set -> the tasks of its sessions, each between two newlines
 --   token            id -> a token of the HTTP service, its digest in hexadecimal
 --   schedule         name -> schedule          leader (a string) -> {term, session, lease, expires}
---   tally:QUEUE      class and column -> number
---   ahead:SESSION (a list)  the answer to a claim that he has not made yet (see idle_workers.lua)
+--   tally:QUEUE      class and column -> count
+--   ahead:SESSION (a list)  a pushed answer to the session's next claim (see idle_workers.lua)
 -- Names: a domain is "queue.class.inbox", a flow "domain|lane", a limited lane "queue|lane".
--- Sorted sets: those of live jobs are listed in job_record.lua; the others stand here. Sets of numbers are `alive/`, `by:task:…/`,
--- `by:session:…/` (see id_sets.lua) and `held:SESSION:CLASS`.
+-- Sorted sets: those of live jobs are listed in job_record.lua, the others here. Id sets are `alive/`, `by:task:…/`,
+-- `by:session:…/` (see id_sets.lua); `held:SESSION:CLASS` is a plain set.
 --   line:DOMAIN      flows with a claimable job: tag, then head and lane
---   backlog:QUEUE    lanes with jobs, by how many of them wait and run (see job_record.lua)
+--   backlog:QUEUE    lanes with jobs, by their waiting and running jobs (see job_record.lua)
 --   by:KIND:VALUE    jobs by number, for reading
---   ties_of:WORKER   its open bindings; ties_lost:WORKER those that it has lost and that may have jobs to move (see bindings.lua)
---   overdue          declined jobs by when they are offered to everybody again
+--   ties_of:WORKER   its open bindings; ties_lost:WORKER its lost ones that may have jobs to move (see bindings.lua)
+--   overdue          declined jobs, by when they are offered to all workers again
 --   task_sets        by when a session with it was last registered
 --   ended:QUEUE:STATE  finished jobs by time, for retention
 
--- Keys and names that many jobs of a step share are put together once.
+-- Keys and names that many jobs of a step share are built once.
 local function shared(kind, first, second, make)
     local of_kind = S.names[kind]
     if not of_kind then
@@ -56,12 +55,12 @@ local function held(session, class)
     return S.p .. 'held:' .. session .. ':' .. class
 end
 
--- What a session holds of a class.
+-- The set of jobs of a class that a session holds.
 function keys.held(session, class)
     return shared('held', session, class, held)
 end
 
--- Where jobs wait that sessions declined, for those that know the task: `session.unknown_inbox`.
+-- The inbox of declined jobs of a task, for sessions that know it: `session.unknown_inbox`.
 function keys.unknown(task)
     return '~' .. task .. '/'
 end
@@ -78,7 +77,7 @@ function keys.flow(domain, lane)
     return domain .. '|' .. lane
 end
 
--- The claimable jobs of a lane and class that anybody may claim.
+-- The claimable jobs of a lane and class that any worker may claim.
 function keys.ready(queue, class, lane)
     return S.p .. 'ready:' .. keys.flow(keys.domain(queue, class, ''), lane)
 end
@@ -100,7 +99,7 @@ function keys.of_session(session)
     return S.p .. 'by:session:' .. session .. '/'
 end
 
--- The jobs of a task, `name` with its queue before it; see id_sets.lua.
+-- The jobs of a task; `name` begins with its queue. See id_sets.lua.
 function keys.task(name)
     return S.p .. 'by:task:' .. name .. '/'
 end
@@ -111,7 +110,7 @@ local function of_task(queue, task)
     return keys.task(name)
 end
 
--- The jobs of a task in a queue, for who adds one.
+-- The jobs of a task in a queue, to add one.
 function keys.of_task(queue, task)
     return shared('task', queue, task, of_task)
 end
@@ -120,12 +119,12 @@ local function column(class, name)
     return class .. name
 end
 
--- The field of a tally.
+-- The field of a counter.
 function keys.column(class, name)
     return shared('column', class, name, column)
 end
 
--- By how many digits a number has.
+-- By number of digits.
 local ZEROS = {
     '000000000000000', '00000000000000', '0000000000000', '000000000000', '00000000000', '0000000000', '000000000', '00000000',
     '0000000', '000000', '00000', '0000', '000', '00', '0', '',
@@ -139,12 +138,12 @@ function keys.ended(queue, state)
     return shared('ended', queue, state, ended)
 end
 
--- With leading zeros: jobs that ended at the same moment stand in the order of their numbers.
+-- With leading zeros, so that jobs that ended at the same moment are sorted by number.
 function keys.padded(member)
     return ZEROS[#member] .. member
 end
 
--- Where a flow stands in line: its first job's arrival, then its lane.
+-- The member of a flow in its line: the arrival of its first job, then its lane.
 function keys.place(arrival, lane)
     return ZEROS[#arrival] .. arrival .. lane
 end

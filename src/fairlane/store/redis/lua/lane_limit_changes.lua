@@ -1,19 +1,19 @@
--- A lane gets a limit, loses it, or is ordered otherwise: then every job of it changes, whether it waits, runs or waits for its
--- retry. It takes as many steps as there are thousands of jobs, because an operator pauses just that lane in which a million
--- wait, and nobody else is to wait for that. Meanwhile the lane settles: none of its jobs can be claimed. It has no place to
--- give, whoever comes to it waits, and its flows are out of line. Whether it settles is remembered with the rules
--- (`queue_cache.settling`), and how far it has come, by the numbers of its jobs, is in the hash `settling:QUEUE`.
+-- A lane gets a limit, loses it, or changes its order. Then all of its jobs change: waiting, running and retrying ones.
+-- That takes one step for each thousand jobs, because an operator may pause a lane in which a million jobs wait, and
+-- other calls must not wait for all of them. Until the last step the lane settles: it has no places, new jobs wait, its
+-- flows are out of line, and none of its jobs can be claimed. That a lane settles is cached with the rules
+-- (`queue_cache.settling`); the number of the last job that was changed is in the hash `settling:QUEUE`.
 
--- How many places a lane has that settles; and one that has begun anew, with other rules, before it had settled.
+-- The number of places of a lane that settles, and of one that started over with other rules before it had settled.
 lane_limit_changes.UNSETTLED, lane_limit_changes.ANEW = -1, -2
-local LOOKS_LIKE_A_JOB = 50 -- as many flows are looked at in the time that it takes to change a job
+local LOOKS_LIKE_A_JOB = 50 -- this many flows are read in the time that it takes to change a job
 
 local function key_of(queue)
     return S.p .. 'settling:' .. queue.number
 end
 
--- The domains of a queue. Whoever has many workers has many of them, so what was looked up before in this step (`known`) holds
--- as long as none has come since.
+-- The domains of a queue. A deployment with many workers has many of them, so the list is cached in `known` for the
+-- step, until a new one is added.
 local function domains_of(queue, known)
     local set = S.p .. 'domains:' .. queue.number
     if known and call('SCARD', set) == #known then
@@ -40,7 +40,7 @@ local function leave_line(queue, lanes)
     end
     for _, domain in ipairs(domains_of(queue)) do
         local line = S.p .. 'line:' .. domain.name
-        -- By the line or by the lanes, whatever there is less of.
+        -- Iterate over the line or over the lanes, whichever is shorter.
         if call('ZCARD', line) <= #lanes then
             for _, place in ipairs(call('ZRANGE', line, 0, -1)) do
                 if leaving[sub(place, 17)] then
@@ -61,7 +61,7 @@ local function leave_line(queue, lanes)
     end
 end
 
--- Whether somebody stands in a flow of this lane, in any of these domains.
+-- Whether a flow of this lane has jobs in any of these domains.
 local function stand_in(domains, key)
     local sets, before = {}, S.p .. 'ready:'
     for i, domain in ipairs(domains) do
@@ -78,7 +78,8 @@ local function stand_in(domains, key)
     return false
 end
 
--- Each flow stands where it stood, or at the clock if that has passed it: a blocked lane has no credit.
+-- Put the flows back in line with their old tags, or at the clock if it has passed them: a blocked lane earns no
+-- credit.
 local function join_line(queue, key, domains)
     if not stand_in(domains, key) then
         return
@@ -89,13 +90,13 @@ local function join_line(queue, key, domains)
             fair_order.find_head(flow)
             if flow.head then
                 flow.tag = math.max(flow.domain.clock, flow.finish)
-                step.tell(flow.domain.topic)
+                step.notify(flow.domain.topic)
             end
         end
     end
 end
 
--- Let lanes settle, each from its first job on. None of their jobs can be claimed from now on.
+-- Begin to change lanes, each from its first job on. None of their jobs can be claimed from now on.
 function lane_limit_changes.begin(queue, lanes)
     for _, key in ipairs(lanes) do
         local terms = queue_cache.rule(queue, key)
@@ -114,20 +115,20 @@ function lane_limit_changes.begin(queue, lanes)
     end
 end
 
--- What follows is for jobs with tickets. `lists`: `lives`, its new ticket; `waits` and `got`, it waits for a place now, or does
--- not any more; by class `ready` and `left`, it stands in its flow now, or does not any more.
+-- For jobs with packed records. `lists`: `lives`, new records; `waits` and `got`, jobs that wait for a place now or no
+-- longer; by class `ready` and `left`, jobs that are in their flow now or no longer.
 
 local function put(list, first, second)
     list[#list + 1], list[#list + 2] = first, second
 end
 
--- The lane is limited: who runs has a place, and all others wait for one. Those who have got one already keep it, and whoever
--- was in the lane before has another rank.
-local function limit_ticket(lane, lists, member, raw)
-    local class, arrival, granted, limited = packed_job_record.standing(raw)
+-- The lane is limited: running jobs have a place, and all others wait for one. Jobs that already have a place keep it,
+-- and jobs that were in the lane before get a new rank.
+local function limit_packed(lane, lists, member, raw)
+    local class, arrival, granted, limited = packed_job_record.lane_state(raw)
     local rank, is_waiting = job_record.rank(lane.ordered, class), packed_job_record.is_waiting(raw)
     if limited and is_waiting and granted and lane.places == lane_limit_changes.ANEW then
-        -- Who came before it may have lost his place when the lane was without a limit for a while.
+        -- A job before it may have lost its place while the lane had no limit.
         put(lists.lives, member, packed_job_record.placed(raw, true, rank, false))
         put(lists.waits, job_record.turn(rank, arrival), member)
         put(lists.left[class], member)
@@ -147,9 +148,9 @@ local function limit_ticket(lane, lists, member, raw)
     end
 end
 
--- The lane has no limit: everybody in it may start.
-local function free_ticket(lane, lists, member, raw)
-    local class, arrival, granted, limited = packed_job_record.standing(raw)
+-- The lane is not limited: all of its jobs may start.
+local function free_packed(lane, lists, member, raw)
+    local class, arrival, granted, limited = packed_job_record.lane_state(raw)
     if not limited then
         return
     end
@@ -162,11 +163,11 @@ local function free_ticket(lane, lists, member, raw)
     end
 end
 
--- The same for those that have no tickets.
+-- For jobs without packed records.
 
 local function limit_entry(lane, e)
     if e.lane and e.due and not lane.ordered then
-        -- In an unordered lane a job that waits for its retry holds no place: it comes back when it is due.
+        -- In an unordered lane a retrying job holds no place: it comes back when it is due.
         lane.granted = lane.granted - (e.granted and 1 or 0)
         e.lane, e.granted = nil, nil
     elseif e.lane then
@@ -191,12 +192,12 @@ local function free_entry(lane, e)
     if not e.lane then
         return
     end
-    -- Expired jobs too: in line a claim finds and cancels them. An expired turn would be started, so it is left out.
+    -- Expired jobs too: a claim finds and cancels them in line. An expired turn would start, so it is left out.
     if not e.granted and (not e.waiter or not e.expires_at or e.expires_at > S.now) then
         lane_limits.grant(lane, e)
     end
     lane.granted = lane.granted - (e.granted and 1 or 0)
-    -- One that waits for its retry has kept its place.
+    -- A retrying job has kept its place.
     e.lane, e.rank, e.granted, e.granted_at = nil, nil, true, nil
     job_record.save(e)
 end
@@ -204,7 +205,7 @@ end
 -- Change some jobs of a lane; `members` are their numbers.
 local function change(queue, key, lane, members)
     local limited = queue_cache.rule(queue, key).limit
-    local change_ticket, change_entry = limited and limit_ticket or free_ticket, limited and limit_entry or free_entry
+    local change_ticket, change_entry = limited and limit_packed or free_packed, limited and limit_entry or free_entry
     local lists, others = { lives = {}, waits = {}, got = {}, ready = { [0] = {}, {}, {} }, left = { [0] = {}, {}, {} } }, {}
     for i, raw in ipairs(write_buffer.hmget(S.live, members)) do
         local member = members[i]
@@ -227,7 +228,8 @@ local function change(queue, key, lane, members)
     end
 end
 
--- A running job goes back: in a lane that gets a limit it has a place by then, even if it was not passed yet.
+-- A running job goes back to waiting: in a lane that becomes limited it has a place by then, even if it was not changed
+-- yet.
 function lane_limit_changes.reach(e)
     local queue = queue_cache.number(e.queue)
     if e.lane_key and not e.lane and queue_cache.settling(queue)[e.lane_key] and queue_cache.rule(queue, e.lane_key).limit then
@@ -235,7 +237,7 @@ function lane_limit_changes.reach(e)
     end
 end
 
--- The lane has settled: it gives its places, or is not limited any more.
+-- The lane has settled: grant its places, or drop its limit.
 local function finish(queue, key, lane, known)
     local terms, domains = queue_cache.rule(queue, key), domains_of(queue, known)
     queue_cache.settling(queue)[key] = nil
@@ -245,7 +247,7 @@ local function finish(queue, key, lane, known)
         lane_limits.save_lane(lane)
         join_line(queue, key, domains)
         lane_limits.trim(lane)
-        lane_limits.settle(lane)
+        lane_limits.regrant(lane)
         lane_limits.hand_on(lane)
     else
         join_line(queue, key, domains)
@@ -253,7 +255,7 @@ local function finish(queue, key, lane, known)
     end
 end
 
--- Let a lane settle further, by no more than `most` jobs. Returns how many were looked at.
+-- Change up to `most` more jobs of a lane. Returns how many were read.
 local function go_on(queue, key, most, known)
     local lane, after = lane_limits.lane(queue.number, key), call('HGET', key_of(queue), key)
     local set = S.p .. 'by:lane:' .. keys.lane(queue.number, key)
@@ -265,7 +267,7 @@ local function go_on(queue, key, most, known)
         return most
     end
     if not queue_cache.rule(queue, key).limit then
-        -- Whoever came back meanwhile waits as well, with a number that was passed already.
+        -- Jobs that came back meanwhile wait as well, with numbers that were passed already.
         local late = call('ZRANGE', S.p .. 'wait:' .. lane.name, 0, most - 1)
         change(queue, key, lane, late)
         if #late == most then
@@ -277,7 +279,7 @@ local function go_on(queue, key, most, known)
     return #members
 end
 
--- Let the lanes of a queue settle further, by no more than `most` jobs together. Returns how many were left of those.
+-- Change up to `most` more jobs of the lanes of a queue. Returns how much of `most` is left.
 local function settle_queue(queue, most)
     local has_settled, domains = false, domains_of(queue)
     for key in pairs(queue_cache.settling(queue)) do
@@ -291,12 +293,12 @@ local function settle_queue(queue, most)
         call('SREM', S.p .. 'unsettled', queue.number)
     end
     if has_settled then
-        queue_cache.changed() -- another version of this library, or another server, may remember that they settle
+        queue_cache.changed() -- another version of this library, or another server, may have cached that they settle
     end
     return most
 end
 
--- The same for all queues. Returns whether there is more to do.
+-- Change up to `most` more jobs, over all queues. Returns whether there is more to do.
 function lane_limit_changes.settle(most)
     for _, number in ipairs(call('SMEMBERS', S.p .. 'unsettled')) do
         if most > 0 then

@@ -1,7 +1,7 @@
--- The places of limited lanes. A job holds a grant from the step that gives it until it leaves the lane, and every way out
--- hands the place on in the same step (see `fairlane.model.lanes` for who comes next).
+-- The places of limited lanes. A job holds a grant from the step that gives it until it leaves the lane, and every way
+-- out passes the place on in the same step (see `fairlane.model.lanes` for the order).
 
--- A limited lane as it is stored: how many places it has, whether it is ordered, and how many are taken.
+-- A stored limited lane: its places, whether it is ordered, and how many places are taken.
 function lane_limits.read_lane(raw)
     local most, ordered, granted = parts('>dBd', raw)
     return most, ordered == 1, granted
@@ -11,13 +11,13 @@ function lane_limits.lane_bytes(lane)
     return bytes('>dBd', lane.places, lane.ordered and 1 or 0, lane.granted)
 end
 
--- Whether all places of a lane, as it is stored, are taken, and not more.
+-- Whether exactly all places of a stored lane are taken.
 function lane_limits.is_full(raw)
     local most, _, granted = lane_limits.read_lane(raw)
     return granted == most
 end
 
--- Limited lanes.
+-- A limited lane, cached for the step; nil if it has no jobs.
 function lane_limits.lane(queue, key)
     local name = keys.lane(queue, key)
     local found = S.lanes[name]
@@ -34,7 +34,7 @@ function lane_limits.lane(queue, key)
     return found or nil
 end
 
--- The limited lane of a key, made when it has no jobs yet.
+-- The limited lane of a key, created when it has no jobs yet.
 function lane_limits.lane_for(queue, key, terms)
     local found = lane_limits.lane(queue, key)
     if not found then
@@ -52,7 +52,7 @@ function lane_limits.save_lane(lane)
     lane.stored = lane.granted
 end
 
--- Empty lanes leave nothing.
+-- Remove an empty lane.
 function lane_limits.drop_lane(lane)
     step.drop('lane', lane.name)
     call('SREM', S.p .. 'lanes:' .. lane.queue, lane.key)
@@ -61,7 +61,7 @@ function lane_limits.drop_lane(lane)
 end
 
 function lane_limits.save_room(lane)
-    -- Only a fault leaves a place free while somebody waits; `admit` looks here.
+    -- Only a fault leaves a place free while a job waits; `admit` repairs the lanes in this set.
     local short = lane.granted < lane.places and call('ZCARD', S.p .. 'wait:' .. lane.name) > 0
     call(short and 'SADD' or 'SREM', S.p .. 'short', lane.name)
 end
@@ -79,21 +79,21 @@ local function open(e)
     end
 end
 
--- Whoever waits behind this one has moved up.
-local function tell_line(e)
-    step.tell_line(e.queue, e.lane_key)
+-- Jobs behind this one have moved up.
+local function notify_lane(e)
+    step.notify_lane(e.queue, e.lane_key)
 end
 
--- Start a turn in its waiter: it is never claimed.
+-- Start a turn in its waiter: turns are never claimed.
 function lane_limits.start_turn(e)
     job_record.move(e, STATE.RUNNING)
     e.session = e.waiter
     e.fence = (e.fence or 0) + 1
     e.attempt = (e.attempt or 0) + 1
     e.started_at = S.now
-    step.tell_job(e.id)
-    step.tell('session:' .. e.waiter)
-    tell_line(e)
+    step.notify_job(e.id)
+    step.notify('session:' .. e.waiter)
+    notify_lane(e)
 end
 
 local function ungrant(e)
@@ -102,7 +102,7 @@ local function ungrant(e)
     job_record.save(e)
 end
 
--- The last of those that hold a place and have not started: of those that anybody may claim, and of the others.
+-- The last job that holds a place and has not started: among those any worker may claim, and among the others.
 local function weakest_of(lane)
     local last = call('ZREVRANGE', S.p .. 'hold:' .. lane.name, 0, 0, 'WITHSCORES')
     local weakest, score = last[1], tonumber(last[2] or -1)
@@ -116,10 +116,10 @@ local function weakest_of(lane)
     return weakest and job_record.get(weakest) or nil
 end
 
--- The next in line for a place. What has expired gets none; the sweeper cancels it.
+-- The next job to be granted a place. Expired jobs get none; the promoter cancels them.
 local function next_of(lane)
     local set = S.p .. 'wait:' .. lane.name
-    -- Nearly always it is the first.
+    -- Nearly always the first.
     local first = call('ZRANGE', set, 0, 0)[1]
     local e = first and job_record.look(first)
     while first and not e do
@@ -144,7 +144,7 @@ local function next_of(lane)
     return nil
 end
 
--- Where those of lower classes are who hold a place of an unordered lane and have not started.
+-- The sets of jobs of lower classes that hold a place of an unordered lane and have not started.
 function lane_limits.weaker(queue, key, class)
     local sets = { S.p .. 'hold:' .. keys.lane(queue, key) }
     for lower = class + 1, 2 do
@@ -153,7 +153,7 @@ function lane_limits.weaker(queue, key, class)
     return sets
 end
 
--- In an unordered lane a job of a higher class takes the place of the weakest one that has not started.
+-- In an unordered lane, a job of a higher class takes the place of the lowest one that has not started.
 local function take_from_weaker(lane, class)
     local weakest = weakest_of(lane)
     if not weakest or weakest.class <= class then
@@ -163,7 +163,7 @@ local function take_from_weaker(lane, class)
     return true
 end
 
--- Let a pending job take its place in its lane, and in the line if it may start. The caller saves it.
+-- Place a pending job in its lane, and in its flow if it may start. The caller saves it.
 function lane_limits.arrive(e)
     e.arrival = e.arrival or step.next_arrival()
     local terms = queue_cache.terms(queue_cache.number(e.queue), e.lane_key or '')
@@ -176,7 +176,7 @@ function lane_limits.arrive(e)
     e.lane, e.granted = true, nil
     e.rank = job_record.rank(lane.ordered, e.class)
     if e.kind == KIND.TURN and e.expires_at and e.expires_at < S.now then
-        return -- too late to start; the sweeper cancels it
+        return -- too late to start; the promoter cancels it
     end
     if lane.granted < lane.places then
         lane.granted = lane.granted + 1
@@ -206,7 +206,7 @@ function lane_limits.resume(e)
     open(e)
 end
 
--- Give a place to a waiting job: a turn starts, a job that nothing else holds becomes claimable.
+-- Grant a place to a waiting job: a turn starts, an ungated job becomes claimable.
 function lane_limits.grant(lane, e)
     lane.granted = lane.granted + 1
     e.granted = true
@@ -218,7 +218,7 @@ function lane_limits.grant(lane, e)
     job_record.save(e)
 end
 
--- Give the free places of a lane to the next in it; returns how many were given.
+-- Grant the free places of a lane to the next jobs; returns how many were granted.
 function lane_limits.hand_on(lane)
     local given = 0
     while lane.granted < lane.places do
@@ -235,7 +235,7 @@ function lane_limits.hand_on(lane)
     return given
 end
 
--- A job that is gone, or whose saved record names no lane any more, gives up its place.
+-- Release the place of a job that is gone, or whose saved record is not in the lane any more.
 function lane_limits.vacate(e)
     if not e.lane then
         return
@@ -245,21 +245,21 @@ function lane_limits.vacate(e)
         lane.granted = lane.granted - 1
     end
     e.lane, e.granted = nil, nil
-    tell_line(e)
+    notify_lane(e)
     lane_limits.hand_on(lane)
 end
 
--- The same for a job with a ticket that has left a lane.
+-- `vacate` for a job with a packed record.
 function lane_limits.leave(queue, lane_key)
     local lane = lane_limits.lane(queue, lane_key)
     lane.granted = lane.granted - 1
-    step.tell_line(queue, lane_key)
+    step.notify_lane(queue, lane_key)
     lane_limits.hand_on(lane)
 end
 
--- After a job went back from running to waiting, or the order changed: whoever comes first has the place. By arrival in an
--- ordered lane; by class in an unordered one.
-function lane_limits.settle(lane)
+-- After a job went back from running to waiting, or the order changed: give the places to the jobs that come first, by
+-- arrival in an ordered lane and by class in an unordered one.
+function lane_limits.regrant(lane)
     while lane.places >= 0 do
         local best = next_of(lane)
         local weakest = best and weakest_of(lane)
@@ -281,7 +281,7 @@ function lane_limits.settle(lane)
     end
 end
 
--- A limit was lowered while jobs ran: take back unstarted grants, newest first, until it holds.
+-- A limit was lowered while jobs ran: revoke unstarted grants, newest first, until it holds.
 function lane_limits.trim(lane)
     while lane.granted > lane.places and lane.places >= 0 do
         local weakest = weakest_of(lane)
@@ -293,16 +293,16 @@ function lane_limits.trim(lane)
     end
 end
 
--- Apply another limit: a lower one takes back unstarted grants, newest first; a higher one hands out at once.
+-- Apply a new limit: a lower one revokes unstarted grants, newest first; a higher one grants at once.
 function lane_limits.resize(lane, limit)
     lane.places = limit
     lane_limits.save_lane(lane)
     lane_limits.trim(lane)
-    lane_limits.settle(lane)
+    lane_limits.regrant(lane)
     lane_limits.hand_on(lane)
 end
 
--- Whether a worker could take one more of a class now; a job for anybody can always be taken.
+-- Whether a worker could start one more job of a class now; a job for any worker can always start.
 local function takes(inbox, class)
     if not inbox then
         return true
@@ -311,7 +311,7 @@ local function takes(inbox, class)
     return who and who.state == 'live' and queue_cache.room(who.slots, sessions.running(who), class) > 0
 end
 
--- Unordered lanes: a grant that waited 2 s for a worker that cannot take it goes to the next job that can run.
+-- Unordered lanes: a grant that waited 2 s for a worker that cannot start the job goes to the next job that can run.
 function lane_limits.move_idle_grants(limit)
     local moved, looked = 0, 0
     local idle = S.now - IDLE_GRANT_SECONDS
@@ -321,7 +321,7 @@ function lane_limits.move_idle_grants(limit)
         end
         local holder = job_record.get(seq)
         local lane = holder and holder.lane and holder.granted and lane_limits.lane(holder.queue, holder.lane_key)
-        -- One in whose lane nobody waits does not count.
+        -- Ignore grants of lanes in which no job waits.
         local wanted = lane and lane.places >= 0 and not lane.ordered and call('EXISTS', S.p .. 'wait:' .. lane.name) == 1
         looked = looked + (wanted and 1 or 0)
         if wanted and (holder.gate or not takes(holder.inbox, holder.class)) then

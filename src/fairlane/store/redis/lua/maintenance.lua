@@ -1,4 +1,4 @@
--- What the leader does from time to time: letting in what is due, and repairing what stands still.
+-- Passes of the leader: promoting due jobs, and repairs.
 
 local MOST_DUE = 20000
 
@@ -13,8 +13,7 @@ local function due_of(class, limit)
         end
     end
     if last then
-        -- The page ends among those of one due time, which stand in the order of their numbers. All of them are looked at, but
-        -- not without end.
+        -- The page ends among jobs of one due time, which are sorted by number. All of them are read, up to a limit.
         for _, seq in ipairs(call('ZRANGEBYSCORE', set, last, last, 'LIMIT', 0, math.max(limit, MOST_DUE))) do
             seqs[#seqs + 1] = seq
         end
@@ -39,11 +38,11 @@ local function due_of(class, limit)
     return jobs
 end
 
--- Cancel what has expired, then let due jobs arrive: by class, then due time, then id.
+-- Cancel expired jobs, then promote due ones: by class, then due time, then id.
 function maintenance.promote(limit)
     local expired = call('ZRANGEBYSCORE', S.p .. 'expiry', '-inf', S.now, 'LIMIT', 0, limit)
     for _, seq in ipairs(expired) do
-        -- Read one by one: the end of one job can let another into line (a clean-up, a job behind it).
+        -- Read one by one: the end of one job can make another claimable (a clean-up, the next of a lane).
         local e = job_record.get(seq)
         if not e then
             damage.fail(seq, { sets = { S.p .. 'expiry' } })
@@ -76,7 +75,8 @@ function maintenance.promote(limit)
     }
 end
 
--- Bind what waits unbound, move idle grants, and repair lanes. Nothing is ever inserted without being admitted here.
+-- Bind unbound jobs, move idle grants, and repair lanes. No job is ever stored without being admitted, so that count is
+-- 0.
 function maintenance.admit(limit)
     local bound = 0
     for _, pool in ipairs(call('SMEMBERS', S.p .. 'pools')) do
@@ -95,7 +95,7 @@ function maintenance.admit(limit)
             call('SREM', S.p .. 'short', name)
         end
     end
-    -- Whoever has changed the rules sees to it, unless he has died meanwhile.
+    -- The process that changed the rules does this, unless it has died.
     local unsettled = lane_limit_changes.settle(MOST_LOOKED_AT)
     return { admitted = 0, moved = moved, repaired = repaired, more = bound == limit or offered == limit or unsettled }
 end

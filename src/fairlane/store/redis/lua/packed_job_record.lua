@@ -1,23 +1,21 @@
--- The record of a plain job is bytes at known places, where that of any other job is a map. A claim and a completion put other
--- bytes before the same rest; taking a map apart and putting it together again cost more than all commands of a step.
---
+-- The packed record of a plain job: bytes at fixed offsets, where any other job has a map. A claim and a completion replace
+-- the first bytes and copy the rest; decoding and encoding a map cost more than all commands of a step.
 --   waiting   'p' fence attempt                                       body
 --   running   'r' fence attempt paid  claim started_at session        body
 --   ended     'c' finished_at, whether there is a result, length of what follows up to the result; then as running from `fence`
---   body      class flags queue arrival id lane_key, and a map of what is needed seldom: task, pool, retries, backoff, cost, uniq
---
--- A map begins with another byte. `requests.py` reads the second of these.
+--   body      class flags queue arrival id lane_key, and a map of rare fields: task, pool, retries, backoff, cost, uniq
+-- A map begins with another byte. `encoding.py` reads the second of these.
 
 local WAITING, RUNS, ENDED = 'p', 'r', 'c'
 local IN_LIMITED_LANE, RANKED, GRANTED, CUSTOM_COST, HAS_UNIQUE_KEY = 1, 2, 4, 8, 16 -- bits of the flags
 local NEW = 'p\0\0\0\0\0\0\0\0'
-local FIRST = 'r\0\0\0\1\0\0\0\1\0\0\3\232' -- of a job that has not run before and costs what is usual, 1000
+local FIRST = 'r\0\0\0\1\0\0\0\1\0\0\3\232' -- of a job that has not run before and has the default charge, 1000
 local BODY = '>BBI4dHc0Hc0'
 local AT_BODY, AT_FLAGS = 10, 11
 local MOST = 2 ^ 32
 local SHORTEST = AT_BODY + 19 -- of a waiting job: an id of one byte, no lane, and a map
 
--- Fields of a job that a ticket has. All others must be nought.
+-- The fields that a packed record can hold. All others must be absent.
 local FIELDS = {
     seq = true, id = true, task = true, queue = true, class = true, lane_key = true, pool = true, retries = true, backoff = true,
     cost = true, uniq = true, state = true, flow = true, lane = true, rank = true, granted = true, arrival = true, session = true,
@@ -53,7 +51,7 @@ local function fits(e)
     return e.state == STATE.PENDING and not (e.session or e.claim or e.paid or e.started_at)
 end
 
--- The ticket of a job, nil for one that needs more than that.
+-- The packed record of a job; nil for a job with other fields.
 function packed_job_record.of(e)
     if not fits(e) then
         return nil
@@ -65,8 +63,8 @@ function packed_job_record.of(e)
     return head .. body_of(e)
 end
 
--- What the tickets of new jobs have in common that differ in nothing but their ids and lanes: what comes before those, and what
--- is needed seldom.
+-- The common parts of the packed records of new jobs that differ only in ids and lanes: what precedes those, and the
+-- map of rare fields.
 function packed_job_record.before(new, queue, granted, limited, rank)
     local flags = flags_of({ granted = granted, lane = limited, rank = rank, cost = new.cost })
     return NEW .. bytes('>BBI4', new.class or 1, flags, queue)
@@ -74,17 +72,17 @@ end
 
 packed_job_record.rest = rest_of
 
--- The ticket of a new job that comes to this lane, '' for none.
+-- The packed record of a new job of this lane, '' for none.
 function packed_job_record.of_lane(before, arrival, id, lane, rest)
     return before .. bytes('>dHc0Hc0', arrival, #id, id, #lane, lane) .. rest
 end
 
--- The same for one job, of which the end is known.
+-- The packed record of one new job whose end was made by the client.
 function packed_job_record.new(before, arrival, id, after)
     return before .. bytes('>dHc0', arrival, #id, id) .. after
 end
 
--- What the end of a ticket says of a request.
+-- The request fields at the end of a packed record.
 function packed_job_record.request(after)
     local lane, at = parts('>Hc0', after)
     local new = unpacked(sub(after, at))
@@ -111,7 +109,7 @@ local function read_running(raw, from)
     return e
 end
 
--- A live job, out of its ticket or its map.
+-- A live job, from its packed record or its map.
 function packed_job_record.read(raw)
     local kind = sub(raw, 1, 1)
     if kind == WAITING then
@@ -127,7 +125,7 @@ function packed_job_record.is_waiting(raw)
     return byte(raw, 1) == 112
 end
 
--- The same for one that has all its parts, as far as its length tells.
+-- Whether this is a complete packed record of a live job, judging by its length.
 function packed_job_record.is_whole(raw)
     return raw and #raw >= SHORTEST and byte(raw, 1) == 112
 end
@@ -141,13 +139,13 @@ local function at_flags(raw)
     return packed_job_record.is_waiting(raw) and AT_FLAGS or 33 + (parts('>H', raw, 30))
 end
 
--- Where a job stands in its lane: its class, when it came, whether it has got a place, and whether it needs one.
-function packed_job_record.standing(raw)
+-- The state of a job in its lane: class, arrival, whether it has a place, and whether it needs one.
+function packed_job_record.lane_state(raw)
     local class, flags, _, arrival = parts('>BBI4d', raw, at_flags(raw) - 1)
     return class, arrival, flags % 8 >= GRANTED, flags % 2 == 1
 end
 
--- The ticket of a job whose lane is limited now, or is not any more.
+-- The packed record of a job whose lane has become limited or unlimited.
 function packed_job_record.placed(raw, limited, rank, granted)
     local at = at_flags(raw)
     local kept = byte(raw, at) - byte(raw, at) % 8
@@ -155,18 +153,18 @@ function packed_job_record.placed(raw, limited, rank, granted)
     return sub(raw, 1, at - 1) .. string.char(flags) .. sub(raw, at + 1)
 end
 
--- Whether this is a waiting job whose start costs what is usual.
-function packed_job_record.is_cheap(raw)
+-- Whether this is a waiting job with the default cost.
+function packed_job_record.has_default_cost(raw)
     return packed_job_record.is_whole(raw) and byte(raw, AT_FLAGS) % 16 < CUSTOM_COST
 end
 
--- The class of a waiting job, and when it came to its lane.
+-- Class and arrival of a waiting job.
 function packed_job_record.place(raw)
     local class, _, _, arrival = parts('>BBI4d', raw, AT_BODY)
     return class, arrival
 end
 
--- Whether the lane of a waiting job is limited, and what it costs to start it.
+-- Whether the lane of a waiting job is limited, and the cost of the job.
 function packed_job_record.terms(raw)
     local flags = byte(raw, AT_FLAGS)
     return flags % 2 == 1, flags % 16 >= CUSTOM_COST and packed_job_record.read(raw).cost or 1
@@ -176,17 +174,17 @@ function packed_job_record.id(raw)
     return (parts('>Hc0', raw, AT_BODY + 14))
 end
 
--- The ticket of a waiting job that has got a place.
+-- The packed record of a waiting job that is granted a place.
 function packed_job_record.granted(raw)
     return sub(raw, 1, AT_FLAGS - 1) .. string.char(byte(raw, AT_FLAGS) + GRANTED) .. sub(raw, AT_FLAGS + 1)
 end
 
--- What the tickets of all jobs that one claim starts have in common.
+-- The common part of the packed records of all jobs that one claim starts.
 function packed_job_record.claim(session, number)
     return bytes('>ddHc0', number, S.now, #session, session)
 end
 
--- The ticket of a job that starts.
+-- The packed record of a job that starts.
 function packed_job_record.started(raw, claim, paid)
     if paid == PRICE and sub(raw, 1, AT_BODY - 1) == NEW then
         return FIRST .. claim .. sub(raw, AT_BODY)
@@ -195,13 +193,13 @@ function packed_job_record.started(raw, claim, paid)
     return bytes('>c1I4I4I4', RUNS, fence + 1, attempt + 1, paid) .. claim .. sub(raw, AT_BODY)
 end
 
--- How the tickets of all jobs that a session runs name it.
+-- The bytes by which packed records name a session.
 function packed_job_record.holder(session)
     return bytes('>Hc0', #session, session)
 end
 
--- What a job has that runs under this fence for this holder: its class, queue and lane, and whether that is limited. Nothing
--- when it does not, is no ticket, or holds more than its place. `length`: of its id.
+-- Class, queue and lane of a job that runs under this fence for this holder, and whether the lane is limited. Nil if it
+-- does not, has no packed record, or has a unique key. `length`: of its id.
 function packed_job_record.held(raw, holder, fence, length)
     if byte(raw, 1) ~= 114 or parts('>I4', raw, 2) ~= fence then
         return nil
@@ -214,20 +212,20 @@ function packed_job_record.held(raw, holder, fence, length)
     if flags >= HAS_UNIQUE_KEY then
         return nil
     end
-    -- Past arrival and id, which need not be taken out.
+    -- Skip arrival and id.
     local at_lane = at + 16 + length
     local high, low = byte(raw, at_lane, at_lane + 1)
     local lane = high + low > 0 and sub(raw, at_lane + 2, at_lane + 1 + 256 * high + low) or ''
     return class, queue, lane, flags % 2 == 1
 end
 
--- What is kept of a job that has completed.
+-- The record of a completed job.
 function packed_job_record.ended(raw, result)
     local head = bytes('>c1dBI4', ENDED, S.now, result and 1 or 0, #raw - 1) .. sub(raw, 2)
     return result and head .. result or head
 end
 
--- A job that has completed out of what was kept of it, and its result; nil for what is no ticket.
+-- A completed job from its record, and its result; nil if the record is not packed.
 function packed_job_record.read_ended(raw)
     if sub(raw, 1, 1) ~= ENDED then
         return nil

@@ -1,7 +1,7 @@
--- Where waiting jobs stand: what `fairlane.store.positions` needs to tell it. Places are counted by the sorted sets
--- themselves, so the longest lane costs no more than a short one.
+-- The figures from which `fairlane.store.positions` computes the positions of waiting jobs. Places are counted by the
+-- sorted sets themselves, so a long lane costs no more than a short one.
 
-local NONE -- what Python knows as None; an absent field would be a missing one
+local NONE -- None in Python; an absent field would be missing
 local FAR = 2 ^ 49
 local MOST_RUNS = 101
 
@@ -16,7 +16,7 @@ local function number(value)
     return string.format('%.17g', value)
 end
 
--- A worker's slots, those reserved for high and for normal, and what it runs by class.
+-- A worker's slots, those reserved for high and for normal, and its running jobs by class.
 local function worker_of(who)
     local running = sessions.running(who)
     return { who.slots.total, who.slots.high, who.slots.normal, running[0], running[1], running[2] }
@@ -53,7 +53,7 @@ local function is_known(task, workers)
     return false
 end
 
--- Tasks of which jobs wait because sessions declined them, the longest waiting first.
+-- Tasks with jobs that wait because sessions declined them, the longest waiting first.
 function positions.declined(limit, most)
     local found, known = {}, {}
     for _, seq in ipairs(call('ZRANGE', S.p .. 'declined', 0, most - 1)) do
@@ -71,7 +71,7 @@ function positions.declined(limit, most)
     return found
 end
 
--- The median run time of the last jobs of a queue that completed.
+-- The median run time of the latest completed jobs of a queue.
 local function seconds_of(queue)
     local times = {}
     for _, member in ipairs(call('ZREVRANGE', keys.ended(queue, STATE.COMPLETED), 0, MOST_RUNS - 1)) do
@@ -133,11 +133,11 @@ local function count_class(e, ordered, class, bound)
     return total
 end
 
--- Its place among the waiting jobs of its lane, how many those are, and how many of its class go before it.
+-- The place of a job among the waiting jobs of its lane, how many those are, and how many of its class come before it.
 local function places_of(e, ordered)
     local before, everyone, lower = 0, 0, 0
     for class = CLASS.HIGH, CLASS.LOW do
-        -- In an ordered lane every rank is 0, so one look counts all classes.
+        -- In an ordered lane every rank is 0, so one count covers all classes.
         if not (e.lane and ordered) or class == 0 then
             local all = count_class(e, ordered, class, FAR)
             everyone = everyone + all
@@ -153,7 +153,7 @@ local function places_of(e, ordered)
     return before + 1, everyone, ordered and before or before - lower
 end
 
--- Until when a job keeps a place of the lane for a retry, and the task of the first that workers declined.
+-- Until when a retrying job keeps a place of the lane, and the task of the first job that workers declined.
 local function held_up(e)
     local soonest, task
     for _, seq in ipairs(call('ZRANGE', S.p .. 'hold:' .. keys.lane(e.queue, e.lane_key), 0, MOST_LOOKED_AT)) do
@@ -172,7 +172,7 @@ local function lane_waits(queue, lane, class, most)
     return math.min(most, count)
 end
 
--- Finish and tag of a lane's flow, for who only looks; nothing when it has none.
+-- Finish and tag of a lane's flow, read only; nothing when it has none.
 local function flow_at(domain, lane)
     local stored = write_buffer.hget(S.p .. 'flow', keys.flow(domain, lane))
     if stored then
@@ -180,7 +180,7 @@ local function flow_at(domain, lane)
     end
 end
 
--- The lanes that share a domain with a job which has `own` jobs of its lane and class before it.
+-- The lanes that compete with a job which has `own` jobs of its lane and class before it.
 local function line_of(e, own, limits)
     local domain = keys.domain(e.queue, e.class, e.inbox or '')
     local clock = call('HGET', S.p .. 'flow', domain)
@@ -229,13 +229,13 @@ end
 local function figures_of(e, queue, limits)
     local settles = queue_cache.settling(queue_cache.number(e.queue))[e.lane_key or '']
     if settles and e.state == STATE.PENDING then
-        e.lane, e.granted, e.flow = true, nil, nil -- it waits for its lane, whatever was changed of it already
+        e.lane, e.granted, e.flow = true, nil, nil -- it waits for its lane, even if its record was already changed
     end
     local ordered = e.lane and queue_cache.terms(queue_cache.number(e.queue), e.lane_key).ordered or false
     if settles then
         ordered = lane_limits.lane(e.queue, e.lane_key).ordered
     end
-    -- In an ordered lane a job that waits for its retry keeps its place; elsewhere what is scheduled has none yet.
+    -- In an ordered lane a retrying job keeps its place; other scheduled jobs have none yet.
     local in_line = e.arrival and (e.state ~= STATE.SCHEDULED or e.lane)
     local place, of, own = nil, 0, 0
     if in_line then
@@ -290,7 +290,7 @@ local function figures_of(e, queue, limits)
     }
 end
 
--- Waiting jobs and their queues, as counted. `limits`: lanes looked at, jobs counted, lanes counted.
+-- The figures of waiting jobs and of their queues. `limits`: lanes to read, jobs to count, lanes to count.
 function positions.of(ids, limits)
     NONE = cjson.null
     local queues, jobs, known = {}, {}, {}

@@ -1,12 +1,13 @@
--- Forgetting what retention does not keep.
+-- Forgets what retention does not keep.
 
--- Whether a content is that of a retry (`Job.as_new`). It ends with the job that is retried and three times nil, because a
--- retry has no delay, moment or expiry of its own. The byte of nil is in no text; the functions cannot read the whole.
+-- Whether this is the content of a retry (`Job.as_new`). It ends with the id of the retried job and three nils, because
+-- a retry has no delay, time or expiry of its own. No text contains the byte of nil; the functions cannot decode the
+-- whole content.
 local function is_retry(content)
     return string.find(string.sub(content, -4), '^[^\192]\192\192\192$') ~= nil
 end
 
--- `tasks`: where to note of which task it was.
+-- `tasks`: collects the task of the job.
 local function forget_job(seq, outcome, keep, tasks)
     local content = string.sub(call('HGET', S.p .. 'job', seq), 9)
     local until_ = outcome.finished_at + keep.id_seconds
@@ -46,18 +47,18 @@ local function forget_job(seq, outcome, keep, tasks)
     end
 end
 
--- Tasks of which there are no jobs left are listed no longer.
+-- Remove tasks without jobs from the list of tasks.
 local function forget_tasks(tasks)
-    id_sets.settle()
+    id_sets.drop_empty_blocks()
     for name in pairs(tasks) do
         if call('EXISTS', keys.task(name)) == 0 then
             call('SREM', S.p .. 'tasks', name)
-            queue_cache.changed() -- it remembers which there are
+            queue_cache.changed() -- it caches which tasks are listed
         end
     end
 end
 
--- Finished jobs of a queue and state past their age or beyond their number.
+-- Forget finished jobs of a queue and state beyond their age or their number.
 local function prune_state(keep, queue, state, limit, tasks)
     local completed = state == STATE.COMPLETED
     local age = completed and keep.completed_seconds or keep.failed_seconds
@@ -78,7 +79,7 @@ local function prune_state(keep, queue, state, limit, tasks)
     return #seqs
 end
 
--- A session that kept jobs ended in is part of their history.
+-- Forget old sessions, except those that are part of the history of a kept job.
 local function prune_sessions(before, limit)
     local gone = 0
     for _, id in ipairs(call('ZRANGEBYSCORE', S.p .. 'sessions_over', '-inf', before, 'LIMIT', 0, limit)) do
@@ -105,7 +106,7 @@ local function prune_bindings(before, limit)
     return #seqs
 end
 
--- Ids that need not be remembered any longer, unless they are those of new jobs by now.
+-- Forget remembered ids whose time is over, unless they belong to new jobs by now.
 local function prune_ids(limit)
     local ids = call('ZRANGEBYSCORE', S.p .. 'remembered', '-inf', S.now, 'LIMIT', 0, limit)
     for _, id in ipairs(ids) do
@@ -130,8 +131,8 @@ local function is_idle(queue, class)
     return step.tallied(queue, class, 'p') + step.tallied(queue, class, 'r') == 0
 end
 
--- Lanes that are empty and have caught up leave nothing. In a class of a queue that has no job at all there is no order to
--- keep: its clock moves past its flows. Goes on where the last call has ended.
+-- Forget flows of empty lanes that owe nothing. In a class of a queue without any job there is no order to keep: the
+-- clock moves past all flows. Continues where the last call ended.
 local function prune_flows(limit)
     local at = call('HGET', S.p .. 'counter', 'flows_seen') or '0'
     local page = call('HSCAN', S.p .. 'flow', at, 'COUNT', math.min(limit, MOST_LOOKED_AT))
@@ -158,7 +159,7 @@ local function prune_flows(limit)
     return gone
 end
 
--- Delete the jobs among these that are final; returns their ids.
+-- Delete the final jobs among these; returns their ids.
 function prune.forget(ids, keep)
     local gone, tasks = {}, {}
     for _, id in ipairs(ids) do
@@ -173,7 +174,7 @@ function prune.forget(ids, keep)
     return gone
 end
 
--- Tasks of which no declined job waits or runs.
+-- Forget inboxes of tasks without declined jobs.
 local function prune_unknown()
     local gone = 0
     for _, name in ipairs(call('SMEMBERS', S.p .. 'unknown')) do
@@ -184,7 +185,7 @@ local function prune_unknown()
     return gone
 end
 
--- Sets of tasks that no session which is there has.
+-- Forget task sets that no present session has.
 local function prune_task_sets(before, limit)
     local old = call('ZRANGEBYSCORE', S.p .. 'task_sets', '-inf', before, 'LIMIT', 0, limit)
     if #old == 0 then
@@ -204,7 +205,7 @@ local function prune_task_sets(before, limit)
     return gone
 end
 
--- Delete finished jobs past their age or beyond their number, and old records of other kinds.
+-- Delete finished jobs beyond their age or their number, and old records of other kinds.
 function prune.prune(keep, limit)
     local jobs, tasks = 0, {}
     for _, number in ipairs(call('HVALS', S.p .. 'queues')) do

@@ -1,4 +1,4 @@
--- Queues and their settings, remembered between steps. They change rarely; a counter tells when.
+-- Queues and their settings, cached between steps. They change rarely; a counter shows when.
 
 local known = {} -- by prefix: {mark, names, numbers, tasks, keys, steps, blocks}
 
@@ -17,7 +17,7 @@ local function refresh()
     local found = known[S.p]
     if not found or found.mark ~= mark then
         found = { mark = mark, names = {}, numbers = {}, tasks = {}, keys = key_names(), blocks = {} }
-        -- What has no generation yet cannot be told from what comes after the next loss.
+        -- Without a generation, the cache could not be told from one of other data after a loss.
         known[S.p] = S.generation ~= '' and found or nil
     end
     S.catalog, S.fresh = found, true
@@ -34,7 +34,7 @@ local function name_of(number)
     return 'lost-' .. number
 end
 
--- The record of a queue. One that is missing or damaged counts as that of a queue without settings.
+-- The record of a queue. A missing or damaged record counts as one without settings.
 function queue_cache.record(number, name)
     local record = step.get('queue', number)
     if record and type(record.name) == 'string' then
@@ -47,7 +47,7 @@ local function is_number(value)
     return value == nil or type(value) == 'number'
 end
 
--- What counts for a queue, out of its record: nothing, if that cannot be read.
+-- The effective settings in a record; empty if they cannot be read.
 local function settings_of(record)
     local done, settings = pcall(cjson.decode, record.settings or '{}')
     if not done or type(settings) ~= 'table' then
@@ -75,12 +75,12 @@ local function remember(number, record)
         settings = settings,
         rules = settings.lanes or {},
         single = {}, -- see enqueue_one.lua
-        settling = {}, -- lanes that do, see lane_limit_changes.lua
+        settling = {}, -- lanes that are being changed, see lane_limit_changes.lua
         paused = settings.paused,
         max_pending = settings.max_pending,
         closed = settings.closed and #settings.closed > 0 and settings.closed or nil,
     }
-    queue.bounded = queue.closed or queue.max_pending -- whether it does not take whatever comes
+    queue.bounded = queue.closed or queue.max_pending -- whether enqueue must check limits
     for _, rule in ipairs(queue.rules) do
         queue.bounded = queue.bounded or rule.max_pending
     end
@@ -96,7 +96,7 @@ local function remember(number, record)
     return queue
 end
 
--- The queue of a name if it was looked up before.
+-- The queue of a name, if it is cached.
 function queue_cache.remembered(name)
     if not S.fresh then
         refresh()
@@ -104,7 +104,7 @@ function queue_cache.remembered(name)
     return S.catalog.names[name]
 end
 
--- The queue of a name, nil when it is new: who only looks must not write.
+-- The queue of a name, nil when it is new: verbs that read must not write.
 function queue_cache.known(name)
     if not S.fresh then
         refresh()
@@ -117,7 +117,7 @@ function queue_cache.known(name)
     return found
 end
 
--- The same, made when it is new.
+-- The queue of a name, created when it is new.
 function queue_cache.queue(name)
     local found = queue_cache.known(name)
     if not found then
@@ -129,7 +129,7 @@ function queue_cache.queue(name)
     return found
 end
 
--- What a queue is that nobody has used: it has no settings, and no number yet.
+-- A queue that does not exist yet: without settings and number.
 function queue_cache.unknown(name)
     return { name = name, rules = {}, settling = {} }
 end
@@ -141,7 +141,7 @@ function queue_cache.number(number)
     return S.catalog.numbers[number] or remember(number, queue_cache.record(number))
 end
 
--- Which tasks a queue has jobs of, for who looks for jobs.
+-- Record that a queue has jobs of a task, for searches.
 function queue_cache.note_task(name)
     if not S.fresh then
         refresh()
@@ -152,8 +152,8 @@ function queue_cache.note_task(name)
     end
 end
 
--- Which block of each set of numbers was noted last (see id_sets.lua). It holds as long as every step since was one of this
--- server: another that was in charge meanwhile, or a copy of other data, may not have it.
+-- The block of each id set that was recorded last (see id_sets.lua). Valid only while every step since ran on this
+-- server: another server that was in charge meanwhile, or a copy of other data, may not have the block.
 function queue_cache.blocks()
     if not S.fresh then
         refresh()
@@ -170,7 +170,7 @@ function queue_cache.forget_blocks()
     S.catalog.blocks = {}
 end
 
--- This step was counted.
+-- The current step is counted as written.
 function queue_cache.wrote()
     local found = known[S.p]
     if found and found.steps == S.steps then
@@ -199,7 +199,7 @@ local function terms_of(rule)
     }
 end
 
--- The rules of a queue as they are looked up: exact keys, and prefixes by their lengths, the longest first.
+-- The rules of a queue, compiled for lookup: exact keys, and prefixes by length, the longest first.
 local function compiled(rules)
     local exact, prefixes, lengths = {}, {}, {}
     for _, rule in ipairs(rules) do
@@ -222,8 +222,8 @@ local function compiled(rules)
     return { exact = exact, prefixes = prefixes, lengths = lengths }
 end
 
--- What the rules say of a lane; '' is the lane of jobs without one. The longest literal prefix wins, an exact key before a
--- prefix. Not remembered by lane: a table of thousands of lanes would be walked through by each collection of garbage.
+-- The rule of a lane; '' is the lane of jobs without one. The longest literal prefix wins, and an exact key before a
+-- prefix. Not cached by lane: the garbage collector would traverse a table of thousands of lanes each time.
 function queue_cache.rule(queue, key)
     if key == '' or #queue.rules == 0 then
         return OPEN
@@ -251,7 +251,7 @@ function queue_cache.settling(queue)
     return queue.settling
 end
 
--- What holds for a lane: what its rule says, unless it settles.
+-- The terms of a lane: those of its rule, unless it settles.
 function queue_cache.terms(queue, key)
     local found = queue_cache.rule(queue, key)
     if queue.settling[key] then
@@ -263,7 +263,7 @@ function queue_cache.terms(queue, key)
     return found
 end
 
--- How many more jobs of a class may start, given what runs of each class (from 0 on).
+-- How many more jobs of a class may start, given the running jobs by class.
 function queue_cache.room(slots, running, class)
     local high, normal, low = running[0], running[1], running[2]
     local room = slots.total - high - normal - low

@@ -1,7 +1,7 @@
--- Reading: what a person or a worker looks at, of one moment.
+-- The reading verbs; each reads one moment.
 
--- A job with all that is told of it: seq, its queue's name, content with its time, headers, live record, outcome, attempts,
--- progress, result, the session it runs or ended in, its parent's id; '' for what there is not.
+-- A job with everything stored about it: seq, content with its time, headers, live record, outcome, attempts, progress,
+-- result, the session it runs or ended in, its parent's id, its id and the name of its queue; '' for absent parts.
 local function job_of(seq)
     local function part(hash)
         return call('HGET', S.p .. hash, seq) or ''
@@ -14,7 +14,7 @@ local function job_of(seq)
     else
         record, result = endings.get(seq)
         if not record then
-            return nil -- there is nothing left to tell; a recount ends it
+            return nil -- nothing is left to show; a recount ends it
         end
         live, outcome = '', pack(record)
     end
@@ -42,7 +42,7 @@ function reading.get(ids)
     return found
 end
 
--- Sessions with what they run, by class; the newest first. `id`: that one alone.
+-- Sessions with their running jobs by class, the newest first. `id`: only that one.
 function reading.sessions(id)
     local found = {}
     for _, each in ipairs(id and { id } or call('ZREVRANGE', S.p .. 'sessions', 0, -1)) do
@@ -55,7 +55,7 @@ function reading.sessions(id)
     return found
 end
 
--- The tasks that these sessions know, by the names of their sets: each set once.
+-- The tasks of these sessions, by task set.
 function reading.task_sets(sessions)
     local found = {}
     for _, each in ipairs(sessions) do
@@ -67,7 +67,7 @@ function reading.task_sets(sessions)
     return found
 end
 
--- The highest numbers of a set below `before`, at least `count` of them. What a session holds is looked at as a whole.
+-- The highest numbers of a set below `before`, at least `count` of them. Sets of held jobs are read as a whole.
 local function below(set, before, count)
     local key = S.p .. set
     if string.sub(set, -1) == '/' then
@@ -78,8 +78,8 @@ local function below(set, before, count)
     return call('ZREVRANGEBYSCORE', key, '(' .. before, '-inf', 'LIMIT', 0, count)
 end
 
--- Jobs that are in any of these sets, by number from before `before` downwards; no more than `count`. Returns them and whether
--- there are more.
+-- Jobs in any of these sets, by number from below `before` downwards, at most `count`. Returns them and whether there
+-- are more.
 function reading.scan(sets, before, count)
     local seqs, seen = {}, {}
     for _, set in ipairs(sets) do
@@ -95,15 +95,15 @@ function reading.scan(sets, before, count)
     end)
     local found = {}
     for i = 1, math.min(count, #seqs) do
-        -- A number without a job is passed over by who asks, and tells where to go on.
+        -- A number without a job is returned alone: the client skips it, but continues from there.
         local member = string.format('%d', seqs[i])
         found[i] = job_of(member) or { member }
     end
     return found, #seqs > count
 end
 
--- The job of a queue that arrived first of those that wait: the first of each flow, the first of those that wait for a place of
--- a lane, and those behind a gate. Of each at most `most` lanes, those that come next, and those with the longest backlog.
+-- The waiting job of a queue that arrived first: among the first of each flow, the first that wait for a place of a
+-- lane, and gated jobs. At most `most` lanes of each are read: those that are next, and those with the longest backlog.
 local function oldest_waiting(number, inboxes, most, stuck)
     local first = stuck[tonumber(number)] or {}
     local function consider(arrival, seq)
@@ -115,7 +115,7 @@ local function oldest_waiting(number, inboxes, most, stuck)
         for _, inbox in ipairs(inboxes) do
             local domain, found = keys.domain(number, class, inbox), nil
             for _, place in ipairs(call('ZRANGE', S.p .. 'line:' .. domain, 0, most - 1)) do
-                -- It begins with the arrival, which has leading zeros, and then has the lane.
+                -- The member begins with the arrival, with leading zeros, and then has the lane.
                 if not found or place < found then
                     found = place
                 end
@@ -147,8 +147,8 @@ end
 
 local OLDEST = 100
 
--- The first of each queue that waits among the oldest jobs of all. What waits for a worker that nobody knows is found here alone:
--- it is not gone before all others are.
+-- The first waiting job of each queue among the oldest jobs of all. Jobs that wait for an unknown worker are found only
+-- here.
 local function stuck_jobs()
     local seqs, found = {}, {}
     for _, block in ipairs(call('ZRANGE', S.alive, 0, 1)) do
@@ -168,8 +168,8 @@ end
 
 local TALLIED = { 's', 'p', 'r', 'c', 'f', 'x' }
 
--- Every queue: name, record, and by class the numbers of its jobs in each state; with the queues that live workers serve. Behind
--- it for each queue what the job is that waits longest, and the claims it had.
+-- Every queue: name, record, and counts by class and state; with the queues that live workers serve. Then for each
+-- queue the content of the job that has waited longest, and its claims.
 function reading.queues(most)
     local queues, serving, inboxes, oldest, stuck = {}, {}, { '' }, {}, stuck_jobs()
     for _, pool in ipairs(call('SMEMBERS', S.p .. 'pools')) do
@@ -206,12 +206,12 @@ function reading.queues(most)
     return oldest
 end
 
--- How many lanes of a backlog stand before the first one after this place.
+-- How many lanes of a backlog come before the first one after this position.
 local function lanes_before(backlog, after)
     local score = job_record.backlog(after[1], after[2])
     local text = string.format('%.0f', score)
     local low, high = call('ZCOUNT', backlog, '-inf', '(' .. text), call('ZCOUNT', backlog, '-inf', text)
-    -- Those that are equal stand by their names.
+    -- Lanes with equal scores are ordered by name.
     while low < high do
         local middle = math.floor((low + high) / 2)
         if call('ZRANGE', backlog, middle, middle)[1] > after[3] then
@@ -225,7 +225,7 @@ end
 
 local MOST_FLOWS = 10000
 
--- The number of the job of a lane that waits longest, '' for no lane. `domains`: those that have claimable jobs.
+-- The number of the job of a lane that has waited longest, '' for no lane. `domains`: those with claimable jobs.
 local function oldest_in_lane(number, lane, domains)
     local first, seq
     local function consider(arrival, member)
@@ -256,8 +256,9 @@ local function oldest_in_lane(number, lane, domains)
     return seq
 end
 
--- The lanes of a queue that have work, with what waits and what runs, the longest backlog first, from behind one of them on.
--- What has no lane comes first, without a name. Behind it for each what the job is that waits longest, and the claims it had.
+-- The lanes of a queue that have work, with their waiting and running jobs, the longest backlog first, after a given
+-- one. Jobs without a lane come first, without a name. Then for each the content of the job that has waited longest,
+-- and its claims.
 function reading.lanes(name, limit, after)
     local queue = queue_cache.known(name)
     if not queue then
@@ -296,7 +297,7 @@ function reading.lanes(name, limit, after)
     return answer
 end
 
--- Numbers of the jobs of a lane that run. `count` is how many do, if that is known.
+-- Numbers of the running jobs of a lane. `count` is how many there are, if known.
 local function running_of(queue, lane, count)
     local found = {}
     if lane == '' then
@@ -316,8 +317,8 @@ local function running_of(queue, lane, count)
     return found
 end
 
--- At least the next `asked.count` jobs of a lane, '' for none, in no order and some of them twice. First a record of the lane, then
--- for each job a record and when it came.
+-- At least the next `asked.count` jobs of a lane, '' for none, unordered and possibly twice. First a record of the
+-- lane, then for each job a record and the time when it was stored.
 function reading.lane_line(name, lane, asked)
     local queue = queue_cache.known(name)
     if not queue then
@@ -364,7 +365,7 @@ function reading.lane_line(name, lane, asked)
     return found
 end
 
--- Failed jobs by task and error group, out of some of the newest: of a queue, or '' for all.
+-- Failed jobs by task and error group, among some of the newest: of a queue, or '' for all.
 function reading.failures(name, task, first, count, tail)
     local set = keys.by('state', STATE.FAILED)
     if name ~= '' then
@@ -383,7 +384,7 @@ function reading.failures(name, task, first, count, tail)
             local key = job.task .. '\n' .. kind
             local group = known[key]
             if not group then
-                -- task, group, how many, the first and the last time, and of the newest: its reason, its id and the end of its error
+                -- task, group, count, first and last time; of the newest: reason, id and the end of its error
                 group = { job.task, kind, 0, job.finished_at, -1 }
                 known[key] = group
                 groups[#groups + 1] = group

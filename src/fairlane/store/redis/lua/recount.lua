@@ -1,4 +1,4 @@
--- Computing everything derived anew from the job records, for who does not trust it.
+-- Recomputes all derived data from the job records.
 
 local function compare(differences, what, was, is)
     if was ~= is then
@@ -6,7 +6,7 @@ local function compare(differences, what, was, is)
     end
 end
 
--- What a job that is claimable makes of its flow: its first one may be this.
+-- Account for a claimable job in its flow: it may be the first one.
 local function count_flow(heads, e)
     if e.flow and not e.session then
         local flow = fair_order.flow_of(e)
@@ -25,7 +25,7 @@ local function count_lane(waiting, e)
     end
 end
 
--- A job that is not final holds its unique value.
+-- A job that is not final holds its unique key.
 local function check_unique(differences, e)
     if e.uniq then
         local field = e.task .. '\0' .. e.uniq
@@ -41,7 +41,7 @@ local function is_held(set)
     return string.sub(set, #S.p + 1, #S.p + 5) == 'held:'
 end
 
--- The members of a set in which live jobs may be.
+-- The members of a set that may contain live jobs.
 local function members_of(set)
     if set == S.alive then
         return id_sets.all(set)
@@ -51,7 +51,7 @@ local function members_of(set)
     return call('ZRANGE', set, 0, -1)
 end
 
--- Whether a job is in a set of numbers. `known`: what was looked at, by set.
+-- Whether a job is in an id set. `known`: sets that were read before.
 local function is_in(known, set, seq)
     if not known[set] then
         known[set] = {}
@@ -62,12 +62,12 @@ local function is_in(known, set, seq)
     return known[set][seq]
 end
 
--- Jobs whose records are missing or cannot be read end first: what is left of them is derived too.
+-- Fail jobs whose records are missing or cannot be read, before anything is computed from them.
 local function end_damaged(differences)
     local found = {}
     for _, seqs in ipairs({ call('HKEYS', S.live), id_sets.all(S.alive), call('ZRANGE', S.p .. 'later', 0, -1) }) do
         for _, seq in ipairs(seqs) do
-            -- A number that stands for nothing at all is removed from where it is, like any other stranger.
+            -- A number without any record is removed from the set below.
             local is_job = write_buffer.hget(S.live, seq) or write_buffer.hget(S.p .. 'job', seq)
             if is_job and not found[seq] and not job_record.look(seq) then
                 found[seq] = true
@@ -82,11 +82,11 @@ local function end_damaged(differences)
     end
 end
 
--- What tallies, lanes and flows should be, out of the live jobs; each job is put where it belongs. `belongs`: who is to be in
--- each set.
+-- The counters, lanes and flows that follow from the live jobs; each job is added to the sets it belongs to. `belongs`:
+-- the members of each set.
 local function count_live(differences)
     local tallies, granted, heads, waiting, belongs, known, jobs = {}, {}, {}, {}, {}, {}, 0
-    queue_cache.forget_blocks() -- what it remembers may be what is wrong
+    queue_cache.forget_blocks() -- the cache may be what is wrong
     for _, seq in ipairs(call('HKEYS', S.p .. 'live')) do
         local e = job_record.get(seq)
         jobs = jobs + 1
@@ -123,7 +123,7 @@ local function count_live(differences)
     return tallies, granted, heads, waiting, belongs, jobs
 end
 
--- Flows with what comes first in each, and their places in line: nothing starts that does not stand there.
+-- Correct the first job of each flow, and the line: only flows in line can start jobs.
 local function recount_flows(differences, heads)
     for _, key in ipairs(call('HKEYS', S.p .. 'flow')) do
         local queue, class, inbox, lane = string.match(key, '^(%d+)%.(%d)%.([^|]*)|(.*)$')
@@ -133,7 +133,7 @@ local function recount_flows(differences, heads)
     end
     local lines = {}
     for _, flow in pairs(S.flows) do
-        -- What a lane has that settles is not in line.
+        -- Flows of a lane that settles are not in line.
         local first = not queue_cache.settling(queue_cache.number(flow.domain.queue))[flow.lane] and heads[flow] or nil
         local head = first and first.arrival
         if flow.head ~= head then
@@ -196,7 +196,7 @@ local function recount_backlogs(differences, waiting)
     end
 end
 
--- The sets in which live jobs may be.
+-- The sets that may contain live jobs.
 local function sets_of_jobs()
     local found = { 'alive/', 'later', 'expiry', 'declined', 'overdue', 'holding', 'due:0', 'due:1', 'due:2' }
     for _, flow in pairs(S.flows) do
@@ -216,7 +216,7 @@ local function sets_of_jobs()
     return found
 end
 
--- They have no others.
+-- Remove members that do not belong.
 local function drop_strangers(differences, belongs)
     for _, name in ipairs(sets_of_jobs()) do
         local set = S.p .. name
@@ -229,9 +229,9 @@ local function drop_strangers(differences, belongs)
     end
 end
 
--- What is noted of blocks that are empty.
+-- Remove entries of empty blocks.
 local function drop_blocks(differences)
-    id_sets.settle()
+    id_sets.drop_empty_blocks()
     for _, block in ipairs(call('ZRANGE', S.alive, 0, -1)) do
         if call('EXISTS', S.alive .. block) == 0 then
             compare(differences, 'block ' .. block .. ' of alive', 'there', nil)
@@ -240,8 +240,8 @@ local function drop_blocks(differences)
     end
 end
 
--- Compute everything derived anew from the job records, correct what differs, and say what did. With more than `most` jobs it
--- is refused: everybody else would have to wait for it.
+-- Recompute all derived data from the job records, correct and return the differences. Refused with more than `most`
+-- jobs, because all other calls wait for it.
 function recount.recount(most)
     local count, differences = call('HLEN', S.live), {}
     if count > most then

@@ -1,10 +1,12 @@
--- Sessions: registering, renewing, leaving, and being declared dead, with all that follows for their jobs and bindings.
--- A session has: seq, id, kind, state (live, stopping, ended, dead), host, pid, pool, index, named, queues, slots {total, high,
--- normal}, started_at, ended_at, lease, expires, claim, task_set (nil: it does not say which tasks it knows), ahead (that claim was answered before it was made, see idle_workers.lua).
+-- Sessions: registering, renewing, leaving and being declared dead, with the consequences for their jobs and bindings.
+--
+-- A session has: seq, id, kind, state (live, stopping, ended, dead), host, pid, pool, index, named, queues, slots
+-- {total, high, normal}, started_at, ended_at, lease, expires, claim, task_set (nil: its tasks are unknown), ahead (the
+-- last claim was answered by a push, see idle_workers.lua).
 
 local MOST_BOUND = 1000
 
--- A session; nil when there is none, or its record cannot be read.
+-- A session; nil if there is none, or its record cannot be read.
 function sessions.get(id)
     local who = step.get('session', id)
     return who and who.id and who.pool and type(who.expires) == 'number' and type(who.lease) == 'number' and who or nil
@@ -18,18 +20,18 @@ function sessions.is_present(who)
     return who and (who.state == 'live' or who.state == 'stopping')
 end
 
--- How history names it: a worker by its place, anybody else by its host.
+-- The name of a session in the history: pool and index of a worker, otherwise the host.
 function sessions.worker(who)
     return who.index and keys.worker(who.pool, who.index) or who.host
 end
 
--- The session that is, or was last, at a place.
+-- The current or last session of an index.
 local function last_at(pool, index)
     local id = call('HGET', S.p .. 'pool:' .. pool, index)
     return id and sessions.get(id) or nil
 end
 
--- The live worker that an inbox belongs to, nil when it waits for one to be bound to.
+-- The live worker that an inbox belongs to; nil if there is none.
 function sessions.at(inbox)
     local pool, index = string.match(inbox, '^(.*)/(%d+)$')
     local who = pool and last_at(pool, index)
@@ -45,19 +47,19 @@ function sessions.serves_queue(who, queue)
     return false
 end
 
--- Whether a session knows a task, or does not say.
+-- Whether a session knows a task, or its tasks are unknown.
 function sessions.knows(who, task)
     local known = not who.task_set or call('HGET', S.p .. 'task_set', who.task_set)
     return known == true or (known and string.find(known, '\n' .. task .. '\n', 1, true) ~= nil) or false
 end
 
--- What a worker runs, by class.
+-- Running jobs of a worker, by class.
 function sessions.running(who)
     local p = S.p .. 'held:' .. who.id .. ':'
     return { [0] = call('SCARD', p .. '0'), call('SCARD', p .. '1'), call('SCARD', p .. '2') }
 end
 
--- The last session of every place of a pool, by index.
+-- The last session of every index of a pool, by index.
 function sessions.of_pool(pool)
     local found, all = {}, call('HGETALL', S.p .. 'pool:' .. pool)
     for i = 1, #all, 2 do
@@ -72,12 +74,12 @@ function sessions.of_pool(pool)
     return found
 end
 
--- Whether an index is taken: its session is there, or is a named one that may come back.
+-- Whether an index is taken: its session is present, or is a named one that may come back.
 local function keeps_index(who)
     return sessions.is_present(who) or (who.state == 'ended' and who.named and who.expires > S.mono)
 end
 
--- The indices that a key may be bound to.
+-- The indexes that a key may be bound to.
 function sessions.live(pool)
     local found = {}
     for _, who in ipairs(sessions.of_pool(pool)) do
@@ -88,7 +90,7 @@ function sessions.live(pool)
     return found
 end
 
--- Whether somebody serves a place, or may come back to it.
+-- Whether a worker serves an index, or may come back to it.
 function sessions.serves(pool, index)
     local who = last_at(pool, index)
     return who and keeps_index(who)
@@ -108,11 +110,13 @@ local function held_by(who)
     return found
 end
 
--- Turns that a session waited for go with it, before those it holds: or the next would start in a dead session.
+-- Cancel the turns that a session waits for, before ending those it holds; otherwise the next would start in a dead
+-- session.
 local function waiter_gone(who)
     local gone = 0
     for _, seq in ipairs(call('ZRANGE', S.p .. 'waits:' .. who.id, 0, -1)) do
-        -- Read again: the end of one turn may have started the next. What runs is ended with the rest of what it holds.
+        -- Read again: the end of one turn may have started the next. Running ones are ended with the rest of what it
+        -- holds.
         local e = job_record.get(seq)
         if e and e.state ~= STATE.RUNNING then
             endings.finish(e, STATE.CANCELLED, { reason = REASON.WAITER_GONE })
@@ -122,7 +126,7 @@ local function waiter_gone(who)
     return gone
 end
 
--- Jobs that a session holds and whose records cannot be read end with it.
+-- Fail the jobs of a session whose records cannot be read.
 local function fail_damaged(who)
     for _, class in ipairs({ '0', '1', '2', 't' }) do
         local set = keys.held(who.id, class)
@@ -144,8 +148,8 @@ local function close(who, state)
     call('ZADD', S.p .. 'sessions_over', S.now, who.id)
 end
 
--- A session is dead, for good. Its bindings go first, so that its jobs are placed anew at once; of very many, up to `most`.
--- Returns how many bindings were lost, and how many of `most` were left.
+-- Declare a session dead, for good. Up to `most` of its bindings are closed first, so that their jobs are placed again
+-- at once. Returns how many bindings were lost, and how much of `most` is left.
 local function declare_dead(who, keep_bindings, fates, most)
     close(who, 'dead')
     fates[STATE.CANCELLED] = (fates[STATE.CANCELLED] or 0) + waiter_gone(who)
@@ -160,11 +164,12 @@ local function declare_dead(who, keep_bindings, fates, most)
     return lost, left
 end
 
--- The same index cannot be held twice. On the same host the newcomer is the old one restarted, and has its keys; else they are
--- lost first, up to `most`. Returns false if there are more.
+-- Free an index for a new session. On the same host it is the old worker restarted, which keeps its keys; otherwise up
+-- to `most` of them are lost first. Returns false if there are more.
 local function make_room(new, index, most)
     local old = last_at(new.pool, index)
-    -- The state its keys are bound to lies on another machine, or was given up, or others have begun to take its keys.
+    -- Keys are not kept if their state is on another machine, if it was given up, or if other workers have begun to
+    -- take the keys.
     local is_there, came_back = sessions.is_present(old), old and old.host == new.host and old.expires > S.mono
     local keeps = came_back and (is_there or old.named) and not bindings.is_losing(new.pool, index)
     if is_there then
@@ -192,14 +197,14 @@ local function lowest_free(pool)
     for _, who in ipairs(sessions.of_pool(pool)) do
         taken[who.index] = keeps_index(who)
     end
-    -- Nor one whose last worker is forgotten and has keys to lose.
+    -- An index is also taken while a forgotten worker has keys to lose.
     while taken[index] or not bindings.is_clear(pool, index) do
         index = index + 1
     end
     return index
 end
 
--- Extend a lease. If it had run out, jobs that found no live worker meanwhile are bound now.
+-- Extend a lease. If it had expired, bind the jobs that found no live worker meanwhile.
 local function extend(who)
     local was_late = who.expires <= S.mono
     who.expires = S.mono + who.lease
@@ -210,8 +215,8 @@ local function extend(who)
     end
 end
 
--- Make a session known, take over or give out an index, and bring the worker what waited for it. Returns false if it must be
--- asked again, because whoever had the index before has more than `most` keys and jobs of those to lose.
+-- Register a session, take over or assign an index, and bind the jobs that waited for a worker. Returns false if the
+-- call must be repeated, because the previous worker of the index has more than `most` keys and jobs of those to lose.
 function sessions.register(new, most)
     local known = sessions.get(new.id)
     if known then
@@ -256,7 +261,7 @@ local function name_of(id, fence)
     return id .. ' ' .. fence
 end
 
--- Extend a lease, and settle what the session and the store believe differently.
+-- Extend a lease, and reconcile what the session believes it holds with what the store has.
 function sessions.renew(id, held, claim, stopping)
     local who = sessions.get(id)
     if not sessions.is_present(who) then
@@ -290,7 +295,7 @@ function sessions.renew(id, held, claim, stopping)
     return { lost = lost, cancel = cancel, taken_back = taken_back, now = S.now }
 end
 
--- Go on with the keys of workers that are gone, up to `most` of them and of their jobs. Returns how many keys were lost, and
+-- Continue to release the keys of dead workers, up to `most` keys and jobs. Returns how many keys were lost, and
 -- whether there are more.
 function sessions.lose(most)
     local lost, left = 0, most
@@ -330,8 +335,8 @@ local function end_session(who, begun, most)
     end
 end
 
--- End a session and give back what it has. `begun` nil: all of it had begun. Returns whether it has more than `most` keys and jobs
--- of those to lose.
+-- End a session and take back what it holds. `begun` nil: all of it had begun. Returns whether more than `most` keys
+-- and jobs of those are left to release.
 function sessions.leave(id, begun, most)
     local who = sessions.get(id)
     if not who then
@@ -340,7 +345,7 @@ function sessions.leave(id, begun, most)
     if sessions.is_present(who) then
         end_session(who, begun, most)
     end
-    -- Also if this call is repeated.
+    -- Also when this call is repeated.
     return (who.index and not sessions.serves(who.pool, who.index) and not bindings.is_clear(who.pool, who.index)) or false
 end
 
@@ -352,8 +357,8 @@ local function sum(fates)
     return all
 end
 
--- Declare the expired dead, and close bindings nobody serves. What a session holds is given back in the step that ends it, so
--- nothing is ever left with one that is gone.
+-- Declare expired sessions dead, and close bindings that no worker serves. Everything a session holds is given back in
+-- the step that ends it, so nothing stays with a session that is gone.
 function sessions.rescue(limit, declare, most)
     local declared, lost, fates, more, left = {}, 0, {}, false, most
     if declare then
@@ -367,7 +372,8 @@ function sessions.rescue(limit, declare, most)
                 declared[#declared + 1] = id
                 its, left = declare_dead(who, false, fates, left)
             else
-                -- Its record cannot be read. What it holds is given back, and its keys are lost below, where nobody serves them.
+                -- Its record cannot be read. What it holds is given back here, and its keys are released below with
+                -- those that no worker serves.
                 call('ZREM', S.p .. 'present', id)
                 local lost_one = { id = id, host = 'unknown' }
                 fail_damaged(lost_one)

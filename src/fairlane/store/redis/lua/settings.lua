@@ -1,7 +1,7 @@
--- Settings of queues and lanes, schedules, and leadership: the small records that everybody shares.
+-- Settings of queues and lanes, schedules, tokens and leadership: small records shared by all processes.
 
--- Refuse a user who may not use all of these commands on the keys and channels of the namespace: functions run with the
--- rights of their caller, so a step would break off in the middle.
+-- Refuse a user that lacks any of these commands on the keys and channels of the namespace: functions run with the
+-- rights of their caller, so a step would stop halfway.
 function settings.check_rights(commands)
     for _, command in ipairs(commands) do
         local name, part = string.match(command, '^(%u+)|?(%u*)$')
@@ -17,7 +17,7 @@ function settings.check_rights(commands)
     end
 end
 
--- Make the namespace if it is new, for code that knows this schema. Returns the schema there is.
+-- Create the namespace if it is new. Returns its schema; refuses one that is newer than `schema`.
 function settings.open(schema)
     local stored = tonumber(call('HGET', S.p .. 'counter', 'schema') or nil)
     if not stored then
@@ -30,8 +30,8 @@ function settings.open(schema)
     return stored
 end
 
--- Limited lanes that have jobs get their new places, at once if nothing else changes. Returns which lanes were limited.
--- `unsettled`: where to note those that have to settle.
+-- Give limited lanes that have jobs their new limits, at once if nothing else changes. Returns which lanes were
+-- limited. `unsettled`: collects the lanes that have to settle.
 local function resize_lanes(queue, unsettled)
     local lanes, names, limited = call('SMEMBERS', S.p .. 'lanes:' .. queue.number), {}, {}
     for i, key in ipairs(lanes) do
@@ -50,8 +50,7 @@ local function resize_lanes(queue, unsettled)
     return limited
 end
 
--- The lanes that have jobs get what the rules give them now. All of them are looked at, which is why settings change rarely, but
--- only those change that have got another limit.
+-- Apply the rules to the lanes that have jobs. All such lanes are read, but only those with another limit are changed.
 local function apply(queue, changed)
     if changed then
         local unsettled = {}
@@ -63,11 +62,11 @@ local function apply(queue, changed)
         end
         lane_limit_changes.begin(queue, unsettled)
     end
-    endings.tell_queue(queue.number)
+    endings.notify_queue(queue.number)
 end
 
--- Store settings that the client has merged, unless they changed since it read them. Returns whether they are stored, and
--- whether lanes settle now that have more than `most` jobs together.
+-- Store settings that the client has merged, unless they changed since it read them. Returns whether they are stored,
+-- and whether more than `most` jobs of lanes are left to change.
 function settings.configure(seen, changes, most)
     if tonumber(S.settings) ~= seen then
         return false, false
@@ -84,7 +83,7 @@ function settings.configure(seen, changes, most)
     return true, lane_limit_changes.settle(most)
 end
 
--- Store schedules; a changed timetable begins anew.
+-- Store schedules; a changed timetable starts over.
 function settings.declare(schedules, args)
     for _, new in ipairs(schedules) do
         local old = step.get('schedule', new.name)
@@ -107,7 +106,7 @@ function settings.fired(name, slot)
     end
 end
 
--- Store a token, unless its id is taken; returns what is stored then. `lasts`: for how many seconds it is valid, if not for ever.
+-- Store a token, unless its id is taken; returns the stored one. `lasts`: its validity in seconds, nil for ever.
 function settings.add_token(token, lasts)
     local old = step.get('token', token.id)
     if old then
@@ -140,7 +139,7 @@ function settings.tokens()
     return found
 end
 
--- Who leads, or led last; nil when nobody has, or the record cannot be read.
+-- The current or last leader; nil when there is none, or the record cannot be read.
 function settings.leader()
     local raw = call('GET', S.p .. 'leader')
     local leader = raw and damage.unpacked(raw)
@@ -154,7 +153,7 @@ function settings.lead(session, lease, term)
     local number
     if not term then
         if over then
-            -- Kept a second time: a record that cannot be read must not bring an old number back.
+            -- Stored twice: a leader record that cannot be read must not bring an old number back.
             number = math.max(leader and leader.term or 0, tonumber(call('HGET', S.p .. 'counter', 'term') or 0)) + 1
             call('HSET', S.p .. 'counter', 'term', number)
         elseif leader.session == session then
@@ -172,12 +171,12 @@ function settings.lead(session, lease, term)
     return number
 end
 
--- Give up a term; its number stays, so that the next one is higher.
+-- Resign from a term; its number is kept, so that the next one is higher.
 function settings.resign(term)
     local leader = settings.leader()
     if leader and leader.term == term and leader.session then
         leader.session = nil
         call('SET', S.p .. 'leader', pack(leader))
-        step.tell('leader')
+        step.notify('leader')
     end
 end

@@ -1,17 +1,17 @@
--- One atomic step: the time, and the records it has touched. Redis runs one at a time and to its end, so there is one.
+-- One atomic step: its time, and the records it has touched. Redis runs one step at a time, so there is one `S`.
 --
--- Nothing is rolled back here: a verb refuses (`step.refuse`) before it writes anything. Flows, lanes and tallies are
--- touched many times by one batch and looked up only here, so they are kept and written once, by `step.flush`.
+-- Nothing is rolled back: a verb refuses (`step.refuse`) before it writes anything. Flows, lanes and counters are
+-- changed many times by one batch; they are kept in memory and written once, by `step.flush`.
 
--- What every step looks at. `generation` tells the data from those of an emptied or replaced server, `steps` counts what was
--- written, so that a server that has gone back shows.
+-- The counters that every step reads. `generation` distinguishes the data from those of an emptied or replaced server;
+-- `steps` counts the steps that wrote, which shows when a server returned to an earlier state.
 local function read_counters()
     local found = redis.call('HMGET', S.p .. 'counter', 'generation', 'settings', 'steps', 'seq', 'arrival')
     S.generation, S.settings = found[1] or '', found[2] or '0'
     S.steps, S.seq, S.arrival = tonumber(found[3] or 0), tonumber(found[4] or 0), tonumber(found[5] or 0)
 end
 
--- Whoever has seen another generation knows that data were lost.
+-- Start a new generation. A client that has seen another one learns that data were lost.
 function step.begin_generation()
     local time = redis.call('TIME')
     S.generation = time[1] .. '.' .. time[2]
@@ -26,7 +26,7 @@ function step.save_counters()
     queue_cache.wrote()
 end
 
--- What a step is about, and when it is: enough for one that gathers nothing. ARGV: the time and the time for leases, both
+-- Prefix, time and counters: enough for a step without a write buffer. ARGV: the time and the time for leases, both
 -- empty outside of tests.
 function step.begin_alone(names, args)
     if not call then
@@ -41,26 +41,26 @@ function step.begin_alone(names, args)
     else
         S.now, S.mono = tonumber(args[1]), tonumber(args[2])
     end
-    S.stamp = bytes('>d', S.now) -- before the content of jobs that come now
+    S.stamp = bytes('>d', S.now) -- goes before the content of new jobs
     read_counters()
 end
 
 local function begin(names, args)
     S.writes, S.noted, S.names, S.roomy = {}, {}, {}, {}
-    S.topics, S.changes, S.told = {}, {}, {}
+    S.topics, S.changes, S.notified = {}, {}, {}
     S.tally, S.domains, S.flows, S.lanes = {}, {}, {}, {}
     S.indexed, S.damaged = {}, {}
-    S.flow, S.domain, S.dirty, S.direct, S.heard, S.thinned, S.has_headers = nil, nil, false, false, nil, nil, nil
+    S.flow, S.domain, S.dirty, S.direct, S.has_listeners, S.thinned, S.has_headers = nil, nil, false, false, nil, nil, nil
     step.begin_alone(names, args)
     S.live, S.alive = S.p .. 'live', S.p .. 'alive/'
 end
 
--- Refuse a call, which has written nothing yet: an error of ours for the client to raise.
+-- Refuse a call that has written nothing yet. The client raises the error.
 function step.refuse(code, message, detail)
     error({ refused = { code = code, message = message, detail = detail } })
 end
 
--- Run a verb, and answer with what it returns, or with why it was refused.
+-- Run a verb, and answer with its result or with its refusal.
 function step.run(verb, names, args)
     begin(names, args)
     local done, answer = pcall(verb, args)
@@ -74,21 +74,21 @@ function step.run(verb, names, args)
     error(answer, 0)
 end
 
--- An answer that tells of the data that it comes from; see `losses.py`.
+-- An answer with the signature of its data; see `data_loss.py`.
 function step.signed(answer)
     answer.generation, answer.steps = S.generation, S.steps
     return pack(answer)
 end
 
--- Topics that begin with these letters are about jobs: a change of one, or of the line that it waits in.
+-- The first letters of topics about jobs: `job:` and `place:`.
 local ABOUT_JOBS = { j = true, p = true }
 local MOST_TOPICS = 1000
 local EVERYTHING = '*'
 
--- Tell who listens to a topic, at the end of the step.
-function step.tell(topic)
-    if not S.told[topic] then
-        S.told[topic] = true
+-- Publish a topic at the end of the step.
+function step.notify(topic)
+    if not S.notified[topic] then
+        S.notified[topic] = true
         local is_about_job = ABOUT_JOBS[string.sub(topic, 1, 1)]
         local topics = is_about_job and S.changes or S.topics
         topics[#topics + 1] = topic
@@ -98,31 +98,33 @@ function step.tell(topic)
     end
 end
 
--- Publish topics on one of the two channels of a namespace; when they are too many, whoever hears it looks at everything.
+-- Publish topics on one of the two channels of a namespace. Too many topics are replaced by one that stands for
+-- everything.
 local function publish(channel, topics)
     if #topics > 0 then
         call('PUBLISH', S.p .. channel, #topics > MOST_TOPICS and EVERYTHING or table.concat(topics, '\n'))
     end
 end
 
--- Whether anybody hears of jobs: mostly nobody waits for one, and to tell of each costs about as much as to start it.
-function step.is_heard()
-    if S.heard == nil then
-        S.heard = redis.call('PUBSUB', 'NUMSUB', S.p .. 'jobs')[2] > 0
+-- Whether any client listens for jobs: mostly none does, and publishing each change costs about as much as starting a
+-- job.
+function step.has_listeners()
+    if S.has_listeners == nil then
+        S.has_listeners = redis.call('PUBSUB', 'NUMSUB', S.p .. 'jobs')[2] > 0
     end
-    return S.heard
+    return S.has_listeners
 end
 
-function step.tell_job(id)
-    if step.is_heard() then
-        step.tell('job:' .. id)
+function step.notify_job(id)
+    if step.has_listeners() then
+        step.notify('job:' .. id)
     end
 end
 
--- Whoever waits in this lane has moved up.
-function step.tell_line(queue, lane)
-    if step.is_heard() then
-        step.tell('place:' .. queue_cache.number(queue).name .. '/' .. lane)
+-- Jobs that wait in this lane have moved up.
+function step.notify_lane(queue, lane)
+    if step.has_listeners() then
+        step.notify('place:' .. queue_cache.number(queue).name .. '/' .. lane)
     end
 end
 
@@ -130,13 +132,13 @@ function step.next(counter, by)
     return call('HINCRBY', S.p .. 'counter', counter, by or 1)
 end
 
--- The next number of a job.
+-- The next job number.
 function step.new_seq()
     S.seq = S.seq + 1
     return S.seq
 end
 
--- The next number in the order of admission.
+-- The next number in the order of arrival.
 function step.next_arrival()
     S.arrival = S.arrival + 1
     return S.arrival
@@ -176,7 +178,7 @@ function step.check_term(term)
     end
 end
 
--- Tallies: jobs of a queue by class and state.
+-- Count jobs of a queue by class and state.
 function step.count(queue, class, column, by)
     local row = S.tally[queue]
     if not row then
@@ -202,7 +204,7 @@ function step.tallied(queue, class, column)
     return tonumber(call('HGET', keys.tally(queue), class .. column) or 0)
 end
 
--- Write what was kept, and tell who listens.
+-- Write everything that was kept, and publish the topics.
 function step.flush()
     step.flush_tally()
     fair_order.save_flows()
@@ -216,12 +218,12 @@ function step.flush()
     end
     S.lanes, S.flows, S.domains, S.flow, S.domain = {}, {}, {}, nil, nil
     job_record.flush_lanes()
-    id_sets.settle()
+    id_sets.drop_empty_blocks()
     write_buffer.flush()
     if S.dirty then
         step.save_counters()
     end
     publish('topics', S.topics)
     publish('jobs', S.changes)
-    S.topics, S.changes, S.told = {}, {}, {}
+    S.topics, S.changes, S.notified = {}, {}, {}
 end

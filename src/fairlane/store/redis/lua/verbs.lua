@@ -1,10 +1,11 @@
--- The verbs of the port, one function of the library each. KEYS: the prefix of the namespace. ARGV: the time and the time for
--- leases, both empty outside of tests, then what is said here; `m` is a MessagePack value. The answer is a MessagePack map,
--- {refused = …} when nothing was done; of `claim` and `finish` a list, first the verdicts, then three parts for each claimed job.
+-- The verbs of the port, one function of the library each. KEYS: the prefix of the namespace. ARGV: the time and the
+-- time for leases, both empty outside of tests, then the arguments listed here; `m` is a MessagePack value. The answer
+-- is a MessagePack map, {refused = …} when nothing was done. `claim` and `finish` answer with a list: first the
+-- verdicts, then three parts for each claimed job.
 
--- Flags: without `allow-oom` a verb is refused by a server whose memory is full, before it begins. So are those that store
--- as much as their callers like. Those that work off what is there go on, and so does what processes declare when they start,
--- which is little: else nobody could start who makes room.
+-- Flags: a server whose memory is full rejects a verb without `allow-oom` before it begins. That holds for verbs that
+-- store data of any size. Verbs that work off jobs are allowed, and so are the small declarations of a starting
+-- process: otherwise no process could start that makes room.
 local function verb(name, flags, run)
     redis.register_function({
         function_name = NAME .. '_' .. name,
@@ -21,9 +22,10 @@ verb('open', { 'allow-oom' }, function(args)
     return step.signed({ schema = settings.open(tonumber(args[3])) })
 end)
 
--- the generation, what was found, m what to complete {session, id, fence, place of its result or 0}, then the results
+-- the generation, what was found, m what to complete {session, id, fence, stamp, argument number of its result or 0},
+-- then the results
 verb('lost', { 'allow-oom' }, function(args)
-    return step.signed(data_loss.mend(args[3], args[4], unpacked(args[5]), args))
+    return step.signed(data_loss.report(args[3], args[4], unpacked(args[5]), args))
 end)
 
 -- m requests, then content and headers of each
@@ -31,8 +33,8 @@ verb('enqueue', {}, function(args)
     return step.signed({ answers = enqueue.enqueue(unpacked(args[3]), args, 4) })
 end)
 
--- id, queue, class, task, the end of its ticket, content, headers, and its lane if it has one; answers like `enqueue`, or with
--- the signature alone
+-- id, queue, class, task, the end of its packed record, content, headers, and its lane if it has one; answers like
+-- `enqueue`, or with the signature alone
 redis.register_function({
     function_name = NAME .. '_enqueue_one',
     callback = function(names, args)
@@ -71,7 +73,7 @@ verb('lose', { 'allow-oom' }, function(args)
     return pack({ more = more })
 end)
 
--- session, m {number, total, asks, whether the next claim may be answered ahead, bytes of the answer}
+-- session, m {number, total, asks, whether the next claim may be answered by a push, bytes of the answer}
 verb('claim', { 'allow-oom' }, function(args)
     local call_ = unpacked(args[4])
     local who = claim.check(args[3], call_[1])
@@ -90,7 +92,7 @@ verb('finish', { 'allow-oom' }, function(args)
     return answer
 end)
 
--- session, m reports {id, fence, place of its bytes}, then the bytes
+-- session, m reports {id, fence, argument number of its bytes}, then the bytes
 verb('progress', {}, function(args)
     return pack({ verdicts = finish.progress(args[3], unpacked(args[4]), args) })
 end)
@@ -157,13 +159,13 @@ verb('settle', { 'allow-oom' }, function(args)
     return pack({ more = lane_limit_changes.settle(tonumber(args[3])) })
 end)
 
--- m schedules {name, timetable, place of its job}, then the jobs
+-- m schedules {name, timetable, argument number of its job}, then the jobs
 verb('declare', { 'allow-oom' }, function(args)
     settings.declare(unpacked(args[3]), args)
     return pack({ done = true })
 end)
 
--- m token, for how many seconds it is valid or empty
+-- m token, its validity in seconds or empty
 verb('add_token', {}, function(args)
     return pack({ token = settings.add_token(unpacked(args[3]), tonumber(args[4])) })
 end)
@@ -195,29 +197,30 @@ verb('leader', { 'no-writes' }, function()
     return pack({ leader = leads and { leader.term, leader.session, leader.lease, leader.expires - S.mono } or false })
 end)
 
--- m sets, the number before which to look, how many
+-- m sets, the number below which to read, how many
 verb('scan', { 'no-writes' }, function(args)
     local found, more = reading.scan(unpacked(args[3]), args[4], tonumber(args[5]))
     found[#found + 1] = more and '1' or ''
     return found
 end)
 
--- how many lanes of a queue to look at
+-- how many lanes of a queue to read
 verb('queues', { 'no-writes' }, function(args)
     return reading.queues(tonumber(args[3]))
 end)
 
--- queue, limit, m {waiting, running, lane} after which to go on, or empty
+-- queue, limit, m {waiting, running, lane} after which to continue, or empty
 verb('lanes', { 'no-writes' }, function(args)
     return reading.lanes(args[3], tonumber(args[4]), args[5] ~= '' and unpacked(args[5]) or nil)
 end)
 
--- queue, lane or empty, m {whether those that run, by class after which arrival to go on or false, how many}
+-- queue, lane or empty, m {whether to include running jobs, by class the arrival after which to continue or false, how
+-- many}
 verb('lane_line', { 'no-writes' }, function(args)
     return reading.lane_line(args[3], args[4], unpacked(args[5]))
 end)
 
--- queue or empty, task or empty, how many to pass over, how many to look at, bytes of an error
+-- queue or empty, task or empty, how many to skip, how many to read, bytes of an error
 verb('failures', { 'no-writes' }, function(args)
     return pack(reading.failures(args[3], args[4], tonumber(args[5]), tonumber(args[6]), tonumber(args[7])))
 end)
@@ -236,7 +239,7 @@ verb('recount', { 'allow-oom' }, function(args)
     return pack(recount.recount(tonumber(args[3])))
 end)
 
--- limit, how many jobs to look at
+-- limit, how many jobs to read
 verb('declined', { 'no-writes' }, function(args)
     return pack({ declined = positions.declined(tonumber(args[3]), tonumber(args[4])) })
 end)

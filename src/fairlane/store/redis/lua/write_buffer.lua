@@ -1,13 +1,13 @@
--- Writes of a step are gathered by key and sent when the step ends, or when somebody reads that key: a command for many
--- members costs about a third of a command for each (measured). `call` reads, and sees what was gathered. Past it,
--- by `redis.call`, goes who knows that nothing is gathered for a key.
+-- Writes of a step are buffered by key and sent when the step ends, or before that key is read: a command for many
+-- members costs about a third of one command for each (measured). `call` sends what is buffered for its key first. Use
+-- `redis.call` only for a key for which nothing is buffered.
 --
--- Members and fields are strings, so that one of them is not known under two names: a number would be another key of a
--- table, and costs the server a conversion each time.
+-- Members and fields are strings, so that each has one name: a number would be another key of a Lua table, and costs
+-- the server a conversion each time.
 
 local MOST_ARGUMENTS = 1000
 
--- Commands that leave nothing behind.
+-- Commands that change nothing.
 local READS = {
     EXISTS = true, GET = true, HEXISTS = true, HGET = true, HGETALL = true, HKEYS = true, HLEN = true, HMGET = true,
     HSCAN = true, HVALS = true, LRANGE = true, PUBLISH = true, SCARD = true, SMEMBERS = true, SRANDMEMBER = true, ZCARD = true, ZCOUNT = true,
@@ -15,8 +15,8 @@ local READS = {
     ZSCORE = true,
 }
 
--- What is gathered for a key: `put` and, where there are any, `gone`, and `new` ones among those that were put. Tables are
--- dear: many keys have one member to add or to take away.
+-- The buffer of a key: `put` and, if there are any, `gone`, and `new` for members of `put` that were absent before.
+-- Tables are created on demand, because many keys have only one change.
 local function gathered(key, kind)
     local found = { kind = kind, put = {} }
     S.dirty = true
@@ -43,16 +43,16 @@ local function drop(found, name)
     found.gone[name] = true
 end
 
--- A step about one job gathers nothing (`S.direct`): the tables would cost more than they save. What is taken away is gathered
--- all the same, where it may have been added just before.
+-- A step for one job does not buffer additions (`S.direct`): the tables would cost more than they save. Removals are
+-- buffered even then, because the member may have been added just before.
 
 -- A number as a member.
 function write_buffer.text(number)
     return string.format('%.0f', number)
 end
 
--- What follows is for who has many members at hand already, each once: a list is quicker than a table with a name for each.
--- Where something is gathered for the key, it is gathered as well, so that all comes in its order.
+-- Bulk variants: take a list of distinct members, which is faster than a table entry for each. If the key has a buffer,
+-- they add to it, so that the order of the writes is kept.
 
 local function send_list(command, key, list, first, last)
     S.dirty = true
@@ -62,7 +62,7 @@ local function send_list(command, key, list, first, last)
     end
 end
 
--- `name`, `value`: which of each pair is the name, and which the value, as the command wants them.
+-- `name`, `value`: the offsets of both in each pair, as the command expects them.
 local function put_all(command, key, list, name, value)
     local found = S.writes[key]
     if not found then
@@ -73,12 +73,12 @@ local function put_all(command, key, list, name, value)
     end
 end
 
--- `list`: fields and their values, one after the other.
+-- `list`: alternating fields and values.
 function write_buffer.hset_all(key, list)
     put_all('HSET', key, list, 1, 2)
 end
 
--- `list`: scores and their members.
+-- `list`: alternating scores and members.
 function write_buffer.zadd_all(key, list)
     put_all('ZADD', key, list, 2, 1)
 end
@@ -123,7 +123,7 @@ function write_buffer.zadd(key, score, member)
     put(S.writes[key] or gathered(key, 'z'), member, score)
 end
 
--- The same for a member that is not there: if it goes again in the same step, nothing is sent.
+-- `zadd` for a member that is absent: if it is removed again in the same step, nothing is sent.
 function write_buffer.zadd_new(key, score, member)
     if S.direct then
         return write_buffer.call('ZADD', key, score, member)
@@ -166,7 +166,7 @@ function write_buffer.srem(key, member)
     drop(S.writes[key] or gathered(key, 's'), member)
 end
 
--- A sorted set is empty, but for what was taken away from it in this step: what is gathered from now on is all that it has.
+-- A sorted set is empty, apart from removals of this step: from now on, the buffer has all of its members.
 function write_buffer.begin(key)
     if not S.direct then
         local found = S.writes[key] or gathered(key, 'z')
@@ -174,7 +174,7 @@ function write_buffer.begin(key)
     end
 end
 
--- What a sorted set has of which all was gathered, in its order: members and scores, as ZRANGE gives them. Nil for others.
+-- The members and scores of a sorted set whose members are all buffered, in the order of ZRANGE. Nil for other sets.
 function write_buffer.gathered(key)
     local found = S.writes[key]
     if not found or not found.whole then
@@ -194,7 +194,7 @@ function write_buffer.gathered(key)
     return all
 end
 
--- A field of a hash, without sending what was gathered for the others.
+-- A field of a hash, without sending the buffer.
 function write_buffer.hget(key, field)
     local found = S.writes[key]
     if found then
@@ -209,7 +209,7 @@ function write_buffer.hget(key, field)
     return redis.call('HGET', key, field)
 end
 
--- The same for many fields.
+-- Fields of a hash, without sending the buffer.
 function write_buffer.hmget(key, fields)
     local values = {}
     for from = 1, #fields, MOST_ARGUMENTS do
@@ -231,7 +231,7 @@ function write_buffer.hmget(key, fields)
     return values
 end
 
--- The scores of members, false for those that are not there.
+-- The scores of members; false for absent ones.
 function write_buffer.zmscore(key, members)
     local scores = {}
     for from = 1, #members, MOST_ARGUMENTS do
@@ -243,7 +243,7 @@ function write_buffer.zmscore(key, members)
     return scores
 end
 
--- How what is gathered is sent: hashes, sorted sets, sets.
+-- The commands by kind of key: hash, sorted set, set.
 local PUT = { h = 'HSET', z = 'ZADD', s = 'SADD' }
 local GONE = { h = 'HDEL', z = 'ZREM', s = 'SREM' }
 
@@ -293,7 +293,7 @@ local function send(key, found)
     send_gone(key, found)
 end
 
--- A command of Redis. What was gathered for its key is sent before.
+-- Run a Redis command. The buffer of its key is sent first.
 function write_buffer.call(command, key, ...)
     local found = S.writes[key]
     if found then
@@ -303,7 +303,7 @@ function write_buffer.call(command, key, ...)
     return redis.call(command, key, ...)
 end
 
--- Send all that was gathered.
+-- Send all buffers.
 function write_buffer.flush()
     local all = S.writes
     S.writes = {}
