@@ -1,7 +1,7 @@
-"""Where a waiting job stands in line, what holds it and how long it may take: out of figures that a store has counted.
+"""The position of a waiting job, what holds it and how long it may wait, computed from counts that a store made.
 
-Pure. A store counts only so far, because readers ask often: places as far as that is cheap, and of the other lanes the
-first in fair order, each only so far as matters. What it did not look at is taken to be like the rest.
+Pure. Positions are read often, so a store limits what it counts: the jobs ahead in the same lane as far as that is
+cheap, and the first of the other lanes in fair order, each as far as it matters. The rest is assumed to be alike.
 """
 
 from __future__ import annotations
@@ -19,55 +19,55 @@ from ..model.slots import Reserved, Slots
 from .codes import ARRIVING, CLEANUP, SCHEDULED, UNBOUND
 
 MOST_LANES = 50
-"""Other lanes that are looked at, at most."""
+"""Most other lanes that are read."""
 MOST_COUNTED = 2_000
-"""Jobs of other lanes that are counted in all, at most."""
+"""Most jobs of other lanes that are counted in all."""
 MANY_LANES = 1_000
-"""Lanes are counted up to here."""
+"""Lanes are counted up to this number."""
 UNCOUNTED = float("inf")
 IDLE = (0, 0, 0)
 
 Worker = tuple[int, int, int, int, int, int]
-"""A worker's slots, those reserved for high and for normal, and what it runs by class."""
+"""Slots of a worker, those reserved for high and for normal, and its running jobs by class."""
 
 
-class QueueFigures(msgspec.Struct, kw_only=True):
-    """A queue as an estimate sees it."""
+class QueueSnapshot(msgspec.Struct, kw_only=True):
+    """The state of a queue that positions depend on."""
 
     name: str
     settings: QueueSettings
     pending: tuple[int, int, int]
-    """Jobs that wait, by class."""
+    """Waiting jobs by class."""
     busy: tuple[int, int, int]
-    """Jobs that run and take a slot, by class."""
+    """Running jobs that take a slot, by class."""
     workers: list[Worker]
     """Live workers that serve it."""
     seconds: float | None
-    """The median run time of its last jobs; None while none has finished."""
+    """The median run time of its last jobs; None if none has completed."""
 
 
-class LineFigures(msgspec.Struct, kw_only=True):
-    """The fair order of a job's class and inbox, from its own place in it."""
+class CompetingLanes(msgspec.Struct, kw_only=True):
+    """The other lanes that share a job's class and inbox, and the state of its own lane in their fair order."""
 
     clock: int
     finish: int
-    """The finish time of its own lane, 0 when it has no record."""
+    """The finish time of its own lane, 0 if it is not stored."""
     tag: int | None
-    """The tag of the next job of its lane, None when that is not claimable."""
+    """The tag of the next job of its lane, None if that is not claimable."""
     active: int
     """Lanes with a claimable job, its own included."""
     limited: int
     """Lanes with a limit that have jobs; 0 in the inbox of a worker."""
     counted: int
-    """Up to here the jobs of another lane were counted."""
+    """The number up to which jobs of another lane were counted."""
     ready: list[tuple[str, int, float, int | None, int]]
-    """Other lanes with claimable jobs, in fair order: key, tag, the cost of the next job, places, how many wait."""
+    """Other lanes with claimable jobs, in fair order: key, tag, cost of the next job, places, waiting jobs."""
     blocked: list[tuple[str, int | None, int, int]]
-    """Limited lanes whose places are all taken: key, finish time, places, how many wait."""
+    """Lanes at their limit: key, finish time, places, number of waiting jobs."""
 
 
-class JobFigures(msgspec.Struct, kw_only=True):
-    """A job that waits, as counted."""
+class WaitingJob(msgspec.Struct, kw_only=True):
+    """A waiting job with the counts that its position depends on."""
 
     id: str
     queue: int
@@ -79,52 +79,52 @@ class JobFigures(msgspec.Struct, kw_only=True):
     lane: str | None
     cost: float
     limited: bool
-    """Whether it has arrived in a lane with a limit."""
+    """Whether it is in a lane with a limit."""
     ordered: bool
-    """Whether that lane goes by arrival alone."""
+    """Whether that lane is ordered by arrival alone."""
     granted: bool
     due: float | None
     place: int | None
     of: int
     own: int
-    """Jobs of its lane and class before it; in an ordered lane, of any class."""
+    """Jobs of its lane and class ahead of it; in an ordered lane, of any class."""
     flows_before: int
-    """Lanes whose next job starts before its own, counted up to the slots there are."""
+    """Lanes whose next job starts before that of its own lane, counted up to the number of slots."""
     retry_until: float | None
-    """Until when a job keeps its place in the lane for a retry."""
+    """Until when another job of the lane keeps its place for a retry."""
     workers: list[Worker] | None
-    """The worker that its inbox names, if it names one: it alone could run it."""
-    line: LineFigures | None
+    """The worker that its inbox names, if any: only that one could run it."""
+    line: CompetingLanes | None
     exact: bool = True
-    """Whether the jobs before it were counted to the end; otherwise `place` is a lower bound."""
+    """Whether the jobs ahead of it were counted completely; otherwise `place` is a lower bound."""
     of_exact: bool = True
     likely: int | None = None
-    """Where they were not: about how many of its lane are before it. `own` is as likely."""
+    """If they were not: an estimate of the jobs of its lane ahead of it. `own` is an estimate too."""
     task: str = ""
     declined: bool = False
     """Whether the last session that claimed it did not know its task."""
     known: bool = True
-    """Whether a live worker that could run it knows its task; looked up only for what was declined."""
+    """Whether a live worker that could run it knows its task; looked up only for declined jobs."""
     awaited_task: str | None = None
     """The task of a job that holds a place of its lane and waits for a worker that knows it."""
     settling: bool = False
-    """Whether the jobs of its lane are just being given other places, so that they cannot be counted exactly."""
+    """Whether the jobs of its lane are being reordered, so that they cannot be counted exactly."""
 
 
 def counted(own: int, active: int, limited: int) -> int:
-    """Up to how many jobs of another lane are worth counting, for one with `own` before it."""
-    # Whoever has twice as many may have any number of them.
+    """Return up to how many jobs of another lane are worth counting, for a job with `own` jobs ahead of it."""
+    # More than twice as many make no difference.
     return min(2 * own + 10, MOST_COUNTED // min(MOST_LANES, max(1, active + limited)))
 
 
 def servers(workers: Iterable[Worker], settings: QueueSettings, class_: int) -> int:
-    """How many jobs of a class those workers run at once when they do nothing else, within the queue's limit."""
+    """Return how many jobs of a class these workers can run at once if idle, within the limit of the queue."""
     slots = sum(_slots(worker).room(IDLE, Priority(class_)) for worker in workers)
     return slots if settings.slots is None else min(slots, settings.slots.room(IDLE, Priority(class_)))
 
 
 def room_of(worker: Worker, class_: int) -> int:
-    """Free slots of a worker for a class."""
+    """Return the free slots of a worker for a class."""
     return _slots(worker).room(worker[3:], Priority(class_))
 
 
@@ -132,21 +132,21 @@ def _slots(worker: Worker) -> Slots:
     return Slots(total=worker[0], reserved=Reserved(high=worker[1], normal=worker[2]))
 
 
-def standing_of(job: JobFigures, queue: QueueFigures, now: float) -> JobPosition:
-    """Where a job stands at a moment."""
-    return _Stander(job, queue).positions(now)
+def job_position(job: WaitingJob, queue: QueueSnapshot, now: float) -> JobPosition:
+    """Return the position of a job."""
+    return _PositionBuilder(job, queue).position(now)
 
 
-class _Stander:
-    """The look at one job."""
+class _PositionBuilder:
+    """Computes the position of one job."""
 
-    def __init__(self, job: JobFigures, queue: QueueFigures) -> None:
+    def __init__(self, job: WaitingJob, queue: QueueSnapshot) -> None:
         self.job = job
         self.queue = queue
         self.terms = terms(queue.settings, job.lane)
         self.workers: Sequence[Worker] = queue.workers if job.workers is None else job.workers
 
-    def positions(self, now: float) -> JobPosition:
+    def position(self, now: float) -> JobPosition:
         job = self.job
         free, all_slots = self._servers()
         gate, until = self._gate(free)
@@ -172,14 +172,14 @@ class _Stander:
         )
 
     def _likely(self) -> int | None:
-        """About which place it has; None when that cannot be told."""
+        """Return its estimated place; None if there is no estimate."""
         job = self.job
         if job.place is None or job.exact:
             return job.place
         return None if job.likely is None else max(job.place, job.likely + 1)
 
     def _servers(self) -> tuple[int, int]:
-        """Free slots and all slots that could run it. A turn needs none: the places of its lane serve it."""
+        """Return the free slots and all slots that could run it. A turn takes no slot: the places of its lane count."""
         if self.job.kind == JobKind.TURN:
             places = self.terms.limit or 0
             return places, places
@@ -187,13 +187,13 @@ class _Stander:
         return free, servers(self.workers, self.queue.settings, self.job.priority)
 
     def _queue_ahead(self, all_slots: int) -> int:
-        """An estimate of what starts before it, out of the lanes it shares the queue with."""
+        """Estimate how many jobs of the queue start before it."""
         job = self.job
         if job.place is None:
             return 0
         if job.kind == JobKind.TURN:
             return job.place - 1
-        rivals = [] if job.line is None else _Line(job, job.line, self.queue.settings).rivals()
+        rivals = [] if job.line is None else _RivalEstimate(job, job.line, self.queue.settings).rivals()
         higher = self._higher()
         waiting = higher + self.queue.pending[job.priority]
         ahead = starts_before(job.own, rivals, all_slots, higher=higher)
@@ -226,14 +226,14 @@ class _Stander:
             return Gate.AHEAD, None
         if free == 0:
             return Gate.SLOTS, None
-        # The heads of other lanes, or higher classes, may take all the slots that are free.
+        # The next jobs of other lanes, or of higher classes, may take all free slots.
         return (Gate.AHEAD if self._higher() + job.flows_before >= free else Gate.NONE), None
 
     def _no_worker(self) -> Gate:
         return Gate.NO_WORKER if self.job.workers is None else Gate.WORKER_GONE
 
     def _declined_gate(self) -> tuple[Gate, float | None]:
-        """It is left alone for a moment; what it really waits for is a worker."""
+        """Return the gate of a declined job that is offered again later: it really waits for a worker."""
         if self.queue.settings.paused:
             return Gate.QUEUE_PAUSED, None
         if not self.workers:
@@ -254,46 +254,46 @@ class _Stander:
         return slots is not None and slots.room(self.queue.busy, Priority(self.job.priority)) == 0
 
 
-class _Line:
-    """The other lanes as an estimate sees them: how many of their jobs start before a given one."""
+class _RivalEstimate:
+    """Estimates how many jobs of each other lane start before a given job."""
 
-    def __init__(self, job: JobFigures, line: LineFigures, settings: QueueSettings) -> None:
-        self.line = line
+    def __init__(self, job: WaitingJob, lanes: CompetingLanes, settings: QueueSettings) -> None:
+        self.lanes = lanes
         self.cost = job.cost
         self.settings = settings
-        head = tag(line.clock, line.finish) if line.tag is None else line.tag
-        # The tag it will have when its turn comes, if nothing but fair order holds it.
+        head = tag(lanes.clock, lanes.finish) if lanes.tag is None else lanes.tag
+        # The tag it will start with, if only fair order holds it.
         self.start = head + job.own * self._charge(job.lane, job.cost)
 
     def rivals(self) -> list[Rival]:
         return self._ready() + self._blocked()
 
     def _ready(self) -> list[Rival]:
-        rows = self.line.ready
+        rows = self.lanes.ready
         lanes = 1.0
-        # They come in fair order: behind one that starts later than this job there is none that starts sooner.
+        # They are in fair order: after a lane that starts later than this job, no lane starts earlier.
         if len(rows) == MOST_LANES and rows[-1][1] <= self.start:
-            lanes = max(1.0, self.line.active / MOST_LANES)
+            lanes = max(1.0, self.lanes.active / MOST_LANES)
         return [
             self._rival(lane, next_tag, cost, places, waiting, lanes) for lane, next_tag, cost, places, waiting in rows
         ]
 
     def _blocked(self) -> list[Rival]:
-        rows = self.line.blocked
+        rows = self.lanes.blocked
         lanes = 1.0
         if len(rows) == MOST_LANES:
-            # Those with claimable jobs are counted above.
-            lanes = max(1.0, (self.line.limited - self.line.active) / MOST_LANES)
+            # Lanes with claimable jobs are counted in `_ready`.
+            lanes = max(1.0, (self.lanes.limited - self.lanes.active) / MOST_LANES)
         return [
-            self._rival(lane, tag(self.line.clock, finish or 0), self.cost, places, waiting, lanes)
+            self._rival(lane, tag(self.lanes.clock, finish or 0), self.cost, places, waiting, lanes)
             for lane, finish, places, waiting in rows
             if waiting
         ]
 
     def _rival(self, lane: str, next_tag: int, cost: float, places: int | None, waiting: int, lanes: float) -> Rival:
-        # Of two with the same tag either may come first.
+        # Of two jobs with the same tag either may start first.
         turns = max(0.0, (self.start - next_tag) / self._charge(lane, cost) + 0.5)
-        most = self.line.counted
+        most = self.lanes.counted
         return Rival(waiting=waiting if waiting < most else UNCOUNTED, turns=turns, limit=places, lanes=lanes)
 
     def _charge(self, lane: str | None, cost: float) -> int:

@@ -207,7 +207,7 @@ async def test_a_newer_schema_is_refused_and_left_alone(path: Path, url: str) ->
 
 
 async def test_a_missing_folder_is_unavailable_with_advice(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable, match="is not there; make it"):
+    with pytest.raises(StoreUnavailable, match="does not exist; create it"):
         await SqliteStore.open(f"sqlite:///{tmp_path}/nowhere/fairlane.db")
 
 

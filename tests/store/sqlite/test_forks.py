@@ -10,11 +10,11 @@ import pytest
 
 FORKING = """
 import asyncio, os, sys, threading, time
-from fairlane.store.sqlite import fork_guard
+from fairlane.store.sqlite import database
 from fairlane.store.sqlite.store import SqliteStore
 from fairlane.model.job import NewJob
 
-url, how, seconds, fork_guard.PATIENCE = sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
+url, how, seconds, database.LONGEST_FORK_DELAY = sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
 begun = threading.Event()
 
 def slow(_):

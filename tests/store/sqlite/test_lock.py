@@ -255,7 +255,7 @@ def test_of_a_command_only_what_is_no_secret_is_shown() -> None:
             assert file_lock._described(process.pid) == f"process {process.pid} (/bin/sh -c sleep 60; exit)"
         finally:
             process.kill()
-    assert file_lock._described(0) == "a process that cannot be seen from here"
+    assert file_lock._described(0) == "a process that is not visible from here"
 
 
 # -- permissions ---------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import pytest
 
 import fairlane.store.sqlite
 from fairlane.store.sqlite import database
-from fairlane.store.sqlite.queue_cache import SQL
+from fairlane.store.sqlite.records import SQL
 from fairlane.store.sqlite.store import SqliteStore
 
 from ..lopsided import fill

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ...model.reading import EXACT_PLACES, JobPosition
-from ..positions import MANY_LANES, MOST_COUNTED, MOST_LANES, JobFigures, QueueFigures, Worker, standing_of
+from ..positions import MANY_LANES, MOST_COUNTED, MOST_LANES, QueueSnapshot, WaitingJob, Worker, job_position
 from ..shared.stored_settings import read_settings
 from .reading import View, wanted
 
@@ -22,8 +22,8 @@ class _Queue(msgspec.Struct):
     workers: list[Worker]
     seconds: float | None
 
-    def figures(self) -> QueueFigures:
-        return QueueFigures(
+    def figures(self) -> QueueSnapshot:
+        return QueueSnapshot(
             name=self.name,
             settings=read_settings(self.name, self.declared, self.override).settings,
             pending=self.pending,
@@ -36,7 +36,7 @@ class _Queue(msgspec.Struct):
 class _Line(msgspec.Struct):
     now: float
     queues: list[_Queue]
-    jobs: list[JobFigures]
+    jobs: list[WaitingJob]
 
 
 _line = msgspec.json.Decoder(_Line)
@@ -55,5 +55,5 @@ async def standings(view: View, ids: Sequence[str]) -> list[JobPosition | None]:
     assert row is not None
     line = _line.decode(row[0])
     queues = {queue.id: queue.figures() for queue in line.queues}
-    found = {job.id: standing_of(job, queues[job.queue], line.now) for job in line.jobs}
+    found = {job.id: job_position(job, queues[job.queue], line.now) for job in line.jobs}
     return [found.get(id) for id in ids]

@@ -43,7 +43,7 @@ from ...model.schedule import StoredSchedule
 from ...model.session import Session, SessionState, Term
 from ...model.tokens import AccessToken
 from ..codes import STATES
-from ..positions import MANY_LANES, MOST_COUNTED, MOST_LANES, JobFigures, QueueFigures, Worker, servers, standing_of
+from ..positions import MANY_LANES, MOST_COUNTED, MOST_LANES, QueueSnapshot, WaitingJob, Worker, job_position, servers
 from ..shared.rows import position_of, schedules_of
 from ..shared.stored_settings import read_settings, readable
 from . import records
@@ -313,8 +313,8 @@ class _Queue(msgspec.Struct):
     workers: list[Worker]
     seconds: float | None
 
-    def figures(self) -> QueueFigures:
-        return QueueFigures(
+    def figures(self) -> QueueSnapshot:
+        return QueueSnapshot(
             name=self.name,
             settings=read_settings(self.name, self.settings, None).settings,
             pending=self.pending,
@@ -327,7 +327,7 @@ class _Queue(msgspec.Struct):
 class _Figures(msgspec.Struct):
     now: float
     queues: list[_Queue]
-    jobs: list[JobFigures]
+    jobs: list[WaitingJob]
 
 
 class _Service(msgspec.Struct):
@@ -354,7 +354,7 @@ def positions_of(answer: bytes) -> dict[str, JobPosition]:
     """The positions of jobs by id; jobs that do not wait are absent."""
     figures = _figures.decode(answer)
     queues = {queue.id: queue.figures() for queue in figures.queues}
-    return {job.id: standing_of(job, queues[job.queue], figures.now) for job in figures.jobs}
+    return {job.id: job_position(job, queues[job.queue], figures.now) for job in figures.jobs}
 
 
 async def positions(functions: Functions, ids: Sequence[str]) -> list[JobPosition | None]:

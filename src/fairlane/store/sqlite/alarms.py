@@ -1,7 +1,7 @@
-"""Deadlines that hold while event loops are blocked: one thread of the process that calls back when a time is over.
+"""Deadlines that work while event loops are blocked: one thread of the process calls back when a time is over.
 
-The thread is started with the first alarm and sleeps until the earliest one is due. Setting and cancelling an alarm
-that is not the earliest wakes nobody, so a deadline for each wait costs next to nothing.
+The thread starts with the first alarm and sleeps until the earliest one is due. Setting or cancelling an alarm that is
+not the earliest does not wake it, so a deadline for each wait costs almost nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 logger = logging.getLogger("fairlane.store")
 Call = Callable[[], float | None]
-"""Called in the alarms' thread, so it must not wait. Returns the seconds until it is to be called again, if at all."""
+"""Called in the alarms' thread, so it must not block. Returns the seconds until the next call, or None for no more."""
 
 
 class Alarm:
@@ -28,25 +28,25 @@ class Alarm:
         self.call = call
 
     def cancel(self) -> None:
-        """Do not call any more. A call that has begun goes on."""
+        """Stop calling. A call that has begun continues."""
         self._alarms.drop(self)
 
 
 class Alarms:
-    """The alarms of a process. In the child of a fork there are none."""
+    """The alarms of a process. The child of a fork has none of them."""
 
     def __init__(self) -> None:
-        self._begin_anew()
-        os.register_at_fork(after_in_child=self._begin_anew)
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._changed = threading.Condition(threading.Lock())
         self._alarms: set[Alarm] = set()
         self._sleeps_until = 0.0
         self._thread: threading.Thread | None = None
 
     def set(self, seconds: float, call: Call) -> Alarm:
-        """Call `call` after so many seconds."""
+        """Call `call` after a number of seconds."""
         alarm = Alarm(self, time.monotonic() + seconds, call)
         with self._changed:
             self._alarms.add(alarm)
@@ -58,7 +58,7 @@ class Alarms:
         return alarm
 
     def drop(self, alarm: Alarm) -> None:
-        """Forget an alarm."""
+        """Remove an alarm."""
         with self._changed:
             self._alarms.discard(alarm)
 
@@ -72,14 +72,14 @@ class Alarms:
                     self._changed.wait(self._sleeps_until - now if self._alarms else None)
                     continue
             for alarm in due:
-                self._ring(alarm)
+                self._call(alarm)
 
-    def _ring(self, alarm: Alarm) -> None:
+    def _call(self, alarm: Alarm) -> None:
         again: float | None = None
         try:
             again = alarm.call()
         except Exception:
-            logger.exception("what was to be done at a deadline failed")
+            logger.exception("the callback of a deadline failed")
         with self._changed:
             if again is None:
                 self._alarms.discard(alarm)

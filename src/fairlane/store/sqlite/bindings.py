@@ -1,7 +1,7 @@
 """Sticky keys: binding them to workers, draining and releasing them, and losing them with their worker.
 
-`place` decides where a job goes, before it arrives. A binding's clean-up waits behind the gate CLEANUP until it is
-alone; jobs that come while it runs wait behind the same gate.
+`place` decides the inbox and the gate of a job before it arrives. The clean-up of a binding waits behind the gate
+CLEANUP until the binding has no other job; jobs that arrive while it runs wait behind the same gate.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from ...model.placement import choose
 from ...model.session import worker_name
 from ..codes import CLEANUP, PENDING, RUNNING, UNBOUND, UNGATED
 from . import fair_order, lane_limits
-from .job_record import Entry, entry_of
+from .records import JobRecord, job_record_of
 from .step import Step
 
 USED_RESOLUTION = 60.0
-"""`used_at` is written at most this often: it only tells bindings that were idle for a day."""
+"""Least seconds between two writes of `used_at`, which is only used to find bindings that were idle for a day."""
 
 OPEN_STATES = ("open", "draining")
 
-End = Callable[[Step, Entry, JobState, Reason], None]
-"""How a step ends a job; given by the caller, because ending a job looks at its binding in turn."""
+End = Callable[[Step, JobRecord, JobState, Reason], None]
+"""`endings.end`, passed by the caller: `endings` imports this module."""
 
 
-class Tie(msgspec.Struct):
+class OpenBinding(msgspec.Struct):
     """An open or draining binding."""
 
     seq: int
@@ -40,8 +40,8 @@ class Tie(msgspec.Struct):
     cleanup: int | None
 
 
-def place(step: Step, e: Entry, end: End) -> None:
-    """Decide the inbox and the gate of a job that arrives. The caller saves it."""
+def place(step: Step, e: JobRecord, end: End) -> None:
+    """Set the inbox and the gate of a job that arrives. The caller saves it."""
     e.gate = UNGATED
     if e.kind == JobKind.CLEANUP:
         return
@@ -52,80 +52,80 @@ def place(step: Step, e: Entry, end: End) -> None:
         e.inbox = ""
         return
     if e.binding is not None:
-        # It comes back (a retry, a rescue) and belongs to its binding still: that is no late job.
+        # A retry or a rescued job still belongs to its binding and does not reopen it.
         row = step.one("binding_get", e.binding)
         if row is not None and row[4] in OPEN_STATES:
             e.inbox = worker_name(row[1], row[3])
             return
         e.binding = None
-    tie = _open_tie(step, e.pool, e.sticky)
-    if tie is None:
-        tie = _bind(step, e.pool, e.sticky)
-    elif tie.state == "draining":
-        _reopen(step, tie, e, end)
-    if tie is None:
+    binding = _open_binding(step, e.pool, e.sticky)
+    if binding is None:
+        binding = _bind(step, e.pool, e.sticky)
+    elif binding.state == "draining":
+        _reopen(step, binding, e, end)
+    if binding is None:
         e.gate, e.inbox, e.binding = UNBOUND, f"{e.pool}/", None
         return
-    e.binding = tie.seq
-    e.inbox = worker_name(tie.pool, tie.index)
-    _touch(step, tie)
+    e.binding = binding.seq
+    e.inbox = worker_name(binding.pool, binding.index)
+    _touch(step, binding)
 
 
-def _touch(step: Step, tie: Tie) -> None:
-    if step.now - tie.used_at > USED_RESOLUTION:
-        step.run("binding_used", step.now, tie.seq)
+def _touch(step: Step, binding: OpenBinding) -> None:
+    if step.now - binding.used_at > USED_RESOLUTION:
+        step.run("binding_used", step.now, binding.seq)
 
 
-def _open_tie(step: Step, pool: str, key: str) -> Tie | None:
+def _open_binding(step: Step, pool: str, key: str) -> OpenBinding | None:
     row = step.one("binding_open", pool, key)
-    return None if row is None else Tie(*row)
+    return None if row is None else OpenBinding(*row)
 
 
-def _bind(step: Step, pool: str, key: str) -> Tie | None:
+def _bind(step: Step, pool: str, key: str) -> OpenBinding | None:
     live = [index for (index,) in step.all("pool_live", pool, step.boot, step.mono)]
     index = choose(live, dict(step.all("pool_bindings", pool)))
     if index is None:
         return None
     seq = step.run("binding_insert", pool, key, index, step.now, step.now).lastrowid
     assert seq is not None
-    return Tie(seq, pool, key, index, "open", step.now, None)
+    return OpenBinding(seq, pool, key, index, "open", step.now, None)
 
 
-def _reopen(step: Step, tie: Tie, e: Entry, end: End) -> None:
-    """A late job. Before the clean-up has started it cancels it; afterwards it waits behind it."""
-    cleanup = None if tie.cleanup is None else step.entry(tie.cleanup)
-    # Once claimed it counts as started, even if it was handed back since: jobs may wait behind it already.
+def _reopen(step: Step, binding: OpenBinding, e: JobRecord, end: End) -> None:
+    """Handle a job for a draining binding: it cancels a clean-up that has not started, else waits for its end."""
+    cleanup = None if binding.cleanup is None else step.active_job(binding.cleanup)
+    # A clean-up that was ever claimed counts as started, even if it was handed back: jobs may already wait for it.
     if cleanup is not None and cleanup.fence > 0:
         e.gate = CLEANUP
         return
-    tie.state = "open"
-    step.run("binding_reopen", step.now, tie.seq)
+    binding.state = "open"
+    step.run("binding_reopen", step.now, binding.seq)
     if cleanup is not None:
         end(step, cleanup, JobState.CANCELLED, Reason.REOPENED)
 
 
-def used(step: Step, e: Entry) -> None:
-    """A job of a binding is final, or has left it: the binding may go on with its release."""
+def used(step: Step, e: JobRecord) -> None:
+    """Continue the release of a binding after one of its jobs is final or has left it."""
     if e.binding is None:
         return
     row = step.one("binding_get", e.binding)
     if row is None or row[4] not in OPEN_STATES:
         return
-    tie = Tie(*row)
-    _touch(step, tie)
-    if tie.state == "draining":
-        drain(step, tie)
+    binding = OpenBinding(*row)
+    _touch(step, binding)
+    if binding.state == "draining":
+        drain(step, binding)
 
 
-def cleaned(step: Step, e: Entry, state: JobState) -> None:
-    """The clean-up of a binding is final."""
+def cleaned(step: Step, e: JobRecord, state: JobState) -> None:
+    """Close or reopen a binding whose clean-up is final."""
     row = step.one("binding_get", e.binding)
     if row is None or row[4] != "draining" or row[6] != e.seq:
         return
-    held = list(map(entry_of, step.all("binding_gated", e.binding)))
+    held = list(map(job_record_of, step.all("binding_gated", e.binding)))
     if not held:
         if step.one("binding_busy", e.binding, e.seq) is not None:
-            # It was cancelled before its turn came: the release goes on without it.
+            # It was cancelled before it could start: the release continues without a clean-up.
             step.run("binding_drain", None, e.binding)
         else:
             step.run("binding_close", "released", step.now, int(state is not JobState.COMPLETED), e.binding)
@@ -136,54 +136,54 @@ def cleaned(step: Step, e: Entry, state: JobState) -> None:
         step.save(waiting)
 
 
-def drain(step: Step, tie: Tie) -> bool:
-    """Take a draining binding as far as it can go; True when it is released."""
-    if step.one("binding_busy", tie.seq, tie.cleanup or 0) is not None:
+def drain(step: Step, binding: OpenBinding) -> bool:
+    """Advance the release of a draining binding; returns whether it is released."""
+    if step.one("binding_busy", binding.seq, binding.cleanup or 0) is not None:
         return False
-    if tie.cleanup is None:
-        step.run("binding_close", "released", step.now, 0, tie.seq)
+    if binding.cleanup is None:
+        step.run("binding_close", "released", step.now, 0, binding.seq)
         return True
-    cleanup = step.entry(tie.cleanup)
+    cleanup = step.active_job(binding.cleanup)
     if cleanup is not None and cleanup.state == PENDING and cleanup.gate == CLEANUP:
         lane_limits.ungate(step, cleanup)
         step.save(cleanup)
     return False
 
 
-def release(step: Step, pool: str, key: str, store_cleanup: Callable[[Tie], int] | None) -> str:
-    """Begin, or find begun, the release of a key. `store_cleanup` stores the clean-up job and returns its number."""
-    tie = _open_tie(step, pool, key)
-    if tie is None:
+def release(step: Step, pool: str, key: str, store_cleanup: Callable[[OpenBinding], int] | None) -> str:
+    """Begin the release of a key, unless it has begun. `store_cleanup` stores the clean-up job and returns its seq."""
+    binding = _open_binding(step, pool, key)
+    if binding is None:
         return "nothing"
-    if tie.state == "open":
-        tie.state = "draining"
-        tie.cleanup = None if store_cleanup is None else store_cleanup(tie)
-        step.run("binding_drain", tie.cleanup, tie.seq)
-        return "released" if drain(step, tie) else "draining"
+    if binding.state == "open":
+        binding.state = "draining"
+        binding.cleanup = None if store_cleanup is None else store_cleanup(binding)
+        step.run("binding_drain", binding.cleanup, binding.seq)
+        return "released" if drain(step, binding) else "draining"
     return "draining"
 
 
 def lose(step: Step, pool: str, index: int, end: End) -> int:
-    """A worker is gone: close its bindings as lost, cancel their clean-ups, and place their waiting jobs anew."""
-    ties = [Tie(*row) for row in step.all("bindings_of_worker", pool, index)]
-    for tie in ties:
-        step.run("binding_close", "lost", step.now, 0, tie.seq)
-    for tie in ties:
-        for e in map(entry_of, step.all("binding_records", tie.seq)):
+    """Close the bindings of a lost worker, cancel their clean-ups, and place their waiting jobs anew."""
+    lost = [OpenBinding(*row) for row in step.all("bindings_of_worker", pool, index)]
+    for binding in lost:
+        step.run("binding_close", "lost", step.now, 0, binding.seq)
+    for binding in lost:
+        for e in map(job_record_of, step.all("binding_records", binding.seq)):
             if e.kind == JobKind.CLEANUP:
                 if e.state != RUNNING:
                     end(step, e, JobState.CANCELLED, Reason.WORKER_LOST)
             elif e.state == PENDING:
                 replace(step, e, end)
             elif e.state != RUNNING:
-                # It waits for its retry, and is placed when it arrives.
+                # A scheduled job is placed when it arrives.
                 e.binding, e.inbox = None, ""
                 step.save(e)
-    return len(ties)
+    return len(lost)
 
 
-def replace(step: Step, e: Entry, end: End) -> None:
-    """Move a pending job to where it belongs now. It keeps its arrival and its grant."""
+def replace(step: Step, e: JobRecord, end: End) -> None:
+    """Place a pending job anew. It keeps its arrival and its grant."""
     fair_order.withdraw(step, e)
     e.binding = None
     place(step, e, end)
@@ -195,10 +195,10 @@ def replace(step: Step, e: Entry, end: End) -> None:
 
 
 def bind_unbound(step: Step, pool: str, limit: int, end: End) -> int:
-    """A pool has a live worker: jobs that waited for one are bound, in order of arrival."""
+    """Bind jobs that wait for a live worker of a pool, in order of arrival."""
     bound = 0
     for row in step.all("records_unbound", f"{pool}/", limit):
-        e = entry_of(row)
+        e = job_record_of(row)
         place(step, e, end)
         if e.gate == UNBOUND:
             break
@@ -210,15 +210,15 @@ def bind_unbound(step: Step, pool: str, limit: int, end: End) -> int:
 
 
 def drain_idle(step: Step, limit: int) -> int:
-    """Drain open bindings that nobody used for a day; one that still has jobs counts as used."""
+    """Drain open bindings that were not used for a day; one that still has jobs counts as used."""
     drained = 0
     for row in step.all("bindings_idle", step.now - IDLE_SECONDS, limit):
-        tie = Tie(*row)
-        if step.one("binding_busy", tie.seq, 0) is not None:
-            step.run("binding_used", step.now, tie.seq)
+        binding = OpenBinding(*row)
+        if step.one("binding_busy", binding.seq, 0) is not None:
+            step.run("binding_used", step.now, binding.seq)
             continue
-        step.run("binding_drain", None, tie.seq)
-        tie.state = "draining"
-        drain(step, tie)
+        step.run("binding_drain", None, binding.seq)
+        binding.state = "draining"
+        drain(step, binding)
         drained += 1
     return drained

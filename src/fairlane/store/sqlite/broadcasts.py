@@ -1,7 +1,7 @@
 """Broadcasts: one child for each worker of a pool, and a parent that runs until all of them are final.
 
-A child is a job for one index; its id is its parent's with the index behind it, so a worker that restarts finds the
-same child. Workers that register before the parent's time to join is over get one too.
+A child is a job for one worker index. Its id is the parent's id followed by the index, so a worker that restarts gets
+the same child. Workers that register while the parent can be joined get a child too.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from ...model.job import JobState, Reason
 from ...model.session import worker_name
 from ..codes import STATES
 from ..wakeups import job_topic
-from .job_record import Entry, entry_of
+from .records import JobRecord, job_record_of
 from .step import Step
 
-AddChild = Callable[[Step, Entry, int], None]
+AddChild = Callable[[Step, JobRecord, int], None]
 End = Callable[..., None]
 
 
-def begin(step: Step, parent: Entry, ttl: float, add_child: AddChild, end: End) -> None:
-    """Start a parent whose row is stored as running: children for the workers there are."""
+def begin(step: Step, parent: JobRecord, ttl: float, add_child: AddChild, end: End) -> None:
+    """Store the children of a new parent, one for each live worker."""
     for (index,) in step.all("pool_live", parent.pool, step.boot, step.mono):
         if step.one("child_exists", child_id(parent.id, index)) is not None:
             raise Conflict(
@@ -36,27 +36,27 @@ def begin(step: Step, parent: Entry, ttl: float, add_child: AddChild, end: End) 
 
 
 def join(step: Step, pool: str, index: int, add_child: AddChild) -> None:
-    """A worker has registered: broadcasts it may still join get a child for it, unless it has one from before."""
-    for parent in map(entry_of, step.all("broadcasts_joining", step.now, pool)):
+    """Store children for a worker that has registered: for broadcasts that it can still join and has no child of."""
+    for parent in map(job_record_of, step.all("broadcasts_joining", step.now, pool)):
         if step.one("child_exists", child_id(parent.id, index)) is None:
             add_child(step, parent, index)
 
 
 def child_id(parent: str, index: int) -> str:
-    """The id of the copy for one worker."""
+    """Return the id of the copy for one worker."""
     return f"{parent}/{index}"
 
 
 def child_ended(step: Step, parent: int, end: End) -> None:
-    """A child is final: its parent may be over."""
-    e = step.entry(parent)
+    """Finish the parent of a child that is final, if it was the last one."""
+    e = step.active_job(parent)
     if e is not None:
         step.topics.add(job_topic(e.id))
         finish_if_over(step, e, end)
 
 
-def finish_if_over(step: Step, parent: Entry, end: End) -> None:
-    """End a parent all of whose children are final, once nobody can join any more."""
+def finish_if_over(step: Step, parent: JobRecord, end: End) -> None:
+    """Finish a parent whose children are all final, once no worker can join it."""
     if parent.due is not None and parent.due > step.now and not parent.cancel:
         return
     if step.one("children_active", parent.seq) is not None:
@@ -69,22 +69,22 @@ def finish_if_over(step: Step, parent: Entry, end: End) -> None:
     end(step, parent, JobState.COMPLETED, result=msgspec.json.encode(report))
 
 
-def cancel(step: Step, parent: Entry, cancel_child: Callable[[Step, Entry], Any], end: End) -> JobState:
-    """Cancel a broadcast: children that wait are final at once, running ones are asked to stop."""
+def cancel(step: Step, parent: JobRecord, cancel_child: Callable[[Step, JobRecord], Any], end: End) -> JobState:
+    """Cancel a broadcast: waiting children are cancelled at once, running ones are asked to stop."""
     parent.cancel = 1
     step.save(parent)
-    children = list(map(entry_of, step.all("children_records", parent.seq)))
+    children = list(map(job_record_of, step.all("children_records", parent.seq)))
     for child in children:
         cancel_child(step, child)
     if not children:
         finish_if_over(step, parent, end)
-    return JobState.RUNNING if step.entry(parent.seq) is not None else JobState.CANCELLED
+    return JobState.RUNNING if step.active_job(parent.seq) is not None else JobState.CANCELLED
 
 
 def close_joining(step: Step, limit: int, end: End) -> int:
-    """The time to join is over: a parent whose copies are all final is over too."""
+    """Close parents whose time to join is over, and finish those whose children are all final."""
     rows = step.all("broadcasts_closing", step.now, limit)
-    for parent in map(entry_of, rows):
+    for parent in map(job_record_of, rows):
         parent.due = None
         step.save(parent)
         finish_if_over(step, parent, end)
@@ -92,6 +92,6 @@ def close_joining(step: Step, limit: int, end: End) -> int:
 
 
 def abandon(step: Step, end: End) -> None:
-    """Cancel copies that wait for a worker that is gone, of broadcasts nobody can join any more."""
-    for child in map(entry_of, step.all("children_unserved", step.boot, step.mono)):
+    """Cancel children that wait for a worker that is gone, of broadcasts that can no longer be joined."""
+    for child in map(job_record_of, step.all("children_unserved", step.boot, step.mono)):
         end(step, child, JobState.CANCELLED, Reason.WORKER_LOST)

@@ -1,7 +1,7 @@
-"""The claim: one decision over slots, reservations, queue limit, lanes, bindings and pauses, in fair order.
+"""The claim: one decision over slots, reservations, queue limits, lanes, bindings and pauses, in fair order.
 
-Only claimable jobs are looked at, through the flow whose tag is lowest, so the cost depends on what is claimed: not
-on the backlog, not on the number of lanes, not on how many of them are blocked.
+It reads claimable jobs only, from the flow with the lowest tag, so its cost depends on the number of jobs claimed and
+not on the backlog, the number of lanes or how many lanes are blocked.
 """
 
 from __future__ import annotations
@@ -23,81 +23,81 @@ from ..codes import PENDING, RUNNING
 from ..shared.claimed_jobs import checked, problem_of
 from ..shared.rows import decode_backoff
 from ..wakeups import place_topic
-from . import damage, endings
-from .job_record import entry_of
-from .queue_cache import Queue
-from .sessions import Presence
-from .step import TALLY_OF_STATE, Domain, Step
+from . import endings
+from .records import Queue, StoredSession, job_record_of
+from .step import COUNT_OF_STATE, Domain, Step
 
 MOST_EXPIRED_PER_CLAIM = 100
 MOST_BROKEN_ROUNDS = 100
-"""How often one claim looks for what stands behind damaged records."""
+"""Limit of the times that one claim continues past damaged records."""
 _PRIORITIES = tuple(Priority)
 _KINDS = {kind.value: kind for kind in JobKind}
 
 
-def claim(step: Step, session: str, call: Claim) -> list[Claimed] | None:
-    """Start jobs for a worker, ask by ask. None: so many damaged records came first that another step must go on."""
-    who = Presence.find(step, session)
-    if who is None or not who.present:
+def claim(step: Step, session_id: str, call: Claim) -> list[Claimed] | None:
+    """Start jobs for a worker. None: there were so many damaged records that another step must continue."""
+    session = StoredSession.find(step, session_id)
+    if session is None or not session.present:
         raise SessionLost("this session is unknown, ended or declared dead; register a new one")
-    if call.number < who.claim:
-        raise Stale(f"claim {call.number} is older than the last one, {who.claim}")
-    if call.number == who.claim:
-        return _claimed_again(step, who, call.number)
-    if who.state != "live" or who.slots is None or who.index is None:
+    if call.number < session.claim:
+        raise Stale(f"claim {call.number} is older than the last one, {session.claim}")
+    if call.number == session.claim:
+        return _claimed_again(step, session, call.number)
+    if session.state != "live" or session.slots is None or session.index is None:
         return []
     for _ in range(MOST_BROKEN_ROUNDS):
-        claimer = _Claimer(step, who, call)
+        claimer = _Claimer(step, session, call)
         claimed = claimer.run()
         claimer.fail_broken()
         if claimed:
-            # Only then: an idle worker asks once a second, and nothing is lost when an empty answer is not repeated.
-            step.run("session_claim", call.number, who.seq)
+            # An empty answer need not be repeatable, and an idle worker that claims once a second must not write.
+            step.run("session_claim", call.number, session.seq)
         if claimed or not claimer.broken:
             return claimed
-        # Nothing but damaged records came first. What stands behind them is looked for at once.
+        # Only damaged records came first: look at the jobs after them now.
     return None
 
 
-class _Line(msgspec.Struct, order=True):
-    """A flow in the merge: lowest (tag, head) first. Arrivals are unique, so nothing behind them is ever compared."""
+class _FlowCursor(msgspec.Struct, order=True):
+    """A flow in the merge, ordered by (tag, head). Arrivals are unique, so later fields are never compared."""
 
     tag: int
     head: int
     flow: int
     lane: str
     rows: list[tuple[Any, ...]]
-    """Jobs that were read and not taken, the next one last."""
+    """Jobs that were read and not started, the next one last."""
     follower: int | None
-    """The arrival after the last one read, where it is known."""
+    """The arrival after the last one read, if known."""
     full: bool = False
-    """Whether there may be more than was read."""
+    """Whether there may be more jobs than were read."""
 
 
 class _Claimer:
-    """The state of one claim while it goes through its asks."""
+    """The state of one claim."""
 
-    def __init__(self, step: Step, who: Presence, call: Claim) -> None:
-        assert who.slots is not None
+    def __init__(self, step: Step, session: StoredSession, call: Claim) -> None:
+        assert session.slots is not None
         self.step = step
-        self.who = who
+        self.session = session
         self.call = call
         self.left = call.total
-        self.slots = Slots(total=who.slots, reserved=Reserved(high=who.reserved_high, normal=who.reserved_normal))
+        self.slots = Slots(
+            total=session.slots, reserved=Reserved(high=session.reserved_high, normal=session.reserved_normal)
+        )
         self.running = [0, 0, 0]
-        for class_, count in step.all("session_load", who.seq):
+        for class_, count in step.all("session_load", session.seq):
             self.running[class_] = count
-        for class_, count in step.all("session_turns", who.seq):
+        for class_, count in step.all("session_turns", session.seq):
             self.running[class_] -= count
         self.claimed: list[Claimed] = []
         self.broken: list[tuple[int, str]] = []
-        """Jobs that have started although their records cannot be read, and why not."""
+        """Started jobs whose records cannot be read, and why."""
         self.expired = 0
         self.bytes = 0
-        """What the answer carries so far."""
+        """Size of the answer so far."""
         self.full = False
-        """Whether the next job would be too much for the answer."""
+        """Whether the next job would exceed the size of an answer."""
         self.queue_running: dict[int, list[int]] = {}
 
     def run(self) -> list[Claimed]:
@@ -116,9 +116,9 @@ class _Claimer:
         return self.claimed
 
     def fail_broken(self) -> None:
-        """End the jobs of damaged records. Only after everything has started: this changes lanes and flows."""
+        """Fail jobs whose records are damaged. Called after all others have started: this changes lanes and flows."""
         for seq, problem in self.broken:
-            damage.fail(self.step, seq, problem)
+            endings.fail_damaged(self.step, seq, problem)
         if self.broken:
             self.step.flush()
 
@@ -129,17 +129,17 @@ class _Claimer:
             self._from_domain(queue, Domain(*row), priority, most)
 
     def _from_inbox(self, priority: Priority, most: int) -> None:
-        """The inbox holds jobs of any queue: the queues take turns, in equal shares and then for the rest.
+        """Claim from the inbox, which holds jobs of any queue: first in equal shares for each queue, then the rest.
 
-        So do declined jobs of tasks that the session knows, as if each of those tasks were a queue in its inbox.
+        Declined jobs of each task that the session knows are treated like another queue in its inbox.
         """
-        assert self.who.index is not None
-        inbox = worker_name(self.who.pool, self.who.index)
+        assert self.session.index is not None
+        inbox = worker_name(self.session.pool, self.session.index)
         rows = self.step.all("domains_of_inbox", inbox, int(priority))
-        rows += self.step.all("domains_of_known", self.who.seq, int(priority))
+        rows += self.step.all("domains_of_known", self.session.seq, int(priority))
         if len(rows) > 1:
-            turn = self.call.number % len(rows)
-            rows = rows[turn:] + rows[:turn]
+            first = self.call.number % len(rows)
+            rows = rows[first:] + rows[:first]
         share = -(-most // max(1, len(rows)))
         for limit in (share, most):
             for number, queue, clock in rows:
@@ -159,16 +159,16 @@ class _Claimer:
             most = min(most, queue.slots.room(self._load(queue), priority))
         started = 0
         while most > 0:
-            lines = [
-                _Line(tag, row[1], flow, lane, [row], follower)
+            cursors = [
+                _FlowCursor(tag, row[1], flow, lane, [row], follower)
                 for tag, flow, lane, follower, *row in self.step.all("flows_next", domain.id, most)
             ]
-            if not lines:
+            if not cursors:
                 break
-            took, gone = self._from_lines(queue, domain, lines, priority, most)
+            took, gone = self._merge(queue, domain, cursors, priority, most)
             started += took
             most -= took
-            # Expired jobs in the way were cancelled: look again, but not without end.
+            # Expired jobs were cancelled: look again, a limited number of times.
             if not gone or self.full or self.expired >= MOST_EXPIRED_PER_CLAIM:
                 break
         return started
@@ -181,54 +181,54 @@ class _Claimer:
                 load[class_] = count
         return load
 
-    def _from_lines(
-        self, queue: Queue, domain: Domain, lines: list[_Line], priority: Priority, most: int
+    def _merge(
+        self, queue: Queue, domain: Domain, cursors: list[_FlowCursor], priority: Priority, most: int
     ) -> tuple[int, bool]:
-        """Merge flows by tag: the lowest starts its next job, pays, and goes back into line with a higher tag."""
+        """Merge flows by tag: the one with the lowest tag starts its next job and is charged, which raises its tag."""
         step = self.step
-        ahead = {line.flow: line for line in lines}
-        fetch = max(2, -(-most // len(lines)) + 1)
+        by_flow = {cursor.flow: cursor for cursor in cursors}
+        fetch = max(2, -(-most // len(cursors)) + 1)
         finishes: dict[int, int] = {}
         empty: set[int] = set()
         taken: list[tuple[Any, int]] = []
         expired: list[int] = []
         clock, now, weighted = domain.clock, step.now, queue.weighted
-        heapify(lines)
-        # Each expired job in the way uses up one of the flows that were read, so the rest is for the next round.
-        while lines and len(taken) + len(expired) < most:
-            line = lines[0]
-            row = line.rows.pop() if line.rows else self._read(line, line.head, fetch)
+        heapify(cursors)
+        # Each expired job uses up one of the flows that were read; the remaining jobs are claimed in the next round.
+        while cursors and len(taken) + len(expired) < most:
+            cursor = cursors[0]
+            row = cursor.rows.pop() if cursor.rows else self._read(cursor, cursor.head, fetch)
             if row[3] is not None and row[3] <= now:
                 expired.append(row[0])
             elif not self._fits(row, first=not (taken or self.claimed or self.broken)):
-                line.rows.append(row)
+                cursor.rows.append(row)
                 break
             else:
                 cost = row[7]
                 if weighted:
-                    paid = charge(_cost(cost), step.weight(queue.id, line.lane))
+                    paid = charge(_cost(cost), step.weight(queue.id, cursor.lane))
                 else:
                     paid = SCALE if cost == 1.0 else charge(_cost(cost), 1.0)
-                tag = line.tag
+                tag = cursor.tag
                 if tag > clock:
                     clock = tag
-                finishes[line.flow] = line.tag = tag + paid
+                finishes[cursor.flow] = cursor.tag = tag + paid
                 taken.append((row, paid))
-            if self._advance(line, row[1], fetch):
-                heapreplace(lines, line)
+            if self._advance(cursor, row[1], fetch):
+                heapreplace(cursors, cursor)
             else:
-                empty.add(line.flow)
-                heappop(lines)
-        self._write(queue, domain, clock, ahead, finishes, empty, taken, priority)
+                empty.add(cursor.flow)
+                heappop(cursors)
+        self._write(queue, domain, clock, by_flow, finishes, empty, taken, priority)
         for seq in expired:
-            endings.expire(step, entry_of(step.one("record_by_seq", seq)))
+            endings.expire(step, job_record_of(step.one("record_by_seq", seq)))
         self.expired += len(expired)
         if expired:
             step.flush()
         return len(taken), bool(expired)
 
     def _fits(self, row: tuple[Any, ...], *, first: bool) -> bool:
-        """Whether a job may be added to the answer, which is full if not."""
+        """Return whether a job may be added to the answer; if not, the answer is full."""
         size = _size(row[11]) + _size(row[17])
         if self.bytes + size > self.call.most_bytes and not first:
             self.full = True
@@ -236,23 +236,23 @@ class _Claimer:
         self.bytes += size
         return True
 
-    def _read(self, line: _Line, arrival: int, fetch: int) -> Any:
-        """Read jobs of a flow from an arrival on; returns the first, or None."""
-        rows = self.step.all("flow_jobs", line.flow, arrival, fetch)
-        line.full = len(rows) == fetch
+    def _read(self, cursor: _FlowCursor, arrival: int, fetch: int) -> Any:
+        """Read jobs of a flow, starting at an arrival; returns the first, or None."""
+        rows = self.step.all("flow_jobs", cursor.flow, arrival, fetch)
+        cursor.full = len(rows) == fetch
         rows.reverse()
-        line.rows = rows
+        cursor.rows = rows
         return rows.pop() if rows else None
 
-    def _advance(self, line: _Line, taken: int, fetch: int) -> bool:
-        """Make the job after the one with arrival `taken` the head of its flow; False when there is none."""
-        if line.rows:
-            line.head = line.rows[-1][1]
-        elif line.follower is not None:
-            line.head, line.follower = line.follower, None
-        elif line.full and (row := self._read(line, taken + 1, fetch)) is not None:
-            line.rows.append(row)
-            line.head = row[1]
+    def _advance(self, cursor: _FlowCursor, taken: int, fetch: int) -> bool:
+        """Move a cursor past the job with arrival `taken`; False if there is no further job."""
+        if cursor.rows:
+            cursor.head = cursor.rows[-1][1]
+        elif cursor.follower is not None:
+            cursor.head, cursor.follower = cursor.follower, None
+        elif cursor.full and (row := self._read(cursor, taken + 1, fetch)) is not None:
+            cursor.rows.append(row)
+            cursor.head = row[1]
         else:
             return False
         return True
@@ -262,16 +262,16 @@ class _Claimer:
         queue: Queue,
         domain: Domain,
         clock: int,
-        lines: dict[int, _Line],
+        cursors: dict[int, _FlowCursor],
         finishes: dict[int, int],
         empty: set[int],
         taken: Sequence[tuple[Any, int]],
         priority: Priority,
     ) -> None:
-        step, number, now, seq = self.step, self.call.number, self.step.now, self.who.seq
+        step, number, now, seq = self.step, self.call.number, self.step.now, self.session.seq
         starts: dict[int, list[int]] = {}
         known: list[tuple[str, int]] = []
-        line = place_topic(queue.name, "")
+        lane_topic = place_topic(queue.name, "")
         for row, paid in taken:
             starts.setdefault(paid, []).append(row[0])
             try:
@@ -282,14 +282,14 @@ class _Claimer:
             known.append((row[8], row[0]))
             step.topics.add("job:" + row[8])
             if row[18]:
-                step.topics.add(line + row[10])
+                step.topics.add(lane_topic + row[10])
         for paid, seqs in starts.items():
             step.run("active_job_start", seq, number, now, paid, msgspec.json.encode(seqs).decode())
-        step.catalog.remember_seqs(known)
+        step.queue_cache.add_seqs(known)
         step.many(
             "flow_started",
             [
-                (finish, None, None, flow) if flow in empty else (finish, lines[flow].tag, lines[flow].head, flow)
+                (finish, None, None, flow) if flow in empty else (finish, cursors[flow].tag, cursors[flow].head, flow)
                 for flow, finish in finishes.items()
             ],
         )
@@ -301,8 +301,8 @@ class _Claimer:
         self.running[priority] += count
         if queue.id in self.queue_running:
             self.queue_running[queue.id][priority] += count
-        step.count(queue.id, priority, TALLY_OF_STATE[PENDING], -count)
-        step.count(queue.id, priority, TALLY_OF_STATE[RUNNING], count)
+        step.count(queue.id, priority, COUNT_OF_STATE[PENDING], -count)
+        step.count(queue.id, priority, COUNT_OF_STATE[RUNNING], count)
 
 
 def _size(value: object) -> int:
@@ -310,12 +310,12 @@ def _size(value: object) -> int:
 
 
 def _cost(cost: object) -> float:
-    """What a start costs; that of a damaged record is 1."""
+    """Return what a start costs; 1 if the record is damaged."""
     return cost if isinstance(cost, float) and LOWEST_FACTOR <= cost <= HIGHEST_FACTOR else 1.0
 
 
 def _claimed(row: tuple[Any, ...], fence: int, queue: str, priority: Priority, now: float | None = None) -> Claimed:
-    """A job out of a row; `now`: when it starts, if not before. Raises what is wrong with its record."""
+    """Return the claimed job of a row; `now`: its start, if it starts now. Raises if its record is damaged."""
     (
         _, _, _, _, _, attempt, suspect, cost, id, task, lane, payload, retries, backoff, timeout, kind, sticky,
         headers, limited, started_at, *since,
@@ -347,14 +347,14 @@ def _claimed(row: tuple[Any, ...], fence: int, queue: str, priority: Priority, n
     )
 
 
-def _claimed_again(step: Step, who: Presence, number: int) -> list[Claimed]:
-    """Jobs that were claimed before, for who has lost the answer."""
+def _claimed_again(step: Step, session: StoredSession, number: int) -> list[Claimed]:
+    """Return the jobs of a claim again, for a session that did not receive the answer."""
     found = []
-    for queue, class_, *row in step.all("claimed_again", who.seq, number):
-        # The row stands after the claim; `_claimed` counts from before it.
+    for queue, class_, *row in step.all("claimed_again", session.seq, number):
+        # `_claimed` expects the attempt as it was before the claim.
         row[5] -= 1
         try:
             found.append(_claimed(tuple(row), row[4], queue, _PRIORITIES[class_]))
         except Exception as exc:
-            damage.fail(step, row[0], problem_of(exc))
+            endings.fail_damaged(step, row[0], problem_of(exc))
     return found

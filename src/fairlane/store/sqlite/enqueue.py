@@ -1,5 +1,4 @@
-"""How jobs come in: storing them, finding duplicates, refusing what is too much, and admitting them when they are
-due."""
+"""Storing new jobs: finding duplicates, rejecting jobs over a limit, and admitting jobs that are due."""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ from ...model.session import worker_name
 from ..codes import CLEANUP, COMPLETED, PARENT, PENDING, RUNNING, SCHEDULED, STATES, UNGATED
 from ..positions import servers
 from ..shared.rows import encode_backoff
-from . import bindings, broadcasts, damage, endings, lane_limits, service_times
-from .job_record import Entry, entry_of
-from .queue_cache import Queue, json_texts
-from .step import SLOTLESS, TALLY_OF_STATE, Step
+from . import bindings, broadcasts, endings, lane_limits
+from .reading import median_seconds, workers_of
+from .records import JobRecord, Queue, job_record_of, json_texts
+from .step import COUNT_OF_STATE, SLOTLESS, Step
 
 MOST_LANES_COUNTED = 1_000
 
@@ -48,14 +47,14 @@ def enqueue(step: Step, jobs: Sequence[NewJob]) -> list[Enqueued]:
                 step.run("schedule_fired", job.cron.slot, job.cron.schedule)
             answers.append(duplicate)
             continue
-        entry = store(step, job)
-        answers.append(Enqueued(job.id, True, STATES[entry.state]))
+        record = store(step, job)
+        answers.append(Enqueued(job.id, True, STATES[record.state]))
         stored.add(job.id)
     return answers
 
 
 def _existing(job: NewJob, known: dict[str, tuple[JobState, bytes]]) -> Enqueued | None:
-    """The answer for an id that is taken, which must be by the same content."""
+    """Return the answer for an id that is taken. Raises `Conflict` if its content is different."""
     content = known.get(job.id)
     if content is None:
         return None
@@ -65,18 +64,18 @@ def _existing(job: NewJob, known: dict[str, tuple[JobState, bytes]]) -> Enqueued
 
 
 def _known(step: Step, ids: list[str]) -> dict[str, tuple[JobState, bytes]]:
-    """Ids that are taken, with the state and the content they stand for."""
+    """Return the ids that are taken, each with the state and the fingerprint of its job."""
     wanted = json_texts(ids)
     known = {}
     for id, final, state, *content in step.all("jobs_known", wanted):
         known[id] = (STATES[state if final is None else final], fingerprint_of(content))
-    for id, mark, state in step.all("reserved_ids", wanted, step.now):
-        known[id] = (STATES[state], mark)
+    for id, digest, state in step.all("reserved_ids", wanted, step.now):
+        known[id] = (STATES[state], digest)
     return known
 
 
 def fingerprint(job: NewJob) -> bytes:
-    """What makes two requests the same. Headers are not part of it: a repeated request has another trace."""
+    """Return a digest of what makes two requests the same. Headers are not part of it: a repetition has a new trace."""
     return fingerprint_of(
         (
             job.task, job.queue, job.kind.value, int(job.priority), job.lane, float(job.cost), job.payload, job.retries,
@@ -87,7 +86,7 @@ def fingerprint(job: NewJob) -> bytes:
 
 
 def fingerprint_of(content: Sequence[Any]) -> bytes:
-    """The same from the columns of a stored job."""
+    """Return the same digest from the columns of a stored job."""
     numbers = [float(value) if isinstance(value, float | int) else value for value in content]
     return blake2b(msgspec.msgpack.encode(numbers), digest_size=16).digest()
 
@@ -100,45 +99,50 @@ def _unique_holder(step: Step, job: NewJob) -> Enqueued | None:
     if final is not None and (until is None or until <= step.now):
         return None
     if final is None and state is None:
-        return None  # its holder is neither live nor final: the record is lost
+        return None  # its holder is neither active nor final: the record was lost
     return Enqueued(id, False, STATES[state if final is None else final])
 
 
-def store(step: Step, job: NewJob, *, parent: Entry | None = None, tie: bindings.Tie | None = None) -> Entry:
-    """Store one new job and admit it if it is due. `parent`: it is a copy of a broadcast; `tie`: it is its clean-up."""
+def store(
+    step: Step, job: NewJob, *, parent: JobRecord | None = None, binding: bindings.OpenBinding | None = None
+) -> JobRecord:
+    """Store a new job and admit it if it is due.
+
+    `parent`: the broadcast that it is a copy of; `binding`: the binding that it is the clean-up of.
+    """
     queue = step.queue(job.queue)
-    terms = step.catalog.terms(queue, job.lane or "")
-    # Copies and clean-ups belong to work that was accepted already: no limit may stop a worker from joining.
-    waiter = _check(step, queue, job, terms) if parent is None and tie is None else None
-    entry = insert(step, queue, job, waiter, parent)
+    terms = step.queue_cache.terms(queue, job.lane or "")
+    # Copies and clean-ups belong to work that was already accepted, so limits do not apply to them.
+    waiter = _check(step, queue, job, terms) if parent is None and binding is None else None
+    e = insert(step, queue, job, waiter, parent)
     if job.unique is not None:
         until = None if job.unique_for is None else step.now + job.unique_for
-        step.run("unique_put", job.task, job.unique, entry.seq, job.id, until)
+        step.run("unique_put", job.task, job.unique, e.seq, job.id, until)
     if job.cron is not None:
         step.run("schedule_fired", job.cron.slot, job.cron.schedule)
-    if tie is not None:
-        entry.binding, entry.inbox, entry.gate = tie.seq, worker_name(tie.pool, tie.index), CLEANUP
+    if binding is not None:
+        e.binding, e.inbox, e.gate = binding.seq, worker_name(binding.pool, binding.index), CLEANUP
     if job.kind is JobKind.BROADCAST:
-        entry.state, entry.gate = RUNNING, PARENT
-        entry.started_at = step.now
-        entry.due = step.now + job.ttl if job.ttl > 0 else None
-        step.count(entry.queue, entry.class_, SLOTLESS)
-    step.count(entry.queue, entry.class_, TALLY_OF_STATE[entry.state])
-    if entry.state == PENDING:
-        if tie is not None:
-            lane_limits.arrive(step, entry)
+        e.state, e.gate = RUNNING, PARENT
+        e.started_at = step.now
+        e.due = step.now + job.ttl if job.ttl > 0 else None
+        step.count(e.queue, e.class_, SLOTLESS)
+    step.count(e.queue, e.class_, COUNT_OF_STATE[e.state])
+    if e.state == PENDING:
+        if binding is not None:
+            lane_limits.arrive(step, e)
         else:
-            endings.admit(step, entry)
-    _insert_live(step, entry)
+            endings.admit(step, e)
+    _insert_active(step, e)
     if job.kind is JobKind.BROADCAST:
-        broadcasts.begin(step, entry, job.ttl, add_child, endings.end)
-        if step.entry(entry.seq) is None:
-            entry.state = COMPLETED  # there was nobody to send it to
-    return entry
+        broadcasts.begin(step, e, job.ttl, add_child, endings.end)
+        if step.active_job(e.seq) is None:
+            e.state = COMPLETED  # there was no worker to send it to
+    return e
 
 
-def insert(step: Step, queue: Queue, job: NewJob, waiter: int | None, parent: Entry | None) -> Entry:
-    """Write the identity of a job; its live row is for the caller."""
+def insert(step: Step, queue: Queue, job: NewJob, waiter: int | None, parent: JobRecord | None) -> JobRecord:
+    """Write the identity of a job. The caller writes its active row."""
     expires_at = None if job.expires is None else step.now + job.expires
     backoff = encode_backoff(job.backoff)
     cursor = step.run("job_insert", *_identity(job, queue.id, step.now, None if parent is None else parent.seq))
@@ -146,11 +150,13 @@ def insert(step: Step, queue: Queue, job: NewJob, waiter: int | None, parent: En
     assert seq is not None
     due = job.run_at if job.run_at is not None else step.now + job.delay
     later = due > step.now
-    return Entry(
-        seq, queue.id, int(job.priority), SCHEDULED if later else PENDING, 0, None, "", None, 0, 0, None, None,
-        due if later else None, expires_at, None, None, waiter, None, 0, 0, 0, 0, 0, 0, 0, None, job.id, job.kind.value,
-        job.lane, job.cost, job.pool, job.sticky, job.worker, job.retries, backoff, job.unique, job.task,
-        None if parent is None else parent.seq, None,
+    return JobRecord(
+        seq=seq, queue=queue.id, class_=int(job.priority), state=SCHEDULED if later else PENDING, gate=UNGATED,
+        flow=None, inbox="", lane=None, rank=0, granted=0, granted_at=None, arrival=None, due=due if later else None,
+        expires_at=expires_at, session=None, claim=None, waiter=waiter, binding=None, fence=0, attempt=0, crashes=0,
+        suspect=0, cancel=0, refused=0, paid=0, started_at=None, id=job.id, kind=job.kind.value, lane_key=job.lane,
+        cost=job.cost, pool=job.pool, sticky=job.sticky, direct=job.worker, retries=job.retries, backoff_json=backoff,
+        uniq=job.unique, task=job.task, parent=None if parent is None else parent.seq, attempts_json=None,
     )  # fmt: skip
 
 
@@ -162,7 +168,7 @@ def _identity(job: NewJob, queue: int, now: float, parent: int | None) -> tuple[
     )  # fmt: skip
 
 
-def _insert_live(step: Step, e: Entry) -> None:
+def _insert_active(step: Step, e: JobRecord) -> None:
     step.run(
         "active_job_insert", e.seq, e.queue, e.class_, e.state, e.gate, e.flow, e.inbox, e.lane, e.rank, e.granted,
         e.granted_at, e.arrival, e.due, e.expires_at, e.session, e.waiter, e.binding, e.fence, e.attempt,
@@ -170,13 +176,13 @@ def _insert_live(step: Step, e: Entry) -> None:
     )  # fmt: skip
 
 
-def _plain(e: Entry) -> bool:
-    """Whether its end concerns nobody but its lane, so that `finish` can write it with others at once."""
+def _plain(e: JobRecord) -> bool:
+    """Return whether the end of a job affects only its lane, so that `finish` can write it together with others."""
     return e.kind == JobKind.JOB and e.sticky is None and e.uniq is None and e.parent is None
 
 
 def _check(step: Step, queue: Queue, job: NewJob, terms: LaneTerms) -> int | None:
-    """Refuse what the queue does not take. Returns the number of a turn's waiter."""
+    """Reject a job that its queue does not accept. Returns the session of the waiter of a turn."""
     settings = queue.settings
     _check_lane(queue, job)
     if settings.max_pending is not None or terms.max_pending is not None:
@@ -202,12 +208,12 @@ def _check_lane(queue: Queue, job: NewJob) -> None:
 def _check_room(step: Step, queue: Queue, job: NewJob, terms: LaneTerms) -> None:
     most = queue.settings.max_pending
     if most is not None:
-        step.flush_tally()
+        step.flush_counts()
         [waiting] = step.one("queue_load", queue.id)
         if waiting >= most:
             raise QueueFull(
                 f"queue {queue.name!r} has {waiting} jobs waiting and takes at most {most}",
-                room_after(service_times.seconds(step, queue.id), _servers(step, queue, job)),
+                room_after(median_seconds(step, queue.id), _servers(step, queue, job)),
             )
     if terms.max_pending is not None:
         [waiting] = step.one("lane_load", queue.id, job.lane, terms.max_pending)
@@ -215,25 +221,25 @@ def _check_room(step: Step, queue: Queue, job: NewJob, terms: LaneTerms) -> None
             raise QueueFull(
                 f"lane {job.lane!r} of queue {queue.name!r} has {waiting} jobs waiting and takes at most "
                 f"{terms.max_pending}",
-                room_after(service_times.seconds(step, queue.id), _share(step, queue, job), limit=terms.limit),
+                room_after(median_seconds(step, queue.id), _share(step, queue, job), limit=terms.limit),
             )
 
 
 def _servers(step: Step, queue: Queue, job: NewJob) -> int:
-    """Slots that could start a job like this one now."""
+    """Return the number of slots that could run a job like this one."""
     if queue.settings.paused:
         return 0
-    return servers(service_times.workers(step, queue.name), queue.settings, int(job.priority))
+    return servers(workers_of(step, queue.name), queue.settings, int(job.priority))
 
 
 def _share(step: Step, queue: Queue, job: NewJob) -> float:
-    """A lane's part of them: the lanes that have work share the slots."""
+    """Return the part of those slots for one lane: lanes that have work share them."""
     lanes: int = step.one("flows_active", "", int(job.priority), queue.id, MOST_LANES_COUNTED)[0]
     return _servers(step, queue, job) / max(1, lanes)
 
 
-def add_child(step: Step, parent: Entry, index: int) -> None:
-    """One copy of a broadcast, for one worker."""
+def add_child(step: Step, parent: JobRecord, index: int) -> None:
+    """Store the copy of a broadcast for one worker."""
     payload, headers, timeout = step.one("job_body", parent.seq)
     remaining = None if parent.expires_at is None else max(0.0, parent.expires_at - step.now)
     copy = NewJob(
@@ -251,65 +257,65 @@ def add_child(step: Step, parent: Entry, index: int) -> None:
         worker=index,
         headers=headers,
     )
-    # The length of an id is a rule for users; a copy's is its parent's with the index behind it.
+    # Set past the check of its length, which applies to ids of users: a copy has its parent's id and an index.
     msgspec.structs.force_setattr(copy, "id", broadcasts.child_id(parent.id, index))
     store(step, copy, parent=parent)
 
 
 def release(step: Step, pool: str, key: str, cleanup: NewJob | None) -> str:
-    """Begin to release a key; a clean-up that is known already is not stored again."""
+    """Begin to release a key. A clean-up that is already stored is not stored again."""
     if cleanup is None:
         return bindings.release(step, pool, key, None)
     if cleanup.kind is not JobKind.CLEANUP:
         raise InvalidInput("cleanup", "give a job of kind 'cleanup'")
     if _known(step, [cleanup.id]):
-        # Repeated: the answer is where the release stands now.
+        # A repeated call: return the present state of the release.
         row = step.one("binding_open", pool, key)
         if row is not None and row[4] == "open":
             raise Conflict(f"clean-up {cleanup.id!r} was cancelled when the key was used again; give a new id")
         return "nothing" if row is None else "draining"
     job = msgspec.structs.replace(cleanup, pool=pool)
-    # Users leave the placing of a clean-up to its binding; here it is placed.
+    # Set past the check that keeps users from placing a clean-up themselves.
     msgspec.structs.force_setattr(job, "sticky", key)
-    return bindings.release(step, pool, key, lambda tie: store(step, job, tie=tie).seq)
+    return bindings.release(step, pool, key, lambda binding: store(step, job, binding=binding).seq)
 
 
 def promote(step: Step, limit: int) -> Promoted:
-    """Cancel what has expired, then let due jobs arrive: by class, then due time, then id."""
+    """Cancel expired jobs, then admit due jobs by class, due time and id."""
     expired = [seq for (seq,) in step.all("seqs_expired", step.now, limit)]
-    # One by one, each place would be looked for behind all others that have expired.
-    step.handed_on_later = set()
+    # Granting each freed place at once would search past all other expired jobs every time.
+    step.deferred_lanes = set()
     for seq in expired:
-        # Read one by one: the end of one job can let another into line (a clean-up, a job behind it).
-        e = step.entry(seq)
+        # Read one by one: the end of one job can admit or start another one of them.
+        e = step.active_job(seq)
         if e is not None and e.state != RUNNING:
             endings.expire(step, e)
-    lanes, step.handed_on_later = step.handed_on_later, None
+    lanes, step.deferred_lanes = step.deferred_lanes, None
     for lane in sorted(lanes):
-        lane_limits.hand_on(step, step.lane(lane))
+        lane_limits.grant_free_places(step, step.lane(lane))
     promoted = 0
     for class_ in range(3):
         rows = step.all("records_due", class_, step.now, limit - promoted)
-        entries = sorted(map(entry_of, rows), key=lambda e: (e.due, str(e.id)))
-        for e in entries:
+        due = sorted(map(job_record_of, rows), key=lambda e: (e.due, str(e.id)))
+        for e in due:
             endings.promote(step, e)
-        promoted += len(entries)
+        promoted += len(due)
     closed = broadcasts.close_joining(step, limit, endings.end)
-    moments = [moment for (moment,) in step.all("next_due_times") if moment is not None]
-    if moments and min(moments) <= step.now and not (expired or promoted or closed):
-        # Something is due that cannot be found by its identity. With another one the next pass takes it.
-        damage.adopt(step)
+    next_due = [time for (time,) in step.all("next_due_times") if time is not None]
+    if next_due and min(next_due) <= step.now and not (expired or promoted or closed):
+        # A job is due whose identity is lost. The next pass finds it under a new one.
+        endings.restore_identities(step)
     return Promoted(
         promoted=promoted,
         expired=len(expired),
         more=limit in (len(expired), promoted, closed),
-        next_due=max(0.0, min(moments) - step.now) if moments else None,
+        next_due=max(0.0, min(next_due) - step.now) if next_due else None,
     )
 
 
 def admit(step: Step, limit: int) -> Admitted:
-    """Admit what was inserted elsewhere, bind what waits unbound, move idle grants, and repair lanes."""
-    arriving = list(map(entry_of, step.all("records_arriving", limit)))
+    """Admit jobs stored in user transactions, bind unbound jobs, move idle grants, and repair lanes."""
+    arriving = list(map(job_record_of, step.all("records_arriving", limit)))
     for e in arriving:
         admit_arriving(step, e)
     bound = 0
@@ -319,17 +325,18 @@ def admit(step: Step, limit: int) -> Admitted:
     moved = lane_limits.move_idle_grants(step, limit)
     repaired = 0
     for (lane,) in step.all("lanes_with_room", limit):
-        repaired += lane_limits.hand_on(step, step.lane(lane))
+        repaired += lane_limits.grant_free_places(step, step.lane(lane))
     return Admitted(
         admitted=len(arriving), moved=moved, repaired=repaired, more=limit in (len(arriving), bound, offered)
     )
 
 
-def admit_arriving(step: Step, e: Entry) -> None:
+def admit_arriving(step: Step, e: JobRecord) -> None:
+    """Admit a job that was stored in a user transaction."""
     later = e.due is not None and e.due > step.now
     e.state = SCHEDULED if later else PENDING
     e.gate = UNGATED
-    step.count(e.queue, e.class_, TALLY_OF_STATE[e.state])
+    step.count(e.queue, e.class_, COUNT_OF_STATE[e.state])
     if not later:
         e.due = None
         endings.admit(step, e)
@@ -337,7 +344,7 @@ def admit_arriving(step: Step, e: Entry) -> None:
 
 
 def insert_arriving(step: Step, jobs: Sequence[NewJob]) -> list[Enqueued]:
-    """Store jobs in a transaction of the user's. They are admitted after its commit, and in no tally before."""
+    """Store jobs in a user transaction. They are admitted after its commit and counted from then on."""
     answers = []
     for job in jobs:
         if job.kind is not JobKind.JOB or job.cron is not None:

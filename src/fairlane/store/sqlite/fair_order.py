@@ -1,31 +1,31 @@
-"""Fair order between lanes: entering and leaving the line of claimable jobs (see `fairlane.model.fairness`)."""
+"""Fair order between lanes: making jobs claimable and withdrawing them (see `fairlane.model.fairness`)."""
 
 from __future__ import annotations
 
 from ...model.fairness import refund, tag
 from ...model.session import UNKNOWN
 from ..wakeups import worker_topic
-from .job_record import Entry
+from .records import JobRecord
 from .step import Flow, Step
 
 
-def enter(step: Step, e: Entry) -> None:
-    """Make a job claimable; its row is for the caller to save. It is pending, granted and ungated."""
+def enter(step: Step, e: JobRecord) -> None:
+    """Make a job claimable that is pending, granted and ungated. The caller saves it."""
     assert e.arrival is not None
     e.flow = join(step, e.queue, e.class_, e.inbox, e.flow_key, e.arrival)
-    # Only a job that somebody else cannot take can hold its lane's place idle; see `places.move_idle_grants`.
+    # Only a job that is bound to one worker can hold a place idle; see `lane_limits.move_idle_grants`.
     e.granted_at = step.now if e.lane is not None and e.inbox else None
 
 
 def join(step: Step, queue: int, class_: int, inbox: str, lane: str, arrival: int) -> int:
-    """Put an arrival into its flow, and tell those who could start it. Returns the number of the flow."""
+    """Add an arrival to its flow and notify workers that could start it. Returns the id of the flow."""
     flow = step.flow(queue, class_, inbox, lane)
-    line_up(step, flow, queue, inbox, arrival)
+    queue_up(step, flow, queue, inbox, arrival)
     return flow.id
 
 
-def line_up(step: Step, flow: Flow, queue: int, inbox: str, arrival: int) -> None:
-    """The same for a flow that was read already."""
+def queue_up(step: Step, flow: Flow, queue: int, inbox: str, arrival: int) -> None:
+    """Do the same for a flow that is already loaded."""
     if flow.tag is None or flow.head is None:
         flow.tag = tag(flow.domain.clock, flow.finish)
         flow.head = arrival
@@ -37,8 +37,8 @@ def line_up(step: Step, flow: Flow, queue: int, inbox: str, arrival: int) -> Non
     step.topics.add(step.queue_number(queue).topic if shared else worker_topic(inbox))
 
 
-def withdraw(step: Step, e: Entry) -> None:
-    """Take a job out of the line, before it has started. Nothing was charged for it, so nothing is owed."""
+def withdraw(step: Step, e: JobRecord) -> None:
+    """Make a job that has not started unclaimable. Nothing was charged for it, so nothing is refunded."""
     if e.flow is None:
         return
     flow = step.flow_number(e.flow)
@@ -50,15 +50,15 @@ def withdraw(step: Step, e: Entry) -> None:
 
 
 def find_head(step: Step, flow: Flow) -> None:
-    """Look up the next job of a flow after its head has gone; its tag stays, because nobody has paid."""
+    """Find the next job of a flow whose head was removed. The tag stays the same: no start was charged."""
     [flow.head] = step.one("flow_head", flow.id)
     if flow.head is None:
         flow.tag = None
     flow.dirty = True
 
 
-def give_back(step: Step, e: Entry) -> None:
-    """Return what an interrupted start had paid, so that starting again pays once in all."""
+def refund_start(step: Step, e: JobRecord) -> None:
+    """Refund an interrupted start, so that a job that starts again is charged only once."""
     flow = step.flow(e.queue, e.class_, e.inbox, e.flow_key)
     flow.finish = refund(flow.finish, e.paid)
     if flow.tag is not None:

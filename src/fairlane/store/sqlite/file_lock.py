@@ -1,10 +1,10 @@
-"""One lock among all processes that write a file: a POSIX record lock, which belongs to a process and to nothing else.
+"""One lock for all processes that write a file: a POSIX record lock, which belongs to a process.
 
-So the kernel frees it when its holder dies, however many children the holder has forked, and by whatever means: unlike
-`flock`, whose lock lives on in every copy of the descriptor. It also needs the right to write the file, and the kernel
-tells who holds it. The price is known from SQLite, which locks in the same way: closing any descriptor of the file
-gives the lock up. So a process has one descriptor for each lock file, shared by all its stores, and threads take their
-turns in the order they came.
+The kernel releases it when its holder dies, even if the holder has forked children, unlike a lock of `flock`, which
+lives on in every copy of the descriptor. It requires write permission for the file, and the kernel reports the process
+that holds it. Its drawback, known from SQLite, is that closing any descriptor of the file releases the lock. So a
+process has one descriptor for each lock file, shared by all its stores, and its threads get the lock in the order of
+their calls.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ...errors import StoreReadOnly, StoreUnavailable
 from .alarms import ALARMS
 
 WAIT_SECONDS = 10.0
-"""How long a call waits for the lock: twice as long as the transaction of a body may keep it."""
-LOOKS_APART = 0.002
+"""How long a call waits for the lock: twice as long as a job's transaction may hold it."""
+POLL_SECONDS = 0.002
 PRIVATE = 0o600
 MOST_WORDS = 4
 Late = Callable[[StoreUnavailable], None]
-"""Called in another thread, every second from the deadline on, as long as the lock is waited for."""
+"""Called in another thread, every second after the deadline, for as long as the caller waits for the lock."""
 
 
-class _Turns:
-    """A lock among threads that is given to them in the order they came, and may be released by any of them."""
+class _ThreadLock:
+    """A lock that threads get in the order of their calls. Any thread may release it."""
 
     __slots__ = ("_mutex", "_taken", "_waiting")
 
@@ -43,7 +43,7 @@ class _Turns:
         self._taken = False
         self._waiting: deque[threading.Lock] = deque()
 
-    def take(self, timeout: float = -1) -> bool:
+    def acquire(self, timeout: float = -1) -> bool:
         with self._mutex:
             if not self._taken:
                 self._taken = True
@@ -55,11 +55,11 @@ class _Turns:
             return True
         with self._mutex:
             if mine not in self._waiting:
-                return True  # it was handed over at the last moment
+                return True  # it was passed on just now
             self._waiting.remove(mine)
             return False
 
-    def pass_on(self) -> None:
+    def release(self) -> None:
         with self._mutex:
             if self._waiting:
                 self._waiting.popleft().release()
@@ -68,26 +68,26 @@ class _Turns:
 
 
 class _Shared:
-    """What all locks of a process on one file have in common."""
+    """What all locks of a process on one file share."""
 
-    __slots__ = ("descriptors", "turns", "users")
+    __slots__ = ("descriptors", "threads", "users")
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []
-        self.turns = _Turns()
+        self.threads = _ThreadLock()
         self.users = 0
 
 
 class _Files:
-    """The lock files of this process, by device and number: a file may have several names."""
+    """The lock files of this process, by device and inode: a file may have several names."""
 
     def __init__(self) -> None:
         self._door = threading.Lock()
         self._files: dict[tuple[int, int], _Shared] = {}
-        os.register_at_fork(after_in_child=self._begin_anew)
+        os.register_at_fork(after_in_child=self._reset)
 
-    def _begin_anew(self) -> None:
-        """The locks belong to the parent. Closing our copies of the descriptors does not touch them."""
+    def _reset(self) -> None:
+        """Close the copies of the descriptors in a child. The locks belong to the parent and are not affected."""
         self._door = threading.Lock()
         files, self._files = self._files, {}
         for shared in files.values():
@@ -126,7 +126,7 @@ _FILES = _Files()
 
 
 class FileLock:
-    """The lock of one file. Threads may share it; whatever is held is released before it is closed."""
+    """The lock of one file. Threads may share it. It must be released before it is closed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -136,78 +136,78 @@ class FileLock:
 
     @classmethod
     def of(cls, database: Path) -> FileLock:
-        """The lock that the writers of a database take."""
+        """Return the lock that the writers of a database take."""
         return cls(database.with_name(database.name + "-lock"))
 
     def __enter__(self) -> None:
-        """Take it. Raises `StoreUnavailable`, which names the holder, when it is not free in time."""
+        """Take the lock. Raises `StoreUnavailable`, which names the holder, if it is not free in time."""
         ends = time.monotonic() + WAIT_SECONDS
-        if not self._shared.turns.take(WAIT_SECONDS):
+        if not self._shared.threads.acquire(WAIT_SECONDS):
             raise self.taken(mine=True)
         try:
             while not self._try():
                 if time.monotonic() > ends:
                     raise self.taken()
-                time.sleep(LOOKS_APART)
+                time.sleep(POLL_SECONDS)
         except BaseException:
-            self._shared.turns.pass_on()
+            self._shared.threads.release()
             raise
 
     def acquire(self, late: Late) -> None:
-        """Take it, however long that lasts: in the kernel's queue, where no other process can go before for ever.
+        """Take the lock without a time limit: in the kernel's queue, which is fair to all processes.
 
-        A thread in that queue cannot be called back, so `late` is told when the deadline is over.
+        A thread in that queue cannot be interrupted, so `late` is called once the deadline has passed.
         """
-        turns = self._shared.turns
-        if turns.take(0):
+        threads = self._shared.threads
+        if threads.acquire(0):
             got = False
             try:
                 got = self._try()
             finally:
                 if not got:
-                    turns.pass_on()
+                    threads.release()
             if got:
                 return
 
-        def complain() -> float:
+        def report_late() -> float:
             late(self.taken())
             return 1.0
 
-        alarm = ALARMS.set(WAIT_SECONDS, complain)
+        alarm = ALARMS.set(WAIT_SECONDS, report_late)
         try:
-            turns.take()
+            threads.acquire()
             try:
                 self._wait()
             except BaseException:
-                turns.pass_on()
+                threads.release()
                 raise
         finally:
             alarm.cancel()
 
     def release(self) -> None:
-        """Give it up. In the child of a fork this does nothing: the lock is the parent's."""
+        """Release the lock. Does nothing in the child of a fork: the lock belongs to the parent."""
         if self._pid == os.getpid():
             try:
                 fcntl.lockf(self._shared.descriptors[0], fcntl.LOCK_UN)
             finally:
-                self._shared.turns.pass_on()
+                self._shared.threads.release()
 
     def __exit__(self, *_: object) -> None:
         self.release()
 
     def close(self) -> None:
-        """Let go of the file, which must not be locked by this object any more."""
+        """Close the file, which must not be locked by this object."""
         if not self._closed and self._pid == os.getpid():
             self._closed = True
             _FILES.leave(self._shared)
 
     def taken(self, *, mine: bool = False) -> StoreUnavailable:
-        """The error of a wait that was too long."""
+        """Return the error of a call that waited for too long."""
         holder = None if mine else self._holder()
-        who = "another thread of this process" if mine or holder is None else _described(holder)
+        owner = "another thread of this process" if mine or holder is None else _described(holder)
         return StoreUnavailable(
-            f"{self._path} was locked for more than {WAIT_SECONDS:g} s by {who}. Nothing was stored. Let the holder go "
-            "on or end it: the lock ends with its process."
+            f"{self._path} was locked for more than {WAIT_SECONDS:g} s by {owner}. Nothing was stored. Resume or "
+            "end the holder: the lock is released when its process ends."
         )
 
     def _try(self) -> bool:
@@ -226,13 +226,13 @@ class FileLock:
             except OSError as exc:
                 if exc.errno != errno.EDEADLK:
                     raise StoreUnavailable(f"{self._path} cannot be locked: {exc.strerror}") from exc
-                # The kernel knows processes, not threads: two that use two files each may look like a deadlock.
-                time.sleep(LOOKS_APART)
+                # The kernel sees processes, not threads: two that use two files each can look like a deadlock.
+                time.sleep(POLL_SECONDS)
             else:
                 return
 
     def _holder(self) -> int | None:
-        """The process that has the lock; 0: one that cannot be seen from here, None: nobody else."""
+        """Return the process that holds the lock; 0: one that is not visible from here, None: no other process."""
         if sys.platform != "linux":
             return 0
         form = "hhqqi0q"
@@ -252,7 +252,7 @@ def _open(path: Path) -> int:
         except FileExistsError:
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
         with contextlib.suppress(OSError):
-            # As SQLite does with its log: a user who may write the database may lock it too.
+            # Like SQLite with its log: a user that may write the database may lock it too.
             os.fchmod(descriptor, database.stat().st_mode & 0o666)
         return descriptor
     except OSError as exc:
@@ -261,15 +261,15 @@ def _open(path: Path) -> int:
                 f"{path} cannot be written: {exc.strerror}. Check the permissions of its folder."
             ) from exc
         if isinstance(exc, FileNotFoundError | NotADirectoryError):
-            # Not for good: a disk may be mounted there in a moment.
-            raise StoreUnavailable(f"the folder {path.parent} is not there; make it, or give another URL") from exc
+            # This may be temporary: a disk may be mounted there soon.
+            raise StoreUnavailable(f"the folder {path.parent} does not exist; create it, or use another URL") from exc
         raise StoreUnavailable(f"{path} cannot be opened: {exc.strerror}") from exc
 
 
 def _described(pid: int) -> str:
-    """A process in words. Of its command only what cannot be a secret: nothing from the first option or URL on."""
+    """Describe a process. Of its command only words before the first option or URL are shown: others may be secret."""
     if not pid:
-        return "a process that cannot be seen from here"
+        return "a process that is not visible from here"
     words: list[str] = []
     stopped = ""
     with contextlib.suppress(OSError):

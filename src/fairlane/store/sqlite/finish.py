@@ -1,4 +1,4 @@
-"""What sessions write about jobs they hold, fenced by (job, fence, session), and what users ask to be cancelled."""
+"""Results and progress that sessions report for their jobs, fenced by (job, fence, session), and cancellation."""
 
 from __future__ import annotations
 
@@ -14,44 +14,42 @@ from ...model.states import Move, Transition
 from ..codes import ARRIVING, COMPLETED, FINAL_CODES, MOVE_CODES, MOVES, RUNNING, STATES
 from ..shared.rows import readable_attempts
 from ..wakeups import job_topic, session_topic
-from . import broadcasts, damage, endings, enqueue, lane_limits
-from .job_record import Entry, encode_attempts, entry_of, reason_value
-from .queue_cache import json_texts
-from .sessions import Presence
+from . import broadcasts, endings, enqueue, lane_limits
+from .records import ClaimHolder, JobRecord, StoredSession, encode_attempts, job_record_of, json_texts, reason_value
 from .step import Step
 
 
-def finish(step: Step, session: str, transitions: Sequence[Transition]) -> list[Verdict]:
-    """Apply what a session decided about its jobs. Plain jobs that simply end are written together: the hot path."""
-    who = Presence.find(step, session)
-    holder = who.seq if who is not None and who.present else -1
+def finish(step: Step, session_id: str, transitions: Sequence[Transition]) -> list[Verdict]:
+    """Apply the transitions of a session. Plain jobs that just end are written together: the hot path."""
+    session = StoredSession.find(step, session_id)
+    holder = session.seq if session is not None and session.present else -1
     rows = _held_rows(step, [t.held.id for t in transitions])
-    ends = _Ends(step)
+    plain = _PlainEndings(step)
     verdicts = []
     for t in transitions:
-        # Taken out, so that a second write for the same job in one call is judged by what the first has stored.
+        # Removed, so that a second transition of the same job in one call is judged by what the first one stored.
         row = rows.pop(t.held.id, None)
         if row is None or row[1] != holder or row[2] != t.held.fence:
-            ends.write()
-            verdicts.append(_judge(step, session, t.held, t.move))
+            plain.write()
+            verdicts.append(_judge(step, session_id, t.held, t.move))
         elif row[3] and (ending := _ending(t.move, row[4])) is not None:
-            verdicts.append(ends.add(row, t, ending))
+            verdicts.append(plain.add(row, t, ending))
         else:
-            ends.write()
-            e = step.entry(row[0]) or damage.adopted(step, row[0])
-            assert who is not None
-            verdicts.append(Verdict(t.held.id, Acceptance.APPLIED, _apply(step, e, t, who)))
-    ends.write()
+            plain.write()
+            e = step.active_job(row[0]) or endings.restored(step, row[0])
+            assert session is not None
+            verdicts.append(Verdict(t.held.id, Acceptance.APPLIED, _apply(step, e, t, session.holder)))
+    plain.write()
     return verdicts
 
 
 def _held_rows(step: Step, ids: list[str]) -> dict[str, tuple[Any, ...]]:
-    """Live jobs by id, as the query `held_rows` has them."""
-    seqs = step.catalog.seqs
+    """Return rows of `held_rows` by job id."""
+    seqs = step.queue_cache.seqs
     rows = _rows_by_seq(step, {seqs[id]: id for id in ids if id in seqs})
     missing = [id for id in ids if id not in rows]
     if missing:
-        # Claimed through another process, or gone; or the id was forgotten and used again since.
+        # Claimed by another process, final, or pruned and enqueued again under the same id.
         rows |= _rows_by_seq(step, {seq: id for id, seq in step.all("seqs_by_ids", json_texts(missing))})
     return rows
 
@@ -62,14 +60,14 @@ def _rows_by_seq(step: Step, wanted: dict[int, str]) -> dict[str, tuple[Any, ...
 
 SHORT_RESULT = 4_096
 _FINAL = {Move.COMPLETE: JobState.COMPLETED, Move.FAIL: JobState.FAILED, Move.CANCEL: JobState.CANCELLED}
-# Looked up by identity below: hashing an enum member, or reading one off its class, costs as much as binding a row.
+# Compared by identity below: hashing an enum member, or reading it from its class, costs as much as binding a row.
 _COMPLETE, _FAIL, _CANCEL, _APPLIED = Move.COMPLETE, Move.FAIL, Move.CANCEL, Acceptance.APPLIED
 _ENDINGS = [(FINAL_CODES[_FINAL[move]], MOVE_CODES[move], _FINAL[move]) for move in _FINAL]
 _ENDED_COMPLETE, _ENDED_FAIL, _ENDED_CANCEL = _ENDINGS
 
 
 def _ending(move: Move, cancel: int) -> tuple[int, int, JobState] | None:
-    """How a plain job simply ends by a move: the codes of its state and move, and the state. None when it does not."""
+    """Return how a move ends a plain job: the codes of state and move, and the state. None if it does not just end."""
     if move is _COMPLETE:
         return _ENDED_COMPLETE
     if cancel:
@@ -80,12 +78,12 @@ def _ending(move: Move, cancel: int) -> tuple[int, int, JobState] | None:
 
 
 def _short_text(result: bytes | None) -> bool:
-    """Whether a result can travel with others as JSON text and come out as it went in."""
+    """Return whether a result can be passed as JSON text together with others, unchanged."""
     return result is None or (len(result) <= SHORT_RESULT and result.isascii() and b"\0" not in result)
 
 
-class _Ends:
-    """Plain jobs that end, to be written together."""
+class _PlainEndings:
+    """Plain jobs that end, written together."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
@@ -114,11 +112,11 @@ class _Ends:
         count = (queue, class_, code)
         self.counts[count] = self.counts.get(count, 0) + 1
         self.step.topics.add("job:" + id)
-        self.step.catalog.seqs.pop(id, None)
+        self.step.queue_cache.seqs.pop(id, None)
         return Verdict(id, _APPLIED, state)
 
     def write(self) -> None:
-        """The rows first: whoever is next in a lane is looked for among those that are left."""
+        """Write the rows first: the next job of a lane is looked up among the remaining ones."""
         if not self.gone:
             return
         step = self.step
@@ -127,14 +125,14 @@ class _Ends:
         step.many("outcome_insert", self.outcomes)
         step.run("active_job_delete_all", msgspec.json.encode(self.gone).decode())
         for (queue, class_, code), count in self.counts.items():
-            endings.tell(step, queue, class_, RUNNING, code, count)
+            endings.count_final(step, queue, class_, RUNNING, code, count)
         if self.lanes:
-            lane_limits.hand_on_all(step, self.lanes)
+            lane_limits.grant_freed_places(step, self.lanes)
         self.completed, self.outcomes, self.gone, self.lanes, self.counts = {}, [], [], {}, {}
 
 
-def _apply(step: Step, e: Entry, t: Transition, who: Presence) -> JobState:
-    """Carry out a transition of the holder; a requested cancel turns all but a completion into its end."""
+def _apply(step: Step, e: JobRecord, t: Transition, holder: ClaimHolder) -> JobState:
+    """Apply a transition; if a cancel was requested, any move but a completion cancels the job."""
     move, reason = t.move, t.reason
     if e.cancel and move is not Move.COMPLETE:
         move, reason = Move.CANCEL, Reason.BY_USER
@@ -143,17 +141,17 @@ def _apply(step: Step, e: Entry, t: Transition, who: Presence) -> JobState:
     elif e.kind == JobKind.TURN and move in (Move.SNOOZE, Move.HAND_BACK, Move.TAKE_BACK, Move.DECLINE):
         move, reason = Move.CANCEL, Reason.BY_USER
     if move is Move.HAND_BACK:
-        return endings.hand_back(step, e, who.holder)
+        return endings.hand_back(step, e, holder)
     if move is Move.TAKE_BACK:
-        return endings.take_back(step, e, who.holder, delay=t.delay)
+        return endings.take_back(step, e, holder, delay=t.delay)
     if move is Move.DECLINE:
-        return endings.decline(step, e, who.holder, t)
+        return endings.decline(step, e, holder, t)
     if move in (Move.RETRY, Move.SNOOZE):
         state = JobState.SCHEDULED if t.delay > 0 else JobState.PENDING
-        endings.record(step, e, who.holder, move.value, state, reason, t.error)
+        endings.record(step, e, holder, move.value, state, reason, t.error)
         if move is Move.SNOOZE:
             e.attempt -= 1
-        endings.again(step, e, t.delay, crashed=reason is Reason.CRASHED)
+        endings.reschedule(step, e, t.delay, crashed=reason is Reason.CRASHED)
         return state
     state = _FINAL[move]
     endings.end(step, e, state, reason, result=t.result, error=t.error, group=t.error_group, move=move)
@@ -161,7 +159,7 @@ def _apply(step: Step, e: Entry, t: Transition, who: Presence) -> JobState:
 
 
 def _judge(step: Step, session: str, held: Held, move: Move | None) -> Verdict:
-    """A write by somebody who does not hold the job: a repetition, or stale."""
+    """Judge a write by a session that does not hold the job: it is repeated or stale."""
     row = step.one("job_for_judgement", json_texts([held.id]))
     if row is None:
         return Verdict(held.id, Acceptance.STALE, None)
@@ -187,34 +185,34 @@ def _judge(step: Step, session: str, held: Held, move: Move | None) -> Verdict:
 
 
 def _same(move: Move | None, outcome: str | None) -> bool:
-    """Whether a write repeats the one that ended a claim. A requested cancel turns all but a completion into its
-    end."""
+    """Return whether a write repeats the one that ended a claim, which a requested cancel may have replaced."""
     if move is None:
         return False
     return outcome == move.value or (outcome == Move.CANCEL.value and move is not Move.COMPLETE)
 
 
-def progress(step: Step, session: str, reports: Sequence[tuple[Held, bytes]]) -> list[Verdict]:
-    """Keep the latest progress of running jobs."""
+def progress(step: Step, session_id: str, reports: Sequence[tuple[Held, bytes]]) -> list[Verdict]:
+    """Store the latest progress of running jobs."""
     for _, value in reports:
         check_size("progress", value, PAYLOAD_BYTES)
-    who = Presence.find(step, session)
+    session = StoredSession.find(step, session_id)
+    holder = session.seq if session is not None and session.present else -1
     ids = json_texts(held.id for held, _ in reports)
-    entries = {row[26]: entry_of(row) for row in step.all("records_by_ids", ids)}
+    records = {row[26]: job_record_of(row) for row in step.all("records_by_ids", ids)}
     verdicts = []
     for held, value in reports:
-        e = entries.get(held.id)
-        if e is not None and who is not None and who.present and e.session == who.seq and e.fence == held.fence:
+        e = records.get(held.id)
+        if e is not None and e.session == holder and e.fence == held.fence:
             step.run("job_progress", value, e.seq)
             step.topics.add(job_topic(e.id))
             verdicts.append(Verdict(held.id, Acceptance.APPLIED, JobState.RUNNING))
         else:
-            verdicts.append(_judge(step, session, held, None))
+            verdicts.append(_judge(step, session_id, held, None))
     return verdicts
 
 
 def cancel(step: Step, ids: Sequence[str]) -> list[JobState]:
-    """Cancel jobs; nothing is cancelled when one of them is unknown."""
+    """Cancel jobs; none is cancelled if one of them is unknown."""
     found = dict(step.all("job_states", json_texts(ids)))
     for id in ids:
         if id not in found:
@@ -227,18 +225,18 @@ def _cancel_one(step: Step, id: str) -> JobState:
     if row is None:
         [(_, state)] = step.all("job_states", json_texts([id]))
         return STATES[state]
-    return cancel_entry(step, entry_of(row))
+    return cancel_job(step, job_record_of(row))
 
 
-def cancel_entry(step: Step, e: Entry) -> JobState:
-    """Cancel a live job: at once while it waits, by request while it runs."""
+def cancel_job(step: Step, e: JobRecord) -> JobState:
+    """Cancel an active job: at once while it waits, by request while it runs."""
     if e.state == ARRIVING:
         enqueue.admit_arriving(step, e)
     if e.state != RUNNING:
         endings.end(step, e, JobState.CANCELLED, Reason.BY_USER)
         return JobState.CANCELLED
     if e.kind == JobKind.BROADCAST:
-        return broadcasts.cancel(step, e, cancel_entry, endings.end)
+        return broadcasts.cancel(step, e, cancel_job, endings.end)
     if not e.cancel:
         e.cancel = 1
         step.run("active_job_cancel", e.seq)

@@ -2,7 +2,7 @@
 
 SQLite notes in the memory of a process which locks its connections hold. A child that was forked in the middle of a
 transaction has a copy of these notes, and would take the file for locked as long as it lives. So whatever is done with
-a connection is done `AT_WORK`, and a fork waits for the end of it.
+a connection is done `FORK_GUARD`, and a fork waits for the end of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PATIENCE = 5.0
 """Seconds after which a fork waits no longer: a program must not hang for a disk that does."""
 
 
-class _AtWork:
+class _ForkGuard:
     """How many threads are at work. They may be any number, each at one thing at a time."""
 
     def __init__(self) -> None:
@@ -44,4 +44,4 @@ class _AtWork:
         self._changed.release()
 
 
-AT_WORK = _AtWork()
+FORK_GUARD = _ForkGuard()

@@ -1,7 +1,7 @@
-"""A connection whose transaction another thread may end: between two statements of its user, never within one.
+"""A connection whose transaction another thread may end: between two statements of its user, never during one.
 
-sqlite3 leaves it to its users to keep threads apart. Rolled back under a running statement, the interpreter could
-crash; and between a roll-back and the close, the next statement would be committed by itself.
+The sqlite3 module does not serialize threads. A roll-back during a statement could crash the interpreter; and between a
+roll-back and the close, another statement would run and commit on its own.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ INTERRUPT_SECONDS = 0.05
 
 
 class GuardedConnection(sqlite3.Connection):
-    """Runs one statement at a time, and none after `end`."""
+    """Runs one statement at a time, and none after `refuse`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._guard = threading.RLock()
-        self._over: FairlaneError | None = None
+        self._refusal: FairlaneError | None = None
         super().__init__(*args, **kwargs)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep other threads away. A statement that runs in one of them is interrupted."""
+        """Exclude other threads. A statement that runs in another thread is interrupted."""
         while not self._guard.acquire(timeout=INTERRUPT_SECONDS):
             self.interrupt()
         try:
@@ -38,13 +38,13 @@ class GuardedConnection(sqlite3.Connection):
 
     def refuse(self, error: FairlaneError) -> None:
         """Raise `error` for every statement from now on."""
-        self._over = error
+        self._refusal = error
 
     def guarded(self, call: Callable[..., T], *args: Any) -> T:
-        """Call something that may run a statement."""
+        """Call something that may run a statement, unless `refuse` was called."""
         with self._guard:
-            if self._over is not None:
-                raise self._over
+            if self._refusal is not None:
+                raise self._refusal
             return call(*args)
 
     def cursor(self, factory: Any = None) -> Any:
@@ -70,7 +70,7 @@ class GuardedConnection(sqlite3.Connection):
 
 
 class GuardedCursor(sqlite3.Cursor):
-    """Its statements run under the guard of its connection; so do its reads, which may run them on."""
+    """Runs statements, and reads, which may continue them, under the guard of its connection."""
 
     connection: GuardedConnection
 

@@ -1,5 +1,8 @@
-"""The places of limited lanes. A job holds a grant from the step that gives it until it leaves the lane, and every
-way out hands the place on in the same step (see `fairlane.model.lanes` for who comes next)."""
+"""The places of limited lanes.
+
+A job that was granted a place holds it until it leaves the lane, and the step in which it leaves grants the place to
+the next job (see `fairlane.model.lanes` for the order).
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from ..codes import PENDING, RUNNING, UNGATED
 from ..positions import room_of
 from ..wakeups import job_topic, place_topic, session_topic, worker_topic
 from . import fair_order
-from .job_record import Entry, entry_of
+from .records import JobRecord, job_record_of
 from .step import Lane, Step
 
 IDLE_GRANT_SECONDS = 2.0
 
 
-class Next(msgspec.Struct):
-    """A job in line for a place of its lane: no more of it than giving it the place needs."""
+class LaneCandidate(msgspec.Struct):
+    """A job in line for a place of its lane, with what is needed to grant it the place."""
 
     lane: int
     seq: int
@@ -32,8 +35,8 @@ class Next(msgspec.Struct):
     waiter: int | None
 
 
-def arrive(step: Step, e: Entry) -> None:
-    """Let a pending job take its place in its lane, and in the line if it may start. The caller saves it."""
+def arrive(step: Step, e: JobRecord) -> None:
+    """Add a pending job to its lane, and make it claimable if it gets a place. The caller saves it."""
     if e.arrival is None:
         e.arrival = step.next_arrival()
     terms = step.terms(e)
@@ -45,7 +48,7 @@ def arrive(step: Step, e: Entry) -> None:
     e.lane, e.granted = lane.id, 0
     e.rank = 0 if lane.ordered else e.class_
     if e.kind == JobKind.TURN and e.expires_at is not None and e.expires_at < step.now:
-        return  # too late to start; the sweeper cancels it
+        return  # too late to start; `promote` cancels it
     if lane.granted < lane.places:
         lane.granted += 1
         e.granted = 1
@@ -55,21 +58,21 @@ def arrive(step: Step, e: Entry) -> None:
         _open(step, e)
 
 
-def ungate(step: Step, e: Entry) -> None:
-    """The gate of a pending job has opened. The caller saves it."""
+def ungate(step: Step, e: JobRecord) -> None:
+    """Open the gate of a pending job. The caller saves it."""
     e.gate = UNGATED
     if e.granted:
         _open(step, e)
 
 
-def resume(step: Step, e: Entry) -> None:
-    """A job that kept its grant is pending again. The caller saves it."""
+def resume(step: Step, e: JobRecord) -> None:
+    """Make a job claimable again that kept its place. The caller saves it."""
     if e.lane is not None:
         e.rank = 0 if step.lane(e.lane).ordered else e.class_
     _open(step, e)
 
 
-def _open(step: Step, e: Entry) -> None:
+def _open(step: Step, e: JobRecord) -> None:
     if e.kind == JobKind.TURN:
         start_turn(step, e)
     elif e.gate == UNGATED:
@@ -78,8 +81,8 @@ def _open(step: Step, e: Entry) -> None:
         e.granted_at = step.now
 
 
-def start_turn(step: Step, e: Entry) -> None:
-    """Start a turn in its waiter: it is never claimed."""
+def start_turn(step: Step, e: JobRecord) -> None:
+    """Start a turn in the session that waits for it: turns are never claimed."""
     step.move(e, RUNNING)
     e.session = e.waiter
     e.fence += 1
@@ -87,31 +90,31 @@ def start_turn(step: Step, e: Entry) -> None:
     e.started_at = step.now
     row = step.one("session_id", e.waiter)
     step.topics.update((job_topic(e.id), session_topic(row[0])))
-    _tell_line(step, e)
+    _notify_lane(step, e)
 
 
 def _take_from_weaker(step: Step, lane: Lane, class_: int) -> bool:
-    """In an unordered lane a job of a higher class takes the place of the weakest one that has not started."""
+    """Take the place of the last job that has not started, if its class is lower. For unordered lanes."""
     row = step.one("lane_weakest", lane.id)
     if row is None:
         return False
-    weakest = entry_of(row)
+    weakest = job_record_of(row)
     if weakest.class_ <= class_:
         return False
     _ungrant(step, weakest)
     return True
 
 
-def _ungrant(step: Step, e: Entry) -> None:
+def _ungrant(step: Step, e: JobRecord) -> None:
     fair_order.withdraw(step, e)
     e.granted, e.granted_at = 0, None
     step.save(e)
 
 
-def hand_on(step: Step, lane: Lane) -> int:
-    """Give the free places of a lane to the next in it; returns how many were given."""
-    if step.handed_on_later is not None:
-        step.handed_on_later.add(lane.id)
+def grant_free_places(step: Step, lane: Lane) -> int:
+    """Grant the free places of a lane to the next jobs; returns how many were granted."""
+    if step.deferred_lanes is not None:
+        step.deferred_lanes.add(lane.id)
         return 0
     given = 0
     while lane.granted < lane.places:
@@ -125,16 +128,16 @@ def hand_on(step: Step, lane: Lane) -> int:
     return given
 
 
-def hand_on_all(step: Step, freed: Mapping[int, int]) -> None:
-    """Give back so many places of each lane and hand them on, with few statements: the hot path of limited lanes.
+def grant_freed_places(step: Step, freed: Mapping[int, int]) -> None:
+    """Free a number of places of each lane and grant them again, with few statements: the hot path of limited lanes.
 
-    Nearly always one place went from one plain job to the next of its lane. Then the lane's count stays as it is, and
-    nothing has to be kept but the rows to write; every other case goes the long way.
+    Nearly always one place passes from one plain job to the next. Then the number of granted places does not change,
+    and the rows can be written directly; all other cases take the general path.
     """
     grants: list[tuple[int, float | None, int]] = []
     changed: list[tuple[int, int, int, int]] = []
     inboxes: set[tuple[int, str]] = set()
-    long_way: list[int] = []
+    general: list[int] = []
     for row in step.all("lanes_with_next", msgspec.json.encode(list(freed)).decode(), step.now):
         (number, queue, places, granted, seq, state, gate, inbox, arrival, waiter, flow, finish, tag, head, clock) = row
         if (
@@ -145,7 +148,7 @@ def hand_on_all(step: Step, freed: Mapping[int, int]) -> None:
             or places - granted + freed[number] != 1
             or step.knows(number, flow)
         ):
-            long_way.append(number)
+            general.append(number)
             continue
         if tag is None:
             tag = finish if finish > clock else clock
@@ -161,32 +164,35 @@ def hand_on_all(step: Step, freed: Mapping[int, int]) -> None:
     for queue, inbox in inboxes:
         shared = not inbox or inbox.startswith(UNKNOWN)
         step.topics.add(step.queue_number(queue).topic if shared else worker_topic(inbox))
-    for number in long_way:
+    for number in general:
         lane = step.lane(number)
         lane.granted -= freed[number]
-        hand_on(step, lane)
+        grant_free_places(step, lane)
 
 
-def _next(step: Step, lane: Lane) -> Next | None:
+def _next(step: Step, lane: Lane) -> LaneCandidate | None:
     row = step.one("lane_next", lane.id, step.now)
-    return None if row is None else Next(*row)
+    return None if row is None else LaneCandidate(*row)
 
 
-def _grant(step: Step, lane: Lane, waiting: Next) -> None:
-    """Give a place to a waiting job: a turn starts, a job that nothing else holds becomes claimable."""
+def _grant(step: Step, lane: Lane, waiting: LaneCandidate) -> None:
+    """Grant a place to a waiting job: a turn starts, an ungated pending job becomes claimable."""
     lane.granted += 1
     if waiting.waiter is not None:
-        turn = step.entry(waiting.seq)
+        turn = step.active_job(waiting.seq)
         assert turn is not None
         turn.granted = 1
         start_turn(step, turn)
         step.save(turn)
         return
-    step.run("active_job_grant", *_line_up(step, lane, waiting), waiting.seq)
+    step.run("active_job_grant", *_make_claimable(step, lane, waiting), waiting.seq)
 
 
-def _line_up(step: Step, lane: Lane, waiting: Next) -> tuple[int | None, float | None]:
-    """Make a granted job claimable, if it is pending and ungated: its flow, and since when it holds a place idle."""
+def _make_claimable(step: Step, lane: Lane, waiting: LaneCandidate) -> tuple[int | None, float | None]:
+    """Make a granted job claimable if it is pending and ungated.
+
+    Returns its flow, and since when it holds a place that not every worker could use.
+    """
     if waiting.state != PENDING:
         return None, None
     if waiting.gate != UNGATED:
@@ -195,34 +201,34 @@ def _line_up(step: Step, lane: Lane, waiting: Next) -> tuple[int | None, float |
     return flow, step.now if waiting.inbox else None
 
 
-def vacate(step: Step, e: Entry) -> None:
-    """A job that is gone, or whose saved row names no lane any more, gives up its place."""
+def leave_lane(step: Step, e: JobRecord) -> None:
+    """Free the place of a job that has ended, or whose saved row no longer names a lane."""
     if e.lane is None:
         return
     lane = step.lane(e.lane)
     if e.granted:
         lane.granted -= 1
     e.lane, e.granted = None, 0
-    _tell_line(step, e)
-    hand_on(step, lane)
+    _notify_lane(step, e)
+    grant_free_places(step, lane)
 
 
-def _tell_line(step: Step, e: Entry) -> None:
-    """Whoever waits behind this one has moved up."""
+def _notify_lane(step: Step, e: JobRecord) -> None:
+    """Notify the jobs of a lane that their places in line have changed."""
     assert e.lane_key is not None
     step.topics.add(place_topic(step.queue_number(e.queue).name, e.lane_key))
 
 
-def settle(step: Step, lane: Lane) -> None:
-    """After a job went back from running to waiting, or the order changed: whoever comes first has the place.
+def reassign_places(step: Step, lane: Lane) -> None:
+    """Move unstarted grants to jobs that come first, after a job was put back or the order has changed.
 
-    By arrival in an ordered lane; by class in an unordered one.
+    The order is by arrival in an ordered lane, and by class in an unordered one.
     """
     while (best := _next(step, lane)) is not None:
         row = step.one("lane_weakest", lane.id)
         if row is None:
             return
-        weakest = entry_of(row)
+        weakest = job_record_of(row)
         if lane.ordered:
             assert weakest.arrival is not None
             first = best.arrival < weakest.arrival
@@ -236,17 +242,17 @@ def settle(step: Step, lane: Lane) -> None:
 
 
 def trim(step: Step, lane: Lane) -> None:
-    """A limit was lowered while jobs ran: take back unstarted grants, newest first, until it holds."""
+    """Revoke unstarted grants over the limit, newest first."""
     while lane.granted > lane.places:
         row = step.one("lane_weakest", lane.id)
         if row is None:
             return
         lane.granted -= 1
-        _ungrant(step, entry_of(row))
+        _ungrant(step, job_record_of(row))
 
 
 def resize(step: Step, lane: Lane, places: int, ordered: bool) -> None:
-    """Apply new terms: a lower limit takes back unstarted grants, newest first; a higher one hands out at once."""
+    """Apply new terms: a lower limit revokes unstarted grants, newest first; a higher one grants places at once."""
     if ordered != bool(lane.ordered):
         lane.ordered = int(ordered)
         step.run("lane_rerank", lane.id, lane.ordered)
@@ -255,30 +261,30 @@ def resize(step: Step, lane: Lane, places: int, ordered: bool) -> None:
     lane.places = places
     step.run("lane_resize", places, lane.ordered, lane.id)
     trim(step, lane)
-    settle(step, lane)
-    hand_on(step, lane)
+    reassign_places(step, lane)
+    grant_free_places(step, lane)
 
 
 def _drop_kept(step: Step, lane: Lane) -> None:
-    """In an unordered lane a job that waits for its retry holds no place: it comes back when it is due."""
-    for e in map(entry_of, step.all("lane_kept", lane.id)):
+    """Free the places of jobs that wait for a retry: in an unordered lane they hold none and arrive again when due."""
+    for e in map(job_record_of, step.all("lane_kept", lane.id)):
         lane.granted -= e.granted
         e.lane, e.granted = None, 0
         step.save(e)
 
 
-def abolish(step: Step, lane: Lane) -> None:
-    """The lane has no limit any more: everybody in it may start."""
-    # Expired jobs too: in line a claim finds and cancels them. An expired turn would be started, so it is left out.
+def remove_limit(step: Step, lane: Lane) -> None:
+    """Remove the limit of a lane: all its jobs may start."""
+    # Expired jobs too: a claim cancels them. Expired turns are left out, because a grant would start them.
     while (row := step.one("lane_any", lane.id, step.now)) is not None:
-        _grant(step, lane, Next(*row))
+        _grant(step, lane, LaneCandidate(*row))
     step.run("lane_forget", lane.id)
     step.run("lane_forget_running", lane.id)
     step.drop_lane(lane)
 
 
-def establish(step: Step, e: Entry) -> None:
-    """A lane that had no limit has one now: a pending or running job of it takes its place anew."""
+def add_limit(step: Step, e: JobRecord) -> None:
+    """Give a pending or running job of a lane that now has a limit its place."""
     if e.state == RUNNING:
         assert e.lane_key is not None
         lane = step.lane_for(e.queue, e.lane_key, step.terms(e))
@@ -292,20 +298,20 @@ def establish(step: Step, e: Entry) -> None:
 
 
 def move_idle_grants(step: Step, limit: int) -> int:
-    """Unordered lanes: a grant that waited 2 s for a worker that cannot take it goes to the next job that can run."""
+    """Move grants of unordered lanes that waited 2 s for a worker without a free slot to the next job that can run."""
     moved = 0
     for (seq,) in step.all("grants_idle", step.now - IDLE_GRANT_SECONDS, limit):
-        holder = step.entry(seq)
+        holder = step.active_job(seq)
         if holder is None or holder.lane is None or not holder.granted or _can_start(step, holder):
             continue
         lane = step.lane(holder.lane)
         able: dict[tuple[str, int], bool] = {}
         for row in step.all("lane_others", lane.id, step.now):
-            candidate = Next(*row)
-            place = (candidate.inbox, candidate.class_)
-            if place not in able:
-                able[place] = candidate.inbox != holder.inbox and _takes(step, *place)
-            if able[place] and candidate.gate == UNGATED:
+            candidate = LaneCandidate(*row)
+            target = (candidate.inbox, candidate.class_)
+            if target not in able:
+                able[target] = candidate.inbox != holder.inbox and _has_room(step, *target)
+            if able[target] and candidate.gate == UNGATED:
                 _ungrant(step, holder)
                 lane.granted -= 1
                 _grant(step, lane, candidate)
@@ -314,16 +320,16 @@ def move_idle_grants(step: Step, limit: int) -> int:
     return moved
 
 
-def _can_start(step: Step, e: Entry) -> bool:
-    """Whether somebody could claim this job now: it is for anybody, or its worker is live with a slot to spare."""
-    return e.gate == UNGATED and _takes(step, e.inbox, e.class_)
+def _can_start(step: Step, e: JobRecord) -> bool:
+    """Return whether a worker could claim this job now: any worker, or its own if that is live and has a free slot."""
+    return e.gate == UNGATED and _has_room(step, e.inbox, e.class_)
 
 
-def _takes(step: Step, inbox: str, class_: int) -> bool:
+def _has_room(step: Step, inbox: str, class_: int) -> bool:
     if not inbox:
         return True
     if inbox.endswith("/"):
-        return False  # it waits for a worker to be bound to
+        return False  # unbound: its pool has no worker
     row = step.one("inbox_room", *_worker(inbox))
     return row is not None and room_of(row, class_) > 0
 

@@ -1,4 +1,4 @@
-"""Forgetting what retention does not keep, and recounting everything that is derived."""
+"""Deleting jobs and records past their retention, and recounting derived data."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ...errors import InvalidInput
 from ...model.job import JobState, check_ids
 from ...model.maintenance import Pruned, Recount, Retention
 from ..codes import FINAL_CODES
-from . import damage, lane_limits
+from . import endings, lane_limits
 from .enqueue import fingerprint_of
-from .queue_cache import json_texts
+from .records import json_texts
 from .step import Step
 
 TIDY_FLOWS = 10_000
@@ -19,7 +19,7 @@ EVERY_JOB = 2**62
 
 
 def prune(step: Step, keep: Retention, limit: int) -> Pruned:
-    """Delete finished jobs past their age or beyond their number, and old records of other kinds."""
+    """Delete final jobs over their age or number, and old records of other kinds."""
     if limit < 1:
         raise InvalidInput("limit", "must be at least 1")
     jobs = 0
@@ -47,7 +47,7 @@ def prune(step: Step, keep: Retention, limit: int) -> Pruned:
 def _prune_state(step: Step, keep: Retention, queue: int, state: JobState, age: float, count: int, limit: int) -> int:
     if limit <= 0:
         return 0
-    # By age everything up to the moment, by number up to the last one that is too many.
+    # All jobs up to the age limit, or up to the last one over the number limit, whichever is later.
     cut: tuple[float, int] = (step.now - age, EVERY_JOB)
     row = step.one("ended_beyond", queue, FINAL_CODES[state], count)
     if row is not None:
@@ -69,7 +69,7 @@ def _forget_job(
 
 
 def forget(step: Step, ids: Sequence[str], keep: Retention) -> list[bool]:
-    """Delete the jobs among these that are final."""
+    """Delete those of these jobs that are final."""
     check_ids(ids)
     rows = step.all("jobs_ended_by_ids", json_texts(ids)) if ids else []
     for row in rows:
@@ -79,16 +79,18 @@ def forget(step: Step, ids: Sequence[str], keep: Retention) -> list[bool]:
 
 
 def _tidy_flows(step: Step, limit: int) -> int:
-    """Lanes that are empty and have caught up leave nothing. In a domain nobody waits in there is no order to keep: its
-    clock moves past all its flows."""
+    """Delete flows of empty lanes that are not ahead of the clock of their domain.
+
+    The clock of a domain without jobs is moved past all its flows first.
+    """
     for domain, finish in step.all("domains_idle"):
         step.run("domain_save", finish, domain)
     return step.run("flows_tidy", limit).rowcount
 
 
 def recount(step: Step) -> Recount:
-    """Compare tallies, lanes and flows with the jobs they are derived from, and correct them."""
-    differences = [f"job {id}: its identity was missing" for id in damage.adopt(step)]
+    """Compare counts, lanes and flows with the jobs they are derived from, and correct them."""
+    differences = [f"job {id}: its identity was missing" for id in endings.restore_identities(step)]
     for queue, class_, column, kept, true in step.all("queue_count_differences"):
         name = step.queue_number(queue).name
         differences.append(f"queue {name}, class {class_}: {column} was {kept}, is {true}")
@@ -97,7 +99,7 @@ def recount(step: Step) -> Recount:
         differences.append(f"lane {key}: granted was {kept}, is {true}")
         step.lane(lane).granted = true
     for lane, key in step.all("lanes_short"):
-        if given := lane_limits.hand_on(step, step.lane(lane)):
+        if given := lane_limits.grant_free_places(step, step.lane(lane)):
             differences.append(f"lane {key}: {given} places were free while jobs waited")
     for seq, id in step.all("lanes_dangling"):
         differences.append(f"job {id}: its lane was gone")

@@ -1,6 +1,7 @@
-"""What is counted of a waiting job, for `figures` to tell where it stands.
+"""Counts for the position of a waiting job, which `fairlane.store.positions` computes.
 
-Places are counted to the end, in the entries of an index alone: 300,000 of them take 13 ms (measured).
+Jobs ahead of it are counted completely, in a covering index: 300,000 of them take 13 ms (measured). Other lanes are
+counted up to limits that depend neither on the backlog nor on the number of lanes.
 """
 
 from __future__ import annotations
@@ -12,65 +13,70 @@ from ...model.lanes import terms
 from ...model.reading import JobPosition
 from ...model.settings import QueueSettings
 from ..codes import RUNNING, SCHEDULED
-from ..positions import JobFigures, QueueFigures, standing_of
-from . import service_times
-from .competing_lanes import line
-from .job_record import Entry, entry_of
-from .queue_cache import json_texts
-from .reading import View
+from ..positions import (
+    MANY_LANES,
+    MOST_LANES,
+    CompetingLanes,
+    QueueSnapshot,
+    WaitingJob,
+    counted,
+    job_position,
+)
+from .reading import View, is_task_known, median_seconds, workers_of
+from .records import JobRecord, job_record_of, json_texts
 
 FAR = 2**62
 
 
-def standings(view: View, ids: Sequence[str]) -> list[JobPosition | None]:
-    """Where jobs stand; None for whatever does not wait."""
+def read_positions(view: View, ids: Sequence[str]) -> list[JobPosition | None]:
+    """Return the positions of jobs; None for a job that does not wait."""
     settings = view.settings()
-    entries = {e.id: e for e in map(entry_of, view.all("records_by_ids", json_texts(ids)))}
-    queues: dict[int, QueueFigures] = {}
+    records = {e.id: e for e in map(job_record_of, view.all("records_by_ids", json_texts(ids)))}
+    queues: dict[int, QueueSnapshot] = {}
     answers: list[JobPosition | None] = []
     for id in ids:
-        e = entries.get(id)
+        e = records.get(id)
         if e is None or e.state == RUNNING:
             answers.append(None)
             continue
         queue = queues.get(e.queue)
         if queue is None:
             name, _, stored = settings[e.queue]
-            queue = queues[e.queue] = _queue_figures(view, e.queue, name, stored.settings)
-        answers.append(standing_of(_Count(view, e, queue).figures(), queue, view.now))
+            queue = queues[e.queue] = _queue_snapshot(view, e.queue, name, stored.settings)
+        answers.append(job_position(_JobCounter(view, e, queue).waiting_job(), queue, view.now))
     return answers
 
 
-def _queue_figures(view: View, number: int, name: str, settings: QueueSettings) -> QueueFigures:
+def _queue_snapshot(view: View, number: int, name: str, settings: QueueSettings) -> QueueSnapshot:
     pending, busy = [0, 0, 0], [0, 0, 0]
     for class_, waits, runs in view.all("queue_jobs", number):
         pending[class_], busy[class_] = waits, runs
-    return QueueFigures(
+    return QueueSnapshot(
         name=name,
         settings=settings,
         pending=(pending[0], pending[1], pending[2]),
         busy=(busy[0], busy[1], busy[2]),
-        workers=service_times.workers(view, name),
-        seconds=service_times.seconds(view, number),
+        workers=workers_of(view, name),
+        seconds=median_seconds(view, number),
     )
 
 
-class _Count:
-    """The look at one job."""
+class _JobCounter:
+    """Counts what matters for the position of one job."""
 
-    def __init__(self, view: View, e: Entry, queue: QueueFigures) -> None:
+    def __init__(self, view: View, e: JobRecord, queue: QueueSnapshot) -> None:
         self.view = view
         self.e = e
         self.queue = queue
         self.ordered = e.lane is not None and terms(queue.settings, e.lane_key).ordered
 
-    def figures(self) -> JobFigures:
+    def waiting_job(self) -> WaitingJob:
         e, view = self.e, self.view
-        # In an ordered lane a job that waits for its retry keeps its place; elsewhere what is scheduled has none yet.
+        # In an ordered lane a job that waits for its retry keeps its place; other scheduled jobs have no place yet.
         in_line = e.arrival is not None and (e.state != SCHEDULED or e.lane is not None)
         place, of, own = self._places() if in_line else (None, 0, 0)
         named = bool(e.inbox) and not e.inbox.endswith("/")
-        workers = service_times.workers(view, self.queue.name, e.inbox) if named else None
+        workers = workers_of(view, self.queue.name, e.inbox) if named else None
         declined = view.one("declined_since", e.seq, e.fence) is not None
         flows_before, retry_until, awaited_task = 0, None, None
         if e.lane is not None and not e.granted:
@@ -80,7 +86,7 @@ class _Count:
         elif place == 1 and e.flow is not None:
             slots = sum(worker[0] for worker in (self.queue.workers if workers is None else workers))
             [flows_before] = view.one("flows_before", e.flow, slots)
-        return JobFigures(
+        return WaitingJob(
             id=e.id,
             queue=e.queue,
             kind=e.kind,
@@ -103,21 +109,21 @@ class _Count:
             task=e.task,
             declined=declined,
             awaited_task=awaited_task,
-            known=not declined or service_times.knows(view, e.task, self.queue.name, e.inbox),
-            line=None if place is None or e.kind == JobKind.TURN else line(view, e, own),
+            known=not declined or is_task_known(view, e.task, self.queue.name, e.inbox),
+            line=None if place is None or e.kind == JobKind.TURN else _competing_lanes(view, e, own),
         )
 
     def _places(self) -> tuple[int, int, int]:
-        """Its place among the waiting jobs of its lane, how many those are, and how many of its class go before it."""
+        """Return its place among the waiting jobs of its lane, their number, and how many of its class are ahead."""
         before = self._count(self._before())
-        everyone = self._count(dict.fromkeys(range(3), FAR))
+        total = self._count(dict.fromkeys(range(3), FAR))
         own = before
         if not self.ordered and self.e.class_ > 0:
             own -= self._count(dict.fromkeys(range(self.e.class_), FAR))
-        return before + 1, everyone, own
+        return before + 1, total, own
 
     def _before(self) -> dict[int, int]:
-        """Up to which arrival the jobs of each class go before this one in its lane."""
+        """Return up to which arrival the jobs of each class are ahead of this one in its lane."""
         e = self.e
         assert e.arrival is not None
         if self.ordered:
@@ -125,7 +131,7 @@ class _Count:
         return dict.fromkeys(range(e.class_), FAR) | {e.class_: e.arrival}
 
     def _count(self, bounds: dict[int, int]) -> int:
-        """Waiting jobs of the lane by class, up to an arrival in each."""
+        """Count the waiting jobs of the lane: of each class, those up to an arrival."""
         e, view = self.e, self.view
         total = 0
         for flow, class_ in view.all("flows_of_lane", e.queue, e.flow_key):
@@ -133,7 +139,7 @@ class _Count:
                 total += view.one("place_ready", flow, bounds[class_])[0]
         for class_, bound in bounds.items():
             if e.lane is not None:
-                # In an ordered lane every rank is 0, so the first class has counted all.
+                # In an ordered lane every rank is 0, so the first class counts all.
                 rank = 0 if self.ordered else class_
                 if self.ordered and class_ > min(bounds):
                     continue
@@ -142,3 +148,30 @@ class _Count:
             else:
                 total += view.one("place_gated", e.queue, e.lane_key, class_, bound)[0]
         return int(total)
+
+
+def _competing_lanes(view: View, e: JobRecord, own: int) -> CompetingLanes | None:
+    """Return the other lanes of the domain of a waiting job that has `own` jobs of its lane and class ahead of it."""
+    row = view.one("domain_get", e.inbox, e.class_, e.queue)
+    if row is None:
+        return None
+    domain, clock = row
+    _, finish, head_tag, _ = view.one("flow_get", domain, e.flow_key) or (None, 0, None, None)
+    [active] = view.one("flows_active", e.inbox, e.class_, e.queue, MANY_LANES)
+    [limited] = (0,) if e.inbox else view.one("lanes_limited", e.queue, MANY_LANES)
+    most = counted(own, active, limited)
+    blocked = []
+    if limited:
+        blocked = view.all(
+            "competing_lanes_blocked", domain, e.queue, e.flow_key, most, e.class_, MOST_LANES, MANY_LANES
+        )
+    return CompetingLanes(
+        clock=clock,
+        finish=finish,
+        tag=head_tag,
+        active=active,
+        limited=limited,
+        counted=most,
+        ready=view.all("competing_lanes_ready", domain, e.queue, e.flow_key, most, MOST_LANES),
+        blocked=blocked,
+    )

@@ -1,4 +1,4 @@
-"""Reading: jobs, pages of them, queues, lanes, sessions and bindings. Each call sees one snapshot of the file."""
+"""Reading jobs, queues, sessions, bindings and service times. Each call sees one snapshot of the file."""
 
 from __future__ import annotations
 
@@ -6,23 +6,19 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import islice
+from statistics import median_high
 from typing import Any
 
 import msgspec
 
-from ...errors import NotFound
 from ...model.binding import Binding
 from ...model.job import Job, waiting_since
-from ...model.lanes import terms
-from ...model.listings import LaneListing, LanesCursor, lanes_page
 from ...model.reading import (
-    COUNTED_WHOLE,
     LANES_LOOKED_AT,
     MOST_DECLINED,
     Counts,
     DeclinedTask,
     Filter,
-    LaneReading,
     Page,
     QueueReading,
     check_page,
@@ -31,13 +27,10 @@ from ...model.schedule import StoredSchedule
 from ...model.session import Session, SessionKind, SessionState, Term
 from ...model.slots import Reserved, Slots
 from ..clock import Clock
+from ..positions import Worker
 from ..shared.rows import binding_of, job_of, position_of, readable_attempts, schedules_of
 from ..shared.stored_settings import StoredSettings, read_settings, readable
-from . import service_times
-from .lane_backlogs import backlogs
-from .leases import lease_left
-from .queue_cache import SQL, json_texts
-from .sessions import Presence
+from .records import SQL, Queries, StoredSession, json_texts, lease_left
 
 
 class View:
@@ -50,15 +43,15 @@ class View:
         self.boot = clock.boot()
 
     def one(self, name: str, *values: Any) -> Any:
-        """The first row of a query, or None."""
+        """Return the first row of a query, or None."""
         return self.connection.execute(SQL[name], values).fetchone()
 
     def all(self, name: str, *values: Any) -> list[Any]:
-        """Every row of a query."""
+        """Return every row of a query."""
         return self.connection.execute(SQL[name], values).fetchall()
 
     def settings(self) -> dict[int, tuple[str, int, StoredSettings]]:
-        """Every queue: its name, its version and its settings."""
+        """Return the name, version and settings of every queue, by id."""
         found = {}
         for number, name, version, declared, override in self.all("queues_read"):
             found[number] = (name, version, read_settings(name, declared, override))
@@ -66,14 +59,14 @@ class View:
 
 
 def get(view: View, ids: Sequence[str]) -> list[Job | None]:
-    """Jobs by id, in the order of the ids."""
+    """Return jobs by id, in the order of the ids."""
     rows = view.all("jobs_by_ids", json_texts(ids))
     found = {row[1]: job_of(row) for row in rows}
     return [found.get(id) for id in ids]
 
 
 def find(view: View, where: Filter, limit: int, cursor: str | None) -> Page:
-    """A page, newest first: the narrowest filter picks the index, the others are checked job by job."""
+    """Return a page, newest first. The narrowest filter selects the index; the others are checked for each job."""
     check_page(limit)
     before = position_of(cursor)
     queue = None
@@ -85,7 +78,7 @@ def find(view: View, where: Filter, limit: int, cursor: str | None) -> Page:
     jobs: list[Job] = []
     candidates = _candidates(view, where, queue, before)
     last = None
-    # One more than the page shows, to know whether there is a next one.
+    # Read one job more than the page shows, to know whether there is a next page.
     while len(jobs) <= limit:
         batch = list(islice(candidates, limit + 1))
         if not batch:
@@ -101,7 +94,7 @@ def find(view: View, where: Filter, limit: int, cursor: str | None) -> Page:
 
 
 def _candidates(view: View, where: Filter, queue: int | None, before: int) -> Iterator[int]:
-    """Numbers of jobs, newest first, by the index that narrows most."""
+    """Return seqs of jobs, newest first, from the index that narrows most."""
     execute = view.connection.execute
     if where.error_group is not None:
         rows = execute(SQL["find_error"], (where.error_group, before))
@@ -125,7 +118,7 @@ def _candidates(view: View, where: Filter, queue: int | None, before: int) -> It
 
 
 def _of_worker(view: View, worker: str, before: int) -> Iterator[int]:
-    """What waits for it, runs there now and ended there, over all sessions that had this place."""
+    """Return the jobs that wait for a worker, run in it or ended in it, over all sessions with its index."""
     pool, _, index = worker.rpartition("/")
     if not (index.isascii() and index.isdigit() and len(index) < 10):
         return iter(())
@@ -148,8 +141,8 @@ def _matches(job: Job, where: Filter) -> bool:
 
 
 def queues(view: View) -> list[QueueReading]:
-    """Every queue with its counts."""
-    tallies = {
+    """Return every queue with its counts."""
+    counts_of = {
         (queue, class_): Counts(**dict(zip(_COUNTS, counts, strict=True)))
         for queue, class_, *counts in view.all("queue_counts_read")
     }
@@ -164,9 +157,9 @@ def queues(view: View) -> list[QueueReading]:
                 version=version,
                 override=stored.override,
                 classes=(
-                    tallies.get((number, 0), Counts()),
-                    tallies.get((number, 1), Counts()),
-                    tallies.get((number, 2), Counts()),
+                    counts_of.get((number, 0), Counts()),
+                    counts_of.get((number, 1), Counts()),
+                    counts_of.get((number, 2), Counts()),
                 ),
                 workers=len(view.all("workers_of_queue", view.boot, view.mono, name)),
                 oldest_wait=_oldest_wait(view, number, gated.get(number)),
@@ -183,10 +176,11 @@ def _oldest_wait(view: View, queue: int, gated: tuple[int, int] | None) -> float
     found += [row for row in view.all("oldest_in_lanes", queue, LANES_LOOKED_AT) if row[0] is not None]
     if not found:
         return None
-    return _waited(view, min(found)[1])
+    return waited_seconds(view, min(found)[1])
 
 
-def _waited(view: View, seq: int) -> float:
+def waited_seconds(view: View, seq: int) -> float:
+    """Return how long a job has been waiting."""
     enqueued_at, delay, run_at, attempts = view.one("waiting_since", seq)
     ended = [attempt.ended_at for attempt in readable_attempts(attempts)]
     return max(0.0, view.now - waiting_since(enqueued_at, delay, run_at, ended[-1] if ended else None))
@@ -195,62 +189,31 @@ def _waited(view: View, seq: int) -> float:
 _COUNTS = ("scheduled", "pending", "running", "completed", "failed", "cancelled")
 
 
-def lanes(view: View, queue: str, limit: int, cursor: LanesCursor | None) -> LaneListing:
-    """Lanes of a queue that have work."""
-    for number, (name, _, stored) in view.settings().items():
-        if name == queue:
-            rows, exact = backlogs(view, number, limit + 1, cursor)
-            gated = {
-                lane: (arrival, seq) for lane, arrival, seq in view.all("oldest_gated_of_lanes", number, COUNTED_WHOLE)
-            }
-            found = [
-                LaneReading(
-                    queue=queue,
-                    lane=lane,
-                    terms=terms(stored.settings, lane),
-                    pending=pending,
-                    running=running,
-                    exact=counted,
-                    oldest_wait=_oldest_of_lane(view, number, lane or "", gated),
-                )
-                for lane, pending, running, counted in rows
-            ]
-            return lanes_page(found, cursor, limit, exact=exact)
-    raise NotFound(f"there is no queue {queue!r}")
-
-
-def _oldest_of_lane(view: View, queue: int, lane: str, gated: dict[str, tuple[int, int]]) -> float | None:
-    found = [tuple(row) for row in view.all("oldest_of_lane", queue, lane)]
-    if lane in gated:
-        found.append(gated[lane])
-    return _waited(view, min(found)[1]) if found else None
-
-
 def declined(view: View, limit: int) -> list[DeclinedTask]:
-    """Tasks that workers declined jobs of, the longest waiting first."""
+    """Return the tasks of declined jobs, the longest waiting first."""
     check_page(limit)
     return [
-        DeclinedTask(queue=queue, task=task, waiting=waiting, since=since, known=service_times.knows(view, task, queue))
+        DeclinedTask(queue=queue, task=task, waiting=waiting, since=since, known=is_task_known(view, task, queue))
         for queue, task, waiting, since in view.all("declined_tasks", MOST_DECLINED, limit)
     ]
 
 
 def sessions(view: View) -> list[Session]:
-    """Every session, the newest first."""
+    """Return every session, newest first."""
     loads: dict[int, list[int]] = {}
     for session, class_, count in view.all("sessions_load"):
         loads.setdefault(session, [0, 0, 0])[class_] = count
     known = _task_sets(view, None)
-    return readable("session", lambda row: _session(view, Presence(*row), loads, known), view.all("sessions_read"))
+    return readable("session", lambda row: _session(view, StoredSession(*row), loads, known), view.all("sessions_read"))
 
 
 def session(view: View, id: str) -> Session:
-    """One session that exists."""
-    who = Presence(*view.one("session_by_id", id))
+    """Return a session that exists."""
+    stored = StoredSession(*view.one("session_by_id", id))
     load = [0, 0, 0]
-    for class_, count in view.all("session_load", who.seq):
+    for class_, count in view.all("session_load", stored.seq):
         load[class_] = count
-    return _session(view, who, {who.seq: load}, _task_sets(view, id))
+    return _session(view, stored, {stored.seq: load}, _task_sets(view, id))
 
 
 def _task_sets(view: View, session: str | None) -> dict[str, tuple[str, ...]]:
@@ -259,31 +222,31 @@ def _task_sets(view: View, session: str | None) -> dict[str, tuple[str, ...]]:
 
 
 def _session(
-    view: View, who: Presence, loads: dict[int, list[int]], task_sets: Mapping[str, tuple[str, ...]]
+    view: View, stored: StoredSession, loads: dict[int, list[int]], task_sets: Mapping[str, tuple[str, ...]]
 ) -> Session:
-    high, normal, low = loads.get(who.seq, [0, 0, 0])
-    reserved = Reserved(high=who.reserved_high, normal=who.reserved_normal)
+    high, normal, low = loads.get(stored.seq, [0, 0, 0])
+    reserved = Reserved(high=stored.reserved_high, normal=stored.reserved_normal)
     return Session(
-        id=who.id,
-        kind=SessionKind(who.kind),
-        state=SessionState(who.state),
-        host=who.host,
-        pid=who.pid,
-        pool=who.pool,
-        index=who.index,
-        named=bool(who.named),
-        queues=msgspec.json.decode(who.queues, type=tuple[str, ...]),
-        slots=None if who.slots is None else Slots(total=who.slots, reserved=reserved),
-        started_at=who.started_at,
-        lease=who.lease,
-        remaining=who.remaining(view.mono, view.boot),
+        id=stored.id,
+        kind=SessionKind(stored.kind),
+        state=SessionState(stored.state),
+        host=stored.host,
+        pid=stored.pid,
+        pool=stored.pool,
+        index=stored.index,
+        named=bool(stored.named),
+        queues=msgspec.json.decode(stored.queues, type=tuple[str, ...]),
+        slots=None if stored.slots is None else Slots(total=stored.slots, reserved=reserved),
+        started_at=stored.started_at,
+        lease=stored.lease,
+        remaining=stored.remaining(view.mono, view.boot),
         running=(high, normal, low),
-        tasks=None if who.task_set is None else task_sets.get(who.task_set),
+        tasks=None if stored.task_set is None else task_sets.get(stored.task_set),
     )
 
 
 def bindings(view: View, pool: str | None, key: str | None, limit: int) -> list[Binding]:
-    """Bindings, open ones first, then the latest."""
+    """Return open bindings, then closed ones, the latest first."""
     check_page(limit)
     if key is not None:
         rows = view.all("bindings_of_key", key, pool, limit)
@@ -295,7 +258,7 @@ def bindings(view: View, pool: str | None, key: str | None, limit: int) -> list[
 
 
 def leader(view: View) -> Term | None:
-    """The present term."""
+    """Return the current term, if there is a leader."""
     row = view.one("leader")
     if row is None or row[1] is None:
         return None
@@ -304,5 +267,28 @@ def leader(view: View) -> Term | None:
 
 
 def schedules(view: View) -> list[StoredSchedule]:
-    """Every schedule, by name."""
+    """Return every schedule, by name."""
     return schedules_of(view.all("schedules_read"))
+
+
+def workers_of(queries: Queries, queue: str, inbox: str = "") -> list[Worker]:
+    """Return the live workers that could run a job: the one its inbox names, else all that serve the queue."""
+    if not inbox or inbox.endswith("/"):
+        return queries.all("workers_of_queue", queries.boot, queries.mono, queue)
+    pool, _, index = inbox.rpartition("/")
+    row = queries.one("worker_at", pool, int(index), queries.boot, queries.mono)
+    return [] if row is None else [row]
+
+
+def is_task_known(queries: Queries, task: str, queue: str, inbox: str = "") -> bool:
+    """Return whether one of those workers knows a task. A worker that did not report its tasks may know it."""
+    if not inbox or inbox.endswith("/"):
+        return bool(queries.one("task_known", task, queries.boot, queries.mono, queue)[0])
+    pool, _, index = inbox.rpartition("/")
+    return bool(queries.one("task_known_at", task, queries.boot, queries.mono, pool, int(index))[0])
+
+
+def median_seconds(queries: Queries, queue: int) -> float | None:
+    """Return the median run time of the last jobs of a queue; None if none has completed."""
+    times = [max(0.0, time) for (time,) in queries.all("service_times", queue)]
+    return median_high(times) if times else None

@@ -1,4 +1,4 @@
-"""Settings of queues and lanes, schedules, and leadership: the small records that everybody shares."""
+"""Settings of queues and lanes, schedules, tokens and leadership."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from ...model.tokens import AccessToken, NewToken, stored
 from ..shared.token_rows import same_token, token_of, token_row, unknown_token
 from ..wakeups import LEADER, queue_topic, worker_topic
 from . import lane_limits
-from .job_record import entry_of
-from .leases import lease_left
-from .queue_cache import Queue
+from .records import Queue, job_record_of, lease_left
 from .step import Lane, Step
 
 
 def configure(step: Step, changes: Sequence[SettingsChange]) -> None:
-    """Store settings, and bring lanes in line with them."""
+    """Store settings and apply them to lanes."""
     for change in changes:
         queue = step.queue(change.queue)
         declared, version = queue.declared, queue.version
@@ -44,45 +42,43 @@ def configure(step: Step, changes: Sequence[SettingsChange]) -> None:
             queue.id,
         )
         step.run("settings_changed")
-        step.catalog.forget()
-        step.catalog.refresh(step.connection)
+        step.queue_cache.clear()
+        step.queue_cache.refresh(step.connection)
         _apply(step, queue, step.queue(change.queue))
 
 
 def _apply(step: Step, old: Queue, new: Queue) -> None:
-    """Lanes that have jobs get their new places. Costs as much as the queue has lanes, which is why settings change
-    rarely."""
+    """Apply new limits to the lanes of a queue that have jobs. The cost grows with the number of lanes."""
     if old.settings.lanes != new.settings.lanes:
         for row in step.all("lanes_of_queue", new.id):
             lane: Lane = step.lane(row[0])
-            terms = step.catalog.terms(new, lane.key)
+            terms = step.queue_cache.terms(new, lane.key)
             if terms.limit is None:
-                lane_limits.abolish(step, lane)
+                lane_limits.remove_limit(step, lane)
             else:
                 lane_limits.resize(step, lane, terms.limit, terms.ordered)
         for (key,) in step.all("unlimited_lanes_of_queue", new.id):
-            if step.catalog.terms(new, key).limit is not None:
+            if step.queue_cache.terms(new, key).limit is not None:
                 _limit(step, new, key)
     step.topics.add(queue_topic(new.name))
     step.topics.update(worker_topic(inbox) for (inbox,) in step.all("inboxes_waiting", new.id))
 
 
 def _limit(step: Step, queue: Queue, key: str) -> None:
-    """A lane that had no limit has one now. Running jobs take their places first, then the others in order of
-    arrival."""
+    """Apply a limit to a lane that had none. Running jobs get their places first, then the others by arrival."""
     for row in step.all("unlimited_records_of_lane", queue.id, key):
-        lane_limits.establish(step, entry_of(row))
+        lane_limits.add_limit(step, job_record_of(row))
 
 
 def declare(step: Step, schedules: Sequence[Schedule]) -> None:
-    """Store schedules; a changed timetable begins anew."""
+    """Store schedules. One whose timetable has changed starts over."""
     for schedule in schedules:
         timetable = msgspec.json.encode(schedule.timetable).decode()
         step.run("schedule_put", schedule.name, timetable, schedule.job, step.now, step.now)
 
 
 def add_token(step: Step, new: NewToken) -> AccessToken:
-    """Store a token, unless it is stored."""
+    """Store a token, unless it is already stored."""
     row = step.one("token_by_id", new.id)
     if row is not None:
         return same_token(token_of(row), new)
@@ -92,14 +88,14 @@ def add_token(step: Step, new: NewToken) -> AccessToken:
 
 
 def revoke_token(step: Step, id: str) -> bool:
-    """Revoke a token; whether this call did."""
+    """Revoke a token; returns whether this call revoked it."""
     if step.one("token_by_id", id) is None:
         raise unknown_token(id)
     return step.run("token_revoke", step.now, id).rowcount > 0
 
 
 def lead(step: Step, session: str, lease: float, term: int | None) -> Term | None:
-    """Stand for leadership, or extend a term."""
+    """Try to become the leader, or extend a term."""
     check_key("session", session)
     check_seconds("lease", lease, least=0.05)
     row = step.one("leader")
@@ -108,7 +104,7 @@ def lead(step: Step, session: str, lease: float, term: int | None) -> Term | Non
         if over:
             number = 1 if row is None else row[0] + 1
         elif row[1] == session:
-            number = row[0]  # it leads already: the reply to its call was lost
+            number = row[0]  # it already leads: the answer to its call was lost
         else:
             return None
     else:
@@ -120,6 +116,6 @@ def lead(step: Step, session: str, lease: float, term: int | None) -> Term | Non
 
 
 def resign(step: Step, term: int) -> None:
-    """Give up a term; its number stays, so that the next one is higher."""
+    """Give up a term. Its number is kept, so that the next one is higher."""
     if step.run("leader_resign", term).rowcount:
         step.topics.add(LEADER)

@@ -1,8 +1,8 @@
-"""One atomic step on the store: a connection inside a transaction, the time, and the rows it has touched.
+"""One atomic step on the store: a connection inside a transaction, the time, and the rows it has changed.
 
-Rows of jobs are written through at once, because queries look for them. Flows, lanes and tallies are touched many
-times by one batch and looked up only here, so they are kept and written once, by `flush`. The two hot paths that
-write flows past it (a claim, and `places.hand_on_all`) look only at flows that this step does not know.
+Rows of jobs are written at once, because queries look for them. A batch changes the same flows, lanes and counts many
+times, so those are kept in memory and written once, by `flush`. The two hot paths that write flows directly (a claim,
+and `lane_limits.grant_freed_places`) only touch flows that this step has not loaded.
 """
 
 from __future__ import annotations
@@ -19,26 +19,25 @@ from ...model.lanes import LaneTerms
 from ...model.settings import QueueSettings
 from ..clock import Clock
 from ..codes import RUNNING
-from .job_record import Entry, entry_of
-from .leases import lease_left
-from .queue_cache import SQL, Catalog, Queue
+from .records import SQL, JobRecord, Queue, QueueCache, job_record_of, lease_left
 
 SLOTLESS = 3
-TALLY_OF_STATE = (1, 0, 1, 2, 4, 5, 6)
-"""The column of a tally for each state: scheduled, pending, running, (slotless), completed, failed, cancelled."""
+COUNT_OF_STATE = (1, 0, 1, 2, 4, 5, 6)
+"""Which of the counts of a queue each state belongs to: scheduled, pending, running, (slotless), completed, failed,
+cancelled."""
 
 _rng = Random()
 
 
 class Domain(msgspec.Struct):
-    """A (queue, class, inbox) and its clock."""
+    """The jobs of one (queue, class, inbox), which share a clock of the fair order."""
 
     id: int
     clock: int
 
 
 class Flow(msgspec.Struct):
-    """A lane in a domain: its finish time and, while it has a claimable job, the tag and arrival of the next one."""
+    """A lane in a domain: its finish time and, while it has claimable jobs, the tag and arrival of the next one."""
 
     id: int
     domain: Domain
@@ -49,7 +48,7 @@ class Flow(msgspec.Struct):
 
 
 class Lane(msgspec.Struct):
-    """A limited lane with jobs in it."""
+    """A lane with a limit that has jobs."""
 
     id: int
     queue: int
@@ -58,37 +57,37 @@ class Lane(msgspec.Struct):
     ordered: int
     granted: int
     stored: int
-    """`granted` as it is in the file."""
+    """`granted` as stored in the file."""
 
 
 class Step:
-    """What a verb works with."""
+    """What a verb of the store works with."""
 
-    def __init__(self, connection: sqlite3.Connection, catalog: Catalog, clock: Clock) -> None:
+    def __init__(self, connection: sqlite3.Connection, queue_cache: QueueCache, clock: Clock) -> None:
         self.connection = connection
-        self.catalog = catalog
+        self.queue_cache = queue_cache
         self.now = clock.now()
         self.mono = clock.monotonic()
         self.boot = clock.boot()
         self.topics: set[str] = set()
         self._fresh = False
         self._arrival: int | None = None
-        self._tally: dict[tuple[int, int], list[int]] = {}
+        self._counts: dict[tuple[int, int], list[int]] = {}
         self._domains: dict[tuple[int, int, str], Domain] = {}
         self._flows: dict[tuple[int, int, str, str], Flow] = {}
         self._flow_ids: dict[int, Flow] = {}
         self._lanes: dict[int, Lane] = {}
-        self.handed_on_later: set[int] | None = None
-        """Lanes whose free places are handed on once, when many jobs have left; None: at once."""
+        self.deferred_lanes: set[int] | None = None
+        """Lanes whose free places are granted later, after many jobs have left; None: grant them at once."""
 
     # -- statements ----------------------------------------------------------------------------------------------
 
     def one(self, name: str, *values: Any) -> Any:
-        """The first row of a query, or None."""
+        """Return the first row of a query, or None."""
         return self.connection.execute(SQL[name], values).fetchone()
 
     def all(self, name: str, *values: Any) -> list[Any]:
-        """Every row of a query."""
+        """Return every row of a query."""
         return self.connection.execute(SQL[name], values).fetchall()
 
     def run(self, name: str, *values: Any) -> sqlite3.Cursor:
@@ -100,11 +99,11 @@ class Step:
         self.connection.executemany(SQL[name], rows)
 
     def draw(self) -> float:
-        """A random number in [0, 1)."""
+        """Return a random number in [0, 1)."""
         return _rng.random()
 
     def check_term(self, term: int | None) -> None:
-        """Refuse a leader whose term has ended."""
+        """Raise `TermLost` if this term of a leader has ended."""
         if term is None:
             return
         row = self.one("leader")
@@ -119,53 +118,53 @@ class Step:
     # -- queues and lanes ----------------------------------------------------------------------------------------
 
     def queue(self, name: str) -> Queue:
-        """The queue called `name`, made when it is new."""
+        """Return the queue called `name`; create it if it is new."""
         found = self.known_queue(name)
         if found is None:
             number = self.run("queue_insert", name).lastrowid
             assert number is not None
             self.many("queue_count_insert", [(number, class_) for class_ in range(3)])
-            found = self.catalog.remember((number, name, 0, msgspec.json.encode(QueueSettings()).decode(), None))
+            found = self.queue_cache.add((number, name, 0, msgspec.json.encode(QueueSettings()).decode(), None))
         return found
 
     def known_queue(self, name: str) -> Queue | None:
-        """The queue called `name`, None when it is new: who only looks must not write."""
+        """Return the queue called `name`, or None: a step that only reads must not create it."""
         if not self._fresh:
-            self.catalog.refresh(self.connection)
+            self.queue_cache.refresh(self.connection)
             self._fresh = True
-        found = self.catalog.names.get(name)
+        found = self.queue_cache.names.get(name)
         if found is None:
             row = self.one("queue_by_name", name)
-            found = None if row is None else self.catalog.remember(row)
+            found = None if row is None else self.queue_cache.add(row)
         return found
 
     def queue_number(self, number: int) -> Queue:
-        """The queue with this number."""
+        """Return the queue with this id."""
         if not self._fresh:
-            self.catalog.refresh(self.connection)
+            self.queue_cache.refresh(self.connection)
             self._fresh = True
-        found = self.catalog.numbers.get(number)
-        return found or self.catalog.remember(self.one("queue_by_id", number))
+        found = self.queue_cache.numbers.get(number)
+        return found or self.queue_cache.add(self.one("queue_by_id", number))
 
-    def terms(self, entry: Entry) -> LaneTerms:
-        """What holds for the lane of a job."""
-        if entry.lane_key is None:
-            return self.catalog.terms(self.queue_number(entry.queue), "")
-        return self.catalog.terms(self.queue_number(entry.queue), entry.lane_key)
+    def terms(self, e: JobRecord) -> LaneTerms:
+        """Return the terms of the lane of a job."""
+        if e.lane_key is None:
+            return self.queue_cache.terms(self.queue_number(e.queue), "")
+        return self.queue_cache.terms(self.queue_number(e.queue), e.lane_key)
 
     def weight(self, queue: int, lane: str) -> float:
-        """The share of a lane."""
-        return self.catalog.terms(self.queue_number(queue), lane).weight
+        """Return the weight of a lane."""
+        return self.queue_cache.terms(self.queue_number(queue), lane).weight
 
     def lane(self, number: int) -> Lane:
-        """A limited lane that exists."""
+        """Return a limited lane that exists."""
         found = self._lanes.get(number)
         if found is None:
             found = self._keep_lane(self.one("lane_by_id", number))
         return found
 
     def lane_for(self, queue: int, key: str, terms: LaneTerms) -> Lane:
-        """The limited lane of a key, made when it has no jobs yet."""
+        """Return the limited lane of a key; create it if it has no jobs yet."""
         row = self.one("lane_by_key", queue, key)
         if row is not None:
             return self._lanes.get(row[0]) or self._keep_lane(row)
@@ -179,14 +178,14 @@ class Step:
         return lane
 
     def drop_lane(self, lane: Lane) -> None:
-        """Forget a lane that has no jobs: empty lanes leave nothing."""
+        """Delete a lane that has no jobs left."""
         self.run("lane_delete", lane.id)
         del self._lanes[lane.id]
 
     # -- fair order ----------------------------------------------------------------------------------------------
 
     def domain(self, queue: int, class_: int, inbox: str) -> Domain:
-        """A domain, made when it is new."""
+        """Return a domain; create it if it is new."""
         key = (queue, class_, inbox)
         found = self._domains.get(key)
         if found is None:
@@ -197,7 +196,7 @@ class Step:
         return found
 
     def flow(self, queue: int, class_: int, inbox: str, lane: str) -> Flow:
-        """A lane's flow in a domain, made when it is new."""
+        """Return the flow of a lane in a domain; create it if it is new."""
         key = (queue, class_, inbox, lane)
         found = self._flows.get(key)
         if found is None:
@@ -210,11 +209,11 @@ class Step:
         return found
 
     def knows(self, lane: int, flow: int) -> bool:
-        """Whether this step has read one of them before, and so knows more of it than the file does."""
+        """Return whether this step has loaded the lane or the flow, so that the file may be behind."""
         return lane in self._lanes or flow in self._flow_ids
 
     def flow_number(self, number: int) -> Flow:
-        """A flow that exists."""
+        """Return a flow that exists."""
         found = self._flow_ids.get(number)
         if found is None:
             flow, finish, tag, head, queue, class_, inbox = self.one("flow_by_id", number)
@@ -224,19 +223,19 @@ class Step:
     # -- jobs ----------------------------------------------------------------------------------------------------
 
     def next_arrival(self) -> int:
-        """The next number in the order of admission."""
+        """Return the next number in the order of admission."""
         if self._arrival is None:
             self._arrival = self.one("arrival_get")[0]
         self._arrival += 1
         return self._arrival
 
-    def entry(self, seq: int) -> Entry | None:
-        """A live job."""
+    def active_job(self, seq: int) -> JobRecord | None:
+        """Return an active job, or None if it is final or unknown."""
         row = self.one("record_by_seq", seq)
-        return None if row is None else entry_of(row)
+        return None if row is None else job_record_of(row)
 
-    def save(self, e: Entry) -> None:
-        """Write what moves of a live job."""
+    def save(self, e: JobRecord) -> None:
+        """Write the changes of an active job."""
         self.run(
             "active_job_save", e.state, e.gate, e.flow, e.inbox, e.lane, e.rank, e.granted, e.granted_at, e.arrival,
             e.due, e.expires_at, e.session, e.claim, e.binding, e.fence, e.attempt, e.crashes, e.suspect, e.cancel,
@@ -244,35 +243,35 @@ class Step:
         )  # fmt: skip
 
     def count(self, queue: int, class_: int, column: int, by: int = 1) -> None:
-        """Change a tally."""
-        row = self._tally.get((queue, class_))
+        """Change one of the counts of a queue."""
+        row = self._counts.get((queue, class_))
         if row is None:
-            row = self._tally[queue, class_] = [0] * 7
+            row = self._counts[queue, class_] = [0] * 7
         row[column] += by
 
-    def move(self, e: Entry, state: int) -> None:
-        """Put a job into another live state, tallies included. A running job without a slot is counted as such."""
-        self.count(e.queue, e.class_, TALLY_OF_STATE[e.state], -1)
-        self.count(e.queue, e.class_, TALLY_OF_STATE[state])
+    def move(self, e: JobRecord, state: int) -> None:
+        """Change the state of an active job and the counts of its queue, which include running jobs without a slot."""
+        self.count(e.queue, e.class_, COUNT_OF_STATE[e.state], -1)
+        self.count(e.queue, e.class_, COUNT_OF_STATE[state])
         if e.kind in ("turn", "broadcast"):
             self.count(e.queue, e.class_, SLOTLESS, int(state == RUNNING) - int(e.state == RUNNING))
         e.state = state
 
-    def flush_tally(self) -> None:
-        """Write the tallies, for a query that looks at them."""
-        for (queue, class_), row in self._tally.items():
+    def flush_counts(self) -> None:
+        """Write the counts now, for a query that reads them."""
+        for (queue, class_), row in self._counts.items():
             if any(row):
                 self.run("queue_count_add", *row, queue, class_)
-        self._tally.clear()
+        self._counts.clear()
 
-    # -- the end -------------------------------------------------------------------------------------------------
+    # -- writing -------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Write what was kept."""
+        """Write the changes that were kept in memory."""
         if self._arrival is not None:
             self.run("arrival_set", self._arrival)
             self._arrival = None
-        self.flush_tally()
+        self.flush_counts()
         flows = [(f.finish, f.tag, f.head, f.id) for f in self._flow_ids.values() if f.dirty]
         if flows:
             self.many("flow_save", flows)

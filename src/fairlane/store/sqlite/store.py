@@ -1,5 +1,4 @@
-"""The embedded store: one SQLite file, several processes. Verbs go to the writer's thread, reads to readers beside
-it."""
+"""The embedded store: one SQLite file, several processes. Writes run in one thread, reads in two others."""
 
 from __future__ import annotations
 
@@ -31,9 +30,8 @@ from . import claim as claims
 from . import (
     database,
     enqueue,
-    failure_groups,
     finish,
-    lane_order,
+    listings,
     maintenance,
     positions,
     reading,
@@ -41,7 +39,6 @@ from . import (
     settings,
 )
 from .file_lock import FileLock
-from .fork_guard import AT_WORK
 from .step import Step
 from .transactions import SqliteTransactions
 from .wakeups import DatagramWakeups
@@ -71,7 +68,7 @@ class SqliteStore:
 
     @classmethod
     async def open(cls, url: str, *, clock: Clock | None = None, create: bool = True) -> SqliteStore:
-        """Open the file a URL names, made and migrated when it is new."""
+        """Open the store of a URL. A new file is created, and the schema is migrated."""
         path = database.path_of(url)
         if not create and not await asyncio.to_thread(database.is_made, path):
             raise StoreMissing(f"there is no store in {path}")
@@ -81,25 +78,25 @@ class SqliteStore:
     def wakeups(self) -> DatagramWakeups:
         return self._wakeups
 
-    # -- how calls get there -------------------------------------------------------------------------------------
+    # -- writing and reading -------------------------------------------------------------------------------------
 
     async def _write(self, work: Callable[[Step], T]) -> T:
         return await self._writer.submit(work)
 
-    async def _read(self, look: Callable[[reading.View], T]) -> T:
+    async def _read(self, query: Callable[[reading.View], T]) -> T:
         self._writer.check_usable()
         try:
-            looking = asyncio.get_running_loop().run_in_executor(self._readers, self._look, look)
+            answer = asyncio.get_running_loop().run_in_executor(self._readers, self._guarded_read, query)
         except RuntimeError:
-            # Closed since the look above: the readers go first.
+            # Closed since the check above: the readers are closed before the writer.
             raise StoreError("this store is closed; open it again") from None
-        return await looking
+        return await answer
 
-    def _look(self, look: Callable[[reading.View], T]) -> T:
-        with AT_WORK:
-            return self._looked(look)
+    def _guarded_read(self, query: Callable[[reading.View], T]) -> T:
+        with database.FORK_GUARD:
+            return self._run_read(query)
 
-    def _looked(self, look: Callable[[reading.View], T]) -> T:
+    def _run_read(self, query: Callable[[reading.View], T]) -> T:
         connection = getattr(self._reading, "connection", None)
         if connection is None:
             connection = self._reading.connection = database.open_for_reading(self._path)
@@ -107,7 +104,7 @@ class SqliteStore:
         with database.translated(self._path):
             connection.execute("BEGIN")
             try:
-                return look(reading.View(connection, self._clock))
+                return query(reading.View(connection, self._clock))
             finally:
                 connection.execute("COMMIT")
 
@@ -222,7 +219,7 @@ class SqliteStore:
         return await self._read(lambda view: reading.find(view, where, limit, cursor))
 
     async def positions(self, ids: Sequence[str]) -> list[JobPosition | None]:
-        return await self._read(lambda view: positions.standings(view, ids))
+        return await self._read(lambda view: positions.read_positions(view, ids))
 
     async def queues(self) -> list[QueueReading]:
         return await self._read(reading.queues)
@@ -230,13 +227,13 @@ class SqliteStore:
     async def lanes(self, queue: str, *, limit: int = 100, cursor: str | None = None) -> LaneListing:
         check_page(limit)
         after = LanesCursor.read(cursor)
-        return await self._read(lambda view: reading.lanes(view, queue, limit, after))
+        return await self._read(lambda view: listings.lanes(view, queue, limit, after))
 
     async def lane_line(self, queue: str, lane: str | None, *, limit: int = 50, cursor: str | None = None) -> LanePage:
         check_lane(queue, lane)
         check_page(limit)
         after = LineCursor.read(cursor)
-        return await self._read(lambda view: lane_order.lane_line(view, queue, lane, limit, after))
+        return await self._read(lambda view: listings.lane_line(view, queue, lane, limit, after))
 
     async def declined(self, *, limit: int = 100) -> list[DeclinedTask]:
         return await self._read(lambda view: reading.declined(view, limit))
@@ -246,7 +243,7 @@ class SqliteStore:
     ) -> list[FailureGroup]:
         check_failures(queue, task)
         check_page(limit)
-        return await self._read(lambda view: failure_groups.failures(view, queue, task, limit))
+        return await self._read(lambda view: listings.failures(view, queue, task, limit))
 
     async def sessions(self) -> list[Session]:
         return await self._read(reading.sessions)
@@ -260,18 +257,18 @@ class SqliteStore:
     # -- the store itself ----------------------------------------------------------------------------------------
 
     def enqueue_on(self, connection: sqlite3.Connection, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """Store jobs on a connection of the user's to the same file, in the transaction open there.
+        """Store jobs in the open transaction of a user's connection to the same file.
 
-        Commit, and they exist; roll back, and they never did. Until `admit` has admitted them they are pending,
-        with the gate `arriving`.
+        They exist if it commits, and not if it rolls back. Until `admit` has admitted them they are pending, with the
+        gate `arriving`.
         """
         return self.transactions.enqueue_here(connection, jobs)
 
     @contextmanager
     def file_lock(self) -> Iterator[None]:
-        """Hold the lock that all writers of the file take, for a transaction on a connection of the user's.
+        """Hold the lock that all writers of the file take, for a transaction on a user's connection.
 
-        Waits for it, for 10 s at the most, so an async program does this in a thread.
+        Blocks for up to 10 s, so an async program does this in a thread.
         """
         lock = FileLock.of(self._path)
         try:
@@ -287,7 +284,7 @@ class SqliteStore:
         return self._writer.version
 
     async def findings(self) -> list[Finding]:
-        """What `fairlane doctor` tells of this kind of store alone."""
+        """Return what `fairlane doctor` reports about SQLite stores only."""
         return [database.version_found()]
 
     async def close(self) -> None:
@@ -298,7 +295,7 @@ class SqliteStore:
 
     def _close(self) -> None:
         self._readers.shutdown(wait=True)
-        with AT_WORK:
+        with database.FORK_GUARD:
             for connection in self._connections:
                 connection.close()
         self._writer.close()

@@ -1,8 +1,8 @@
-"""Jobs that commit with rows of the user's in the same file: `fairlane.store.transactions.Transactions` for this store.
+"""Jobs that commit with the user's rows in the same file: `fairlane.store.transactions.Transactions` for this store.
 
-While such a transaction is open nobody else writes the file, in no process: not even a lease is renewed. So those of
-the store's own are open for a bounded time and then rolled back, by a thread that no event loop can hold up. That also
-helps a body which waits for a call of the store that waits for the lock which the body holds.
+While such a transaction is open no other process or thread can write the file, not even to renew a lease. So
+transactions that the store opens have a time limit, after which a thread that no event loop can block rolls them back.
+This also ends the deadlock of a job that, inside its transaction, awaits a store call that needs the lock.
 """
 
 from __future__ import annotations
@@ -27,71 +27,71 @@ from . import database, enqueue, finish
 from .alarms import ALARMS, Alarm
 from .file_lock import FileLock, Late
 from .guarded_connection import GuardedConnection
-from .queue_cache import Catalog
+from .records import QueueCache
 from .step import Step
 
 T = TypeVar("T")
 LONGEST_SECONDS = 5.0
-"""How long a body's transaction may be open: well below the lease of a worker."""
-LOOK_SECONDS = 1.0
+"""How long the transaction of a job may be open: well below the lease of a worker."""
+POLL_SECONDS = 1.0
 SUPPORTED = "a store on SQLite takes part in the transaction of a sqlite3.Connection to its own file"
 
 
 class SqliteTransactions:
-    """What the embedded store has beyond the port."""
+    """The transactions of a SQLite store."""
 
     def __init__(self, path: Path, clock: Clock, publish: Callable[[Iterable[str]], None]) -> None:
         self._path = path
         self._clock = clock
         self._publish = publish
-        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Turn] = WeakKeyDictionary()
+        self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, TransactionQueue] = WeakKeyDictionary()
 
     async def prepare(self, jobs: Sequence[NewJob]) -> None:
-        """Nothing: a queue that is new is made in the user's transaction, which keeps all others waiting anyway."""
+        """Do nothing: a new queue is created in the user's transaction, which blocks all other writers anyway."""
 
     async def enqueue_on(self, connection: object, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """Store jobs on a connection of the user's. There is only the one kind, so asynchronous code uses it too."""
+        """Store jobs on a user's connection. There is no asynchronous kind of connection, so this does not await."""
         return self.enqueue_here(connection, jobs)
 
     def enqueue_here(self, connection: object, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """Store jobs on a connection of the user's, in the transaction open there."""
+        """Store jobs in the open transaction of a user's connection."""
         if not isinstance(connection, sqlite3.Connection):
             kind = type(connection)
             raise InvalidInput("connection", f"is a {kind.__module__}.{kind.__qualname__}; {SUPPORTED}")
         if not connection.in_transaction:
             raise InvalidInput("connection", "has no open transaction; begin one, or use enqueue")
-        with _usual_forms(connection):
+        with _default_factories(connection):
             [file] = [file for _, name, file in connection.execute("PRAGMA database_list") if name == "main"]
         if not file or Path(file).resolve() != self._path.resolve():
-            raise InvalidInput("connection", f"leads to another file than the store's, {self._path}")
-        with _usual_forms(connection), _all_or_none(connection):
-            return enqueue.insert_arriving(Step(connection, Catalog(), self._clock), jobs)
+            raise InvalidInput("connection", f"is open on another file than the store's, {self._path}")
+        with _default_factories(connection), _all_or_none(connection):
+            return enqueue.insert_arriving(Step(connection, QueueCache(), self._clock), jobs)
 
     async def begin(self) -> BodyTransaction:
-        """Begin a transaction on a connection of the store's own, once nobody else writes."""
+        """Begin a transaction on a connection of the store, once the file lock is free."""
         loop = asyncio.get_running_loop()
-        # One of this event loop at a time: the others would only be threads that wait.
-        turn = self._turns.get(loop)
-        if turn is None:
-            turn = self._turns[loop] = Turn(loop)
-        await turn.take()
+        # One at a time for each event loop: the others would only be waiting threads.
+        queue = self._queues.get(loop)
+        if queue is None:
+            queue = self._queues[loop] = TransactionQueue(loop)
+        await queue.acquire()
         late: asyncio.Future[Any] = loop.create_future()
-        beginning = _in_thread(lambda: self._begin(turn, partial(turn.tell_late, late)), BodyTransaction.end)
+        beginning = _in_thread(lambda: self._begin(queue, partial(queue.report_late, late)), BodyTransaction.end)
         try:
             await asyncio.wait([beginning, late], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            beginning.add_done_callback(partial(_abandon, turn))
+            beginning.add_done_callback(partial(_abandon, queue))
             raise
         if not beginning.done():
-            beginning.add_done_callback(partial(_abandon, turn))
+            beginning.add_done_callback(partial(_abandon, queue))
             raise late.result()
         try:
             return beginning.result()
         except BaseException:
-            turn.pass_on()
+            queue.release()
             raise
 
-    def _begin(self, turn: Turn, late: Late) -> BodyTransaction:
+    def _begin(self, queue: TransactionQueue, late: Late) -> BodyTransaction:
         lock = FileLock.of(self._path)
         try:
             lock.acquire(late)
@@ -105,59 +105,59 @@ class SqliteTransactions:
             lock.close()
             raise
         assert isinstance(connection, GuardedConnection)
-        opened = BodyTransaction(self._path, lock, connection, self._clock, self._publish, turn)
+        opened = BodyTransaction(self._path, lock, connection, self._clock, self._publish, queue)
         try:
             with database.translated(self._path):
                 connection.execute("BEGIN IMMEDIATE")
         except BaseException:
             opened.end()
             raise
-        # Not by the event loop, which may be blocked already.
+        # Not in the event loop, which may already be blocked.
         opened.watch()
         return opened
 
 
-class Turn:
-    """Lets the bodies of one event loop have their transactions one after the other."""
+class TransactionQueue:
+    """Runs the transactions of the jobs of one event loop one after the other."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._free = asyncio.Semaphore()
         self._late: StoreUnavailable | None = None
-        """Why the one that has the turn did not get the lock in time, as long as it has not."""
+        """The error of the transaction that is first in the queue, while it waits for the lock for too long."""
 
-    async def take(self) -> None:
-        """Wait for the turn. Raises what the one before was told, when that waits for the lock for too long."""
+    async def acquire(self) -> None:
+        """Wait to be first. Raises `StoreUnavailable` if the present first waits for the lock for too long."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
+                async with asyncio.timeout(POLL_SECONDS):
                     await self._free.acquire()
                     return
             if self._late is not None:
                 raise self._late
 
-    def pass_on(self) -> None:
-        """Let the next one begin."""
+    def release(self) -> None:
+        """Let the next transaction begin."""
         self._late = None
         self._free.release()
 
-    def tell_late(self, told: asyncio.Future[Any], error: StoreUnavailable) -> None:
-        """Called in another thread: the lock is not free in time."""
-        self.on_the_loop(partial(self._set_late, told, error))
+    def report_late(self, late: asyncio.Future[Any], error: StoreUnavailable) -> None:
+        """Report that the lock is not free in time. Called in another thread."""
+        self.call_in_loop(partial(self._set_late, late, error))
 
-    def _set_late(self, told: asyncio.Future[Any], error: StoreUnavailable) -> None:
+    def _set_late(self, late: asyncio.Future[Any], error: StoreUnavailable) -> None:
         self._late = error
-        if not told.done():
-            told.set_result(error)
+        if not late.done():
+            late.set_result(error)
 
-    def on_the_loop(self, call: Callable[[], None]) -> None:
-        """Call something in the event loop, from any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits there
+    def call_in_loop(self, call: Callable[[], None]) -> None:
+        """Call a function in the event loop. May be called from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits in it
             self._loop.call_soon_threadsafe(call)
 
 
 class BodyTransaction:
-    """A transaction in which a body writes, and in which its job is completed."""
+    """A transaction in which a task function writes and its job is completed."""
 
     def __init__(
         self,
@@ -166,30 +166,30 @@ class BodyTransaction:
         connection: GuardedConnection,
         clock: Clock,
         publish: Callable[[Iterable[str]], None],
-        turn: Turn,
+        queue: TransactionQueue,
     ) -> None:
         self._path = path
         self._lock = lock
         self._clock = clock
         self._publish = publish
         self._alarm: Alarm | None = None
-        self._turn: Turn | None = turn
+        self._queue: TransactionQueue | None = queue
         self._ended = False
         self._pid = os.getpid()
         self.connection = connection
         self.broken: FairlaneError | None = None
 
     def watch(self) -> None:
-        """From now on it is the body's, until its time is over."""
+        """Start the time limit, when the transaction is handed to the task function."""
         self._alarm = ALARMS.set(LONGEST_SECONDS, self._time_is_over)
 
     async def commit(self, session: str, transition: Transition, progress: bytes | None) -> bool:
-        """Write how the job ends, and commit; False when the claim was lost."""
+        """Write the result of the job and commit; False if the claim was lost."""
         self._stop_watch()
         try:
             return await _in_thread(lambda: self._commit(session, transition, progress))
         finally:
-            self.pass_on()
+            self.leave_queue()
 
     def _commit(self, session: str, transition: Transition, progress: bytes | None) -> bool:
         connection = self.connection
@@ -199,11 +199,11 @@ class BodyTransaction:
                     raise self.broken
                 if not connection.in_transaction:
                     raise FairlaneError(
-                        "the transaction of the job was ended inside its body: do not commit or roll back there; it is "
-                        "committed when the body returns, and rolled back when it raises"
+                        "the transaction of the job was ended inside its task function: do not commit or roll back "
+                        "there; it is committed when the function returns, and rolled back when it raises"
                     )
-                with _usual_forms(connection):
-                    step = Step(connection, Catalog(), self._clock)
+                with _default_factories(connection):
+                    step = Step(connection, QueueCache(), self._clock)
                     if progress is not None:
                         finish.progress(step, session, [(transition.held, progress)])
                     [verdict] = finish.finish(step, session, [transition])
@@ -217,15 +217,15 @@ class BodyTransaction:
         return True
 
     async def roll_back(self) -> None:
-        """Undo everything."""
+        """Roll back."""
         self._stop_watch()
         await _in_thread(self.end)
-        self.pass_on()
+        self.leave_queue()
 
     def end(self) -> None:
-        """Let go of the connection, which rolls back what is not committed, and then of the lock."""
+        """Close the connection, which rolls back what is not committed, and release the lock."""
         if self._pid != os.getpid():
-            return  # the transaction is the parent's, whatever unwinds in a fork
+            return  # in the child of a fork: the transaction belongs to the parent
         self._stop_watch()
         with self.connection.alone():
             if self._ended:
@@ -244,14 +244,14 @@ class BodyTransaction:
         if self._alarm is not None:
             self._alarm.cancel()
 
-    def pass_on(self) -> None:
-        """Let the next of this event loop begin. Called there."""
-        turn, self._turn = self._turn, None
-        if turn is not None:
-            turn.pass_on()
+    def leave_queue(self) -> None:
+        """Let the next transaction of this event loop begin. Called in the event loop."""
+        queue, self._queue = self._queue, None
+        if queue is not None:
+            queue.release()
 
     def _time_is_over(self) -> None:
-        # In a thread of its own: a statement that does not heed its interruption would hold up other alarms.
+        # In its own thread: a statement that cannot be interrupted would delay other alarms.
         threading.Thread(target=self._expire, name="fairlane-transaction", daemon=True).start()
 
     def _expire(self) -> None:
@@ -260,19 +260,19 @@ class BodyTransaction:
                 return
             self.broken = StoreUnavailable(
                 f"the transaction of the job was open for more than {LONGEST_SECONDS:g} s and was rolled back, because "
-                "nobody else can write the file meanwhile. Ask for it last, and call nothing of the store before the "
-                "body returns: such a call waits for the transaction. Store jobs in it, with "
+                "it blocks all other writers of the file. Request it as late as possible, and do not call the store "
+                "before the function returns: such a call waits for the transaction. Store jobs inside it with "
                 "app.enqueue_on(connection, …)."
             )
             self.end()
-        turn = self._turn
-        if turn is not None:
-            turn.on_the_loop(self.pass_on)
+        queue = self._queue
+        if queue is not None:
+            queue.call_in_loop(self.leave_queue)
 
 
 @contextmanager
-def _usual_forms(connection: sqlite3.Connection) -> Iterator[None]:
-    """Rows as we know them: the user may have chosen other forms for his own."""
+def _default_factories(connection: sqlite3.Connection) -> Iterator[None]:
+    """Use the default row and text factories: the user may have set others on the connection."""
     chosen = connection.row_factory, connection.text_factory
     connection.row_factory, connection.text_factory = None, str
     try:
@@ -283,7 +283,7 @@ def _usual_forms(connection: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def _all_or_none(connection: sqlite3.Connection) -> Iterator[None]:
-    """What is refused leaves the user's transaction as it was."""
+    """Leave the user's transaction unchanged if the jobs are rejected."""
     connection.execute("SAVEPOINT fairlane_arriving")
     try:
         yield
@@ -294,24 +294,24 @@ def _all_or_none(connection: sqlite3.Connection) -> Iterator[None]:
         connection.execute("RELEASE fairlane_arriving")
 
 
-def _abandon(turn: Turn, begun: asyncio.Future[BodyTransaction]) -> None:
-    """Nobody waits for it any more."""
+def _abandon(queue: TransactionQueue, begun: asyncio.Future[BodyTransaction]) -> None:
+    """End a transaction whose caller was cancelled or timed out."""
     if begun.cancelled() or begun.exception() is not None:
-        turn.pass_on()
+        queue.release()
     else:
         begun.result().end()
-        begun.result().pass_on()
+        begun.result().leave_queue()
 
 
-def _in_thread(work: Callable[[], T], unheard: Callable[[T], object] = lambda _: None) -> asyncio.Future[T]:
-    """Do something in a thread of its own: in a pool it could have to wait for those who wait for it.
+def _in_thread(work: Callable[[], T], unclaimed: Callable[[T], object] = lambda _: None) -> asyncio.Future[T]:
+    """Run `work` in its own thread: in a pool it could wait behind work that waits for it.
 
-    `unheard` is given the answer when the event loop is closed by then, and nobody is left to be told.
+    `unclaimed` gets the result if the event loop is closed by then.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def tell(call: Callable[[], None]) -> None:
+    def resolve(call: Callable[[], None]) -> None:
         if not future.done():
             call()
 
@@ -320,12 +320,12 @@ def _in_thread(work: Callable[[], T], unheard: Callable[[T], object] = lambda _:
             answer = work()
         except BaseException as exc:
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(tell, partial(future.set_exception, exc))
+                loop.call_soon_threadsafe(resolve, partial(future.set_exception, exc))
             return
         try:
-            loop.call_soon_threadsafe(tell, partial(future.set_result, answer))
+            loop.call_soon_threadsafe(resolve, partial(future.set_result, answer))
         except RuntimeError:
-            unheard(answer)
+            unclaimed(answer)
 
     threading.Thread(target=run, name="fairlane-transaction", daemon=True).start()
     return future

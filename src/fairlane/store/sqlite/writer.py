@@ -1,8 +1,8 @@
-"""The one thread of a process that writes: many callers, one transaction (group commit).
+"""The only thread of a process that writes: many callers, one transaction (group commit).
 
-Callers hand over a function of a `Step`. Whatever has queued up meanwhile shares the next transaction, so the disk is
-flushed once for all of it. Each function has a savepoint: one that raises takes nothing of the others with it.
-Answers are given after the commit, and wake-ups are sent after it too.
+Callers submit functions of a `Step`. All functions that are waiting share the next transaction, so the disk is flushed
+once for all of them. Each function has a savepoint: one that raises does not affect the others. Results are returned,
+and wake-ups published, after the commit.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from ...errors import FairlaneError, StoreError, StoreUnavailable
 from ..clock import Clock
 from . import database
 from .file_lock import WAIT_SECONDS, FileLock
-from .fork_guard import AT_WORK
-from .queue_cache import Catalog
+from .records import QueueCache
 from .step import Step
 
 T = TypeVar("T")
 MOST_PER_COMMIT = 256
 LAST_SECONDS = 2.0
-"""For the commits that are under way when a store is closed, beyond the wait for the lock."""
+"""Time for the commits in progress when a store is closed, in addition to the wait for the lock."""
 logger = logging.getLogger("fairlane.store")
 _ONE_CALLERS_FAULT = (
     FairlaneError,
@@ -45,11 +44,11 @@ _ONE_CALLERS_FAULT = (
     TypeError,
     ValueError,
 )
-"""What one call can do wrong without harming the others of its transaction."""
+"""Errors that fail one call and not the other calls of its transaction."""
 
 
 class _Request:
-    """A function waiting for its turn, and what became of it."""
+    """A submitted function and its result."""
 
     __slots__ = ("answer", "error", "future", "loop", "since", "work")
 
@@ -71,15 +70,15 @@ class Writer:
         self._publish = publish
         self._lock = FileLock.of(path)
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()
-        self._catalog = Catalog()
+        self._queue_cache = QueueCache()
         self._pid = os.getpid()
-        # Nothing is submitted behind the end: between the look and the put nobody can close.
+        # Held by `submit` from the check until the put, so that nothing is submitted after the end marker of `close`.
         self._door = threading.Lock()
         self._closed = False
         self._waiting: list[_Request] | None = None
-        """What is to be written once the lock is free, while it is waited for; guarded by the door."""
+        """The batch to write once the lock is free, while the writer waits for it; guarded by `_door`."""
         try:
-            with self._lock, AT_WORK:
+            with self._lock, database.FORK_GUARD:
                 self._connection = database.open_for_writing(path)
                 try:
                     self.version = database.migrate(self._connection, path)
@@ -93,7 +92,7 @@ class Writer:
         self._thread.start()
 
     def submit(self, work: Callable[[Step], T]) -> asyncio.Future[T]:
-        """Run `work` in a transaction; the future is done once it is committed."""
+        """Run `work` in a transaction. The future is done after the commit."""
         request = _Request(work, asyncio.get_running_loop())
         with self._door:
             self.check_usable()
@@ -101,14 +100,14 @@ class Writer:
         return request.future
 
     def check_usable(self) -> None:
-        """Refuse a store that is closed, or whose threads stayed in the parent of a fork."""
+        """Raise `StoreError` if the store is closed, or was opened before a fork."""
         if self._closed:
             raise StoreError("this store is closed; open it again")
         if os.getpid() != self._pid:
             raise StoreError("this store was opened before a fork; open it anew in the child process")
 
     def close(self) -> None:
-        """Finish what was submitted, then let go of the file."""
+        """Finish what was submitted, then close the file."""
         with self._door:
             if self._closed:
                 return
@@ -118,24 +117,24 @@ class Writer:
         self._requests.put(None)
         self._thread.join(WAIT_SECONDS + LAST_SECONDS)
         if self._thread.is_alive():
-            logger.warning("%s is left open: its writer still waits for the lock", self._path)
+            logger.warning("%s was not closed: its writer is still waiting for the lock", self._path)
             return
         try:
-            # The last connection to close checkpoints, so this is a write like any other.
-            with self._lock, AT_WORK:
+            # The last connection to close runs a checkpoint, so closing needs the lock.
+            with self._lock, database.FORK_GUARD:
                 self._connection.close()
         except StoreUnavailable as exc:
-            logger.warning("%s is left open: %s", self._path, exc)
+            logger.warning("%s was not closed: %s", self._path, exc)
         else:
             self._lock.close()
 
     def _run(self) -> None:
-        going = True
-        while going:
+        running = True
+        while running:
             first = self._requests.get()
             batch: list[_Request] = []
             while first is not None:
-                # A caller that has given up before its turn is not served; later, its call has happened.
+                # Skip a call that was cancelled before it began.
                 if not first.future.cancelled():
                     batch.append(first)
                 if len(batch) >= MOST_PER_COMMIT:
@@ -144,23 +143,23 @@ class Writer:
                     first = self._requests.get_nowait()
                 except Empty:
                     break
-            going = first is not None
+            running = first is not None
             if batch:
                 self._serve(batch)
 
     def _serve(self, batch: list[_Request]) -> None:
         topics: set[str] = set()
         try:
-            # The lock first: a fork is not to wait for a file that somebody else keeps locked, perhaps its own caller.
+            # Take the lock first: a fork must not wait for a file that another process, or its own caller, has locked.
             batch = self._locked(batch)
             try:
                 if batch:
-                    with AT_WORK:
-                        self._commit_or_not(batch, topics)
+                    with database.FORK_GUARD:
+                        self._commit_or_roll_back(batch, topics)
             finally:
                 self._lock.release()
-        except BaseException as exc:  # the callers must hear of it, whatever it is
-            self._catalog.forget()
+        except BaseException as exc:  # every caller must get an answer
+            self._queue_cache.clear()
             error = database.translate(exc, self._path) if isinstance(exc, sqlite3.Error) else exc
             for request in batch:
                 request.error = error
@@ -170,18 +169,18 @@ class Writer:
         self._answer_all(batch)
 
     def _locked(self, batch: list[_Request]) -> list[_Request]:
-        """Take the lock. Returns those requests of the batch that were not refused meanwhile."""
+        """Take the lock. Returns the requests of the batch that did not time out while waiting."""
         with self._door:
             self._waiting = batch
         try:
-            self._lock.acquire(self._refuse_late)
+            self._lock.acquire(self._time_out)
         finally:
             with self._door:
                 batch[:], self._waiting = self._waiting, None
         return batch
 
-    def _refuse_late(self, error: StoreUnavailable) -> None:
-        """Called while the lock is waited for: what has waited too long gets an error and is not done."""
+    def _time_out(self, error: StoreUnavailable) -> None:
+        """Fail requests that have waited too long for the lock. Called in another thread while the writer waits."""
         with self._door:
             if self._waiting is None:
                 return
@@ -206,15 +205,15 @@ class Writer:
             try:
                 loop.call_soon_threadsafe(_answer, [r for r in batch if r.loop is loop])
             except RuntimeError:
-                continue  # the loop is closed: nobody is left to hear the answer
+                continue  # the loop is closed: no caller is left
 
     def _roll_back(self) -> None:
-        """Leave a failed transaction. Whatever goes wrong here too, the thread must live: callers wait for it."""
+        """Roll back a failed transaction. Errors are ignored: the thread must go on."""
         with contextlib.suppress(sqlite3.Error):
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
 
-    def _commit_or_not(self, batch: list[_Request], topics: set[str]) -> None:
+    def _commit_or_roll_back(self, batch: list[_Request], topics: set[str]) -> None:
         try:
             self._commit(batch, topics)
         except BaseException:
@@ -225,15 +224,15 @@ class Writer:
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         for request in batch:
-            step = Step(connection, self._catalog, self._clock)
+            step = Step(connection, self._queue_cache, self._clock)
             connection.execute("SAVEPOINT one")
             try:
                 request.answer = request.work(step)
                 step.flush()
             except _ONE_CALLERS_FAULT as exc:
-                # Everything else (a full disk, a lost file) fails the whole transaction.
+                # Other errors (a full disk, a lost file) fail the whole transaction.
                 connection.execute("ROLLBACK TO one")
-                self._catalog.forget()
+                self._queue_cache.clear()
                 request.error = database.translate(exc, self._path) if isinstance(exc, sqlite3.Error) else exc
             else:
                 topics |= step.topics
