@@ -339,7 +339,7 @@ async def test_a_body_is_stopped_before_the_lease_ends_when_contact_is_lost(
                 patch.setattr(store_class(models), "renew", away)
                 await asyncio.sleep(SOON)
 
-    with pytest.raises(SessionLost, match="out of reach"):
+    with pytest.raises(SessionLost, match="unreachable"):
         await hold()
     await _settled(models, "failed")
 

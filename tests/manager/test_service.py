@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from fairlane.errors import SessionLost, StoreFull, StoreUnavailable, TermLost
-from fairlane.manager.service import PATIENCE, FailureTracker, Loop
+from fairlane.manager.service import BACKOFF, FailureTracker, Loop
 
 from .waiting import running, until
 
@@ -165,7 +165,7 @@ def test_patience_grows_with_full_jitter_and_begins_anew_when_it_works() -> None
     failures = FailureTracker("it", LOG, Highest())
     pauses = [failures.failed(StoreUnavailable("no answer")) for _ in range(10)]
     assert pauses[:4] == pytest.approx([0.1, 0.2, 0.4, 0.8], rel=0.01)
-    assert pauses[-1] == pytest.approx(PATIENCE.most, rel=0.01)
+    assert pauses[-1] == pytest.approx(BACKOFF.most, rel=0.01)
     failures.worked()
     assert failures.failed(StoreUnavailable("no answer")) == pytest.approx(0.1, rel=0.01)
 

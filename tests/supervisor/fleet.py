@@ -115,17 +115,17 @@ class Supervised:
 
     async def child_of(self, session: str | None) -> Child:
         """The process behind a session."""
-        [child] = [c for c in self.supervisor.children if c.marks.read().session == session]
+        [child] = [c for c in self.supervisor.children if c.crash_state.read().session == session]
         return child
 
     async def until_registered(self, number: int = 1) -> list[str]:
         """The sessions, once so many processes have renewed their leases."""
 
         async def registered() -> bool:
-            return sum(c.marks.read().last_beat is not None for c in self.supervisor.children) == number
+            return sum(c.crash_state.read().last_beat is not None for c in self.supervisor.children) == number
 
         await until(registered)
-        return [c.marks.read().session or "" for c in self.supervisor.children]
+        return [c.crash_state.read().session or "" for c in self.supervisor.children]
 
 
 async def until(seen: Callable[[], Awaitable[bool]]) -> None:

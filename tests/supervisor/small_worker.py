@@ -32,7 +32,7 @@ class SmallWorker:
     def __init__(self, store: Store, folder: Path, slots: int) -> None:
         given = supervised(os.environ)
         assert given is not None
-        self.marks, self.tether = given
+        self.crash_state, self.parent_pipe = given
         self.store = store
         self.folder = folder
         self.slots = slots
@@ -43,19 +43,19 @@ class SmallWorker:
         self.over = asyncio.Event()
 
     async def enter(self, lease: float) -> None:
-        self.marks.session(self.session)
+        self.crash_state.session(self.session)
         slots = Slots(total=self.slots, reserved=Reserved())
         await self.store.register(
             NewSession(
                 id=self.session, kind=SessionKind.WORKER, lease=lease, pid=os.getpid(), queues=("default",), slots=slots
             )
         )
-        self.marks.beat()
+        self.crash_state.beat()
 
     async def renew(self, heartbeat: float) -> None:
         while True:
             await self.store.renew(self.session, self.held, claim=self.claim)
-            self.marks.beat()
+            self.crash_state.beat()
             await asyncio.sleep(heartbeat)
 
     async def work(self) -> None:
@@ -71,7 +71,7 @@ class SmallWorker:
     def begin(self, job: Claimed) -> None:
         if job.task == "hold":
             return
-        self.marks.begin(job.held)
+        self.crash_state.begin(job.held)
         (self.folder / f"begun-{job.id}-{job.fence}").touch()
         if job.task == "busy":
             # A call that keeps the interpreter: no other thread of this process runs meanwhile.
@@ -90,7 +90,7 @@ class SmallWorker:
             self.over.set()
 
     async def watch_the_supervisor(self) -> None:
-        await self.tether.wait()
+        await self.parent_pipe.wait()
         (self.folder / f"alone-{os.getpid()}").touch()
         self.over.set()
 

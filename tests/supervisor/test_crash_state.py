@@ -19,7 +19,7 @@ from fairlane.errors import InvalidInput
 from fairlane.model.job import Held
 from fairlane.supervisor import crash_state
 from fairlane.supervisor.crash_state import CrashReading, CrashState
-from fairlane.supervisor.parent_pipe import MARKS_FD, TETHER_FD, ParentPipe, supervised
+from fairlane.supervisor.parent_pipe import CRASH_STATE_FD, PARENT_PIPE_FD, ParentPipe, supervised
 from fairlane.supervisor.process import in_words
 
 pytestmark = pytest.mark.anyio
@@ -103,37 +103,37 @@ from random import Random
 from fairlane.model.job import Held
 from fairlane.supervisor.crash_state import CrashState
 
-marks, draw = CrashState(int(sys.argv[1])), Random(int(sys.argv[2]))
+state, draw = CrashState(int(sys.argv[1])), Random(int(sys.argv[2]))
 slots = []
 for n in range(10**9):
     length = draw.randint(1, 200)
-    slots.append(marks.begin(Held(chr(97 + length % 26) * length, length)))
+    slots.append(state.begin(Held(chr(97 + length % 26) * length, length)))
     if len(slots) > 5:
-        marks.end(slots.pop(draw.randrange(6)))
+        state.end(slots.pop(draw.randrange(6)))
     length = draw.randint(1, 200)
-    marks.session(chr(65 + length % 26) * length)
-    marks.beat()
+    state.session(chr(65 + length % 26) * length)
+    state.beat()
 """
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_writer_is_read_whole_while_it_writes_and_after_it_was_killed(seed: int) -> None:
-    marks = CrashState.make()
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(marks.fd), str(seed)], pass_fds=[marks.fd], cwd=ROOT)
+    state = CrashState.make()
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(state.fd), str(seed)], pass_fds=[state.fd], cwd=ROOT)
     try:
         until = time.monotonic() + 30
-        while len(marks.read().begun) < 5:
+        while len(state.read().begun) < 5:
             assert time.monotonic() < until
         for _ in range(5000):
-            check(marks.read())
+            check(state.read())
     finally:
         writer.kill()
         writer.wait()
-    reading = marks.read()
+    reading = state.read()
     check(reading)
     assert reading.session
     assert 4 <= len(reading.begun) <= 6
-    assert marks.read() == reading
+    assert state.read() == reading
 
 
 def check(reading: CrashReading) -> None:
@@ -179,40 +179,41 @@ def test_a_process_without_a_supervisor_is_given_nothing() -> None:
 
 
 def test_what_a_process_was_given_is_not_handed_on() -> None:
-    marks = CrashState.make()
+    state = CrashState.make()
     ends = os.pipe()
-    environ = {MARKS_FD: str(os.dup(marks.fd)), TETHER_FD: str(ends[0]), "HOME": "/"}
-    for fd in (int(environ[MARKS_FD]), ends[0]):
+    environ = {CRASH_STATE_FD: str(os.dup(state.fd)), PARENT_PIPE_FD: str(ends[0]), "HOME": "/"}
+    for fd in (int(environ[CRASH_STATE_FD]), ends[0]):
         os.set_inheritable(fd, True)
     given = supervised(environ)
     assert given is not None
     assert environ == {"HOME": "/"}
-    assert not os.get_inheritable(given.marks.fd)
+    assert not os.get_inheritable(given.crash_state.fd)
     assert not os.get_inheritable(ends[0])
-    given.marks.session("session-1")
-    assert marks.read().session == "session-1"
-    given.tether.close()
+    given.crash_state.session("session-1")
+    assert state.read().session == "session-1"
+    given.parent_pipe.close()
     os.close(ends[1])
 
 
 @pytest.mark.parametrize(
-    "environ", [{MARKS_FD: "7"}, {MARKS_FD: "x", TETHER_FD: "8"}, {MARKS_FD: "999", TETHER_FD: "998"}]
+    "environ",
+    [{CRASH_STATE_FD: "7"}, {CRASH_STATE_FD: "x", PARENT_PIPE_FD: "8"}, {CRASH_STATE_FD: "999", PARENT_PIPE_FD: "998"}],
 )
 def test_a_wrong_environment_is_refused_by_name(environ: dict[str, str]) -> None:
-    with pytest.raises(InvalidInput, match="FAIRLANE_MARKS_FD"):
+    with pytest.raises(InvalidInput, match="FAIRLANE_CRASH_STATE_FD"):
         supervised(environ)
 
 
 async def test_a_tether_tells_when_the_other_end_is_gone() -> None:
     mine, other = os.pipe()
-    tether = ParentPipe(mine)
-    waiting = asyncio.create_task(tether.wait())
+    parent_pipe = ParentPipe(mine)
+    waiting = asyncio.create_task(parent_pipe.wait())
     done, _ = await asyncio.wait([waiting], timeout=0.05)
     assert not done
     os.close(other)
     await asyncio.wait_for(waiting, 30)
-    await asyncio.wait_for(tether.wait(), 30)
-    tether.close()
+    await asyncio.wait_for(parent_pipe.wait(), 30)
+    parent_pipe.close()
 
 
 def test_ends_are_told_in_words() -> None:

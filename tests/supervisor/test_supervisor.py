@@ -210,11 +210,11 @@ async def test_the_lease_of_a_busy_process_is_renewed_and_its_jobs_stay_with_it(
             await asyncio.sleep(0.05)
         assert least > 0
         # It has found its tongue again.
-        beat = child.marks.read().last_beat
+        beat = child.crash_state.read().last_beat
         assert beat is not None
 
         async def beats() -> bool:
-            return (child.marks.read().last_beat or 0) > beat
+            return (child.crash_state.read().last_beat or 0) > beat
 
         await until(beats)
         jobs = await fleet.jobs(ids)

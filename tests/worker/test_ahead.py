@@ -21,7 +21,7 @@ async def test_a_stop_while_half_of_a_claim_has_begun_gives_the_other_half_back_
         if len(begun) == 1:
             worker.stop(now=True)
             # As the loop would, before its next turn begins the others.
-            worker._hand_back(time.monotonic())
+            worker._shutdown.hand_back(worker._executor, worker._runs.values(), time.monotonic())
 
     yard.task(work)
     ids = {name: await yard.enqueue("work", name) for name in map(str, range(40))}

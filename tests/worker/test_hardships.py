@@ -16,7 +16,7 @@ from fairlane.model.session import Claim, NewSession, SessionKind
 from fairlane.model.slots import Ask, Slots
 from fairlane.model.states import Transition
 from fairlane.runtime import lease_keeper
-from fairlane.worker import worker as worker_module
+from fairlane.worker import shutdown
 
 from .faulty import Faulty, wait_for
 from .yard import PATIENCE, Yard
@@ -156,7 +156,7 @@ async def test_suspects_that_no_child_process_finds_begin_one_at_a_time(yard: Ya
     await yard.store.leave("former")
     notes = Notes()
     worker = yard.make(slots=5, burst=True)
-    worker._marks = notes
+    worker._crash_state = notes
     await asyncio.wait_for(worker.run(), PATIENCE)
     assert {(await yard.job(id)).state for id in ids} == {JobState.COMPLETED}
     # One that runs, and perhaps one whose end the store has not confirmed yet.
@@ -214,7 +214,7 @@ async def test_cancelling_the_worker_in_the_middle_of_a_write_keeps_what_had_end
 async def test_a_body_that_ignores_everything_does_not_hold_up_a_stop(
     yard: Yard, before: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "UNWIND_SECONDS", 0.2)
+    monkeypatch.setattr(shutdown, "UNWIND_SECONDS", 0.2)
     begun, release, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
     asked = 0
 
@@ -270,8 +270,8 @@ async def test_one_failed_write_at_a_stop_does_not_run_a_completed_body_again(ya
 async def test_a_store_that_hangs_does_not_keep_a_worker_from_ending(
     yard: Yard, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "UNWIND_SECONDS", 0.3)
-    monkeypatch.setattr(worker_module, "LAST_TRIES", 0.3)
+    monkeypatch.setattr(shutdown, "UNWIND_SECONDS", 0.3)
+    monkeypatch.setattr(shutdown, "LAST_TRIES", 0.3)
     monkeypatch.setattr(lease_keeper, "SECONDS_TO_STOP", 0.5)
 
     async def body() -> None:

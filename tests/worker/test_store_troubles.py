@@ -204,7 +204,7 @@ async def test_the_keeper_of_a_loop_that_is_gone_lets_the_session_expire(
             return True
 
     async with yard.worker() as worker:
-        monkeypatch.setattr(worker._keeper, "_owner", Gone())
+        monkeypatch.setattr(worker._keeper, "_owner_loop", Gone())
 
         async def expired() -> bool:
             return any(s.id == worker.session.id and s.remaining < 0 for s in await yard.store.sessions())

@@ -79,7 +79,7 @@ class ManagerSession:
         try:
             await asyncio.wait_for(self._store.leave(self._session, begun=[]), self._settings.intervals.lease)
         except Exception as exc:
-            logger.warning("could not say goodbye to the store (%s); the session will expire", exc)
+            logger.warning("could not end the session (%s); it will expire", exc)
         logger.info("the manager has stopped")
 
     async def _register(self) -> None:

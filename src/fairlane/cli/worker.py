@@ -231,7 +231,7 @@ async def _serve(
         settings,
         release=app.connection.release,
         declare=app.declare,
-        marks=leash and leash.marks,
+        crash_state=leash and leash.crash_state,
         tracer=app.tracer,
         modules=target.modules,
         registered=lambda session: _registered(target, settings, session) if leash is None else None,
@@ -258,7 +258,7 @@ async def _serve(
 
 
 async def _stop_when_alone(worker: Worker, leash: Supervised) -> None:
-    await leash.tether.wait()
+    await leash.parent_pipe.wait()
     logger.warning("the supervisor is gone; finishing what runs")
     worker.stop()
 

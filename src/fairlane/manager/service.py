@@ -1,8 +1,8 @@
-"""The loop around every service, written once: a pass, then a rest, and patience when the store fails.
+"""The loop around every service: a pass, then a rest, and a back-off when the store fails.
 
-A service does one bounded piece of work in `run_once` and says when to come back. It may assume that nobody
-else calls it meanwhile. The loop promises: it ends only by cancellation or by `Stale`, never spins, and tells
-of trouble once when it begins and once when it is over, however long it lasts.
+A service does one bounded piece of work in `run_once` and returns when to call it next. It may assume that no other
+call is in progress. The loop ends only by cancellation or by `Stale`, never spins, and logs an outage once when it
+begins and once when it is over, however long it lasts.
 """
 
 from __future__ import annotations
@@ -16,39 +16,45 @@ from typing import NoReturn, Protocol
 from ..errors import Stale, StoreError, StoreUnavailable
 from ..model.retry import Backoff
 
-PATIENCE = Backoff(base=0.1, factor=2.0, most=5.0)
+BACKOFF = Backoff(base=0.1, factor=2.0, most=5.0)
 SHORTEST_PAUSE = 0.01
-"""Full jitter may draw next to nothing, and a failing call that returns at once would then be a busy loop."""
+"""Full jitter may draw almost 0, which would make a busy loop of a call that fails at once."""
 JITTER = 0.1
-"""A rest is shorter by up to this part, so that processes started together do not stay in step."""
+"""A rest is shortened by up to this fraction, so that processes started together do not stay in step."""
 SMALL_REST = 0.1
-"""A rest as short as this waits for a known moment: made shorter, it would only bring a pass too early."""
+"""A rest of up to this length ends at a known due time; shortening it would only make the pass too early."""
 
 
 class Service(Protocol):
-    """Work that is done again and again."""
+    """Work that is done in passes."""
 
     name: str
-    """What the log calls it."""
+    """Its name in the log."""
 
     async def run_once(self) -> float:
-        """Do one pass. Returns the seconds until the next: 0 when this one was full, and more waits."""
+        """Do one pass. Returns the seconds until the next one: 0 when this one was full and there is more to do."""
 
 
 class FailureTracker:
-    """How failures of one thing are told, once for each change, and how long to wait before it is tried again."""
+    """Logs the failures of one operation, once for each kind, and computes the pause before the next try."""
 
-    def __init__(self, name: str, log: logging.Logger, rng: Random) -> None:
+    def __init__(self, name: str, log: logging.Logger, rng: Random, backoff: Backoff = BACKOFF) -> None:
         self._name = name
         self._log = log
         self._rng = rng
-        self._told: type[Exception] | None = None
+        self._backoff = backoff
+        self._logged: type[Exception] | None = None
         self._failures = 0
 
+    @property
+    def failing(self) -> bool:
+        """Whether the last try failed."""
+        return self._failures > 0
+
     def failed(self, exc: Exception) -> float:
-        """It failed. Returns the seconds to wait."""
-        if self._told is not type(exc):
-            self._told = type(exc)
+        """Record a failure. Returns the seconds to wait before the next try."""
+        if self._logged is not type(exc):
+            self._logged = type(exc)
             if isinstance(exc, StoreUnavailable):
                 self._log.warning("%s: store unavailable, trying again (%s)", self._name, exc)
             elif isinstance(exc, StoreError):
@@ -56,18 +62,18 @@ class FailureTracker:
             else:
                 self._log.error("%s: unexpected error, trying again", self._name, exc_info=exc)
         self._failures += 1
-        return max(SHORTEST_PAUSE, PATIENCE.delay(self._failures, self._rng.random()))
+        return max(SHORTEST_PAUSE, self._backoff.delay(self._failures, self._rng.random()))
 
     def worked(self) -> None:
-        """It worked."""
-        if self._told is not None:
+        """Record a success."""
+        if self._logged is not None:
             self._log.info("%s: works again", self._name)
-        self._told = None
+        self._logged = None
         self._failures = 0
 
 
 class Loop:
-    """Runs one service for as long as its task lives. Used from one event loop."""
+    """Runs one service until its task is cancelled. Belongs to one event loop."""
 
     def __init__(self, service: Service, log: logging.Logger, rng: Random | None = None) -> None:
         self._service = service
@@ -76,11 +82,11 @@ class Loop:
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
-        """End the present rest; during a pass, skip the one after it. A pause after a failure is not cut short."""
+        """End the current rest; during a pass, skip the next rest. A pause after a failure is not shortened."""
         self._woken.set()
 
     async def run(self) -> NoReturn:
-        """Pass after pass, until cancelled. Raises `Stale` when the service has lost its right to go on."""
+        """Run passes until cancelled. Raises `Stale` when the term of the service is over."""
         while True:
             try:
                 delay = await self._service.run_once()
@@ -94,7 +100,7 @@ class Loop:
 
     async def _rest(self, delay: float) -> None:
         if delay <= 0:
-            # A store that answers without waiting would otherwise keep every other task from running.
+            # Yield: calls to a store that answers without waiting would otherwise block every other task.
             await asyncio.sleep(0)
             return
         if delay > SMALL_REST:

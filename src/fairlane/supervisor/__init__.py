@@ -1,1 +1,1 @@
-"""Several worker processes under one that watches them: what one of them dies with is known at once."""
+"""A supervisor that runs several worker processes and recovers the jobs of one that dies at once."""

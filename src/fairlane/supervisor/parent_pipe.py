@@ -1,7 +1,7 @@
-"""The child's side of a supervisor: how a worker process learns that it has one, and that it has lost it.
+"""The child's side of a supervisor: how a worker process detects that it has one, and that it has lost it.
 
-The other end of the tether is held open by the supervisor alone, and nothing is ever written to it: the system closes
-it when the supervisor ends, however that happens.
+The supervisor alone holds the write end of the pipe open, and never writes to it: the system closes it when the
+supervisor ends, however that happens.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import NamedTuple
 from ..errors import InvalidInput
 from .crash_state import CrashState
 
-MARKS_FD = "FAIRLANE_MARKS_FD"
-TETHER_FD = "FAIRLANE_TETHER_FD"
+CRASH_STATE_FD = "FAIRLANE_CRASH_STATE_FD"
+PARENT_PIPE_FD = "FAIRLANE_PARENT_PIPE_FD"
 PROCESS_NUMBER = "FAIRLANE_PROCESS_NUMBER"
-"""Which of the supervisor's places the process fills, from 0; the one that replaces it has the same number."""
+"""Which of the supervisor's processes this is, from 0. The process that replaces it gets the same number."""
 
 
 class ParentPipe:
-    """Tells when the supervisor is gone."""
+    """The read end of a pipe that is closed when the supervisor ends."""
 
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)
         self._fd = fd
 
     async def wait(self) -> None:
-        """Return when the supervisor is gone. For one waiter at a time."""
+        """Return when the supervisor has ended. Only one call at a time may wait."""
         gone = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.add_reader(self._fd, gone.set)
@@ -38,29 +38,28 @@ class ParentPipe:
             loop.remove_reader(self._fd)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the read end."""
         os.close(self._fd)
 
 
 class Supervised(NamedTuple):
-    """What a supervisor gives to a process that it starts."""
+    """What a supervisor shares with a process that it starts."""
 
-    marks: CrashState
-    tether: ParentPipe
+    crash_state: CrashState
+    parent_pipe: ParentPipe
 
 
 def supervised(environ: MutableMapping[str, str]) -> Supervised | None:
-    """What this process was given, None when nobody supervises it.
+    """What the supervisor shares with this process, None when there is no supervisor.
 
-    The descriptors are this process's own, so their names are taken out of `environ`: a program started from here must
-    not take itself for a child of the supervisor.
+    The variables are removed from `environ`: a program that this process starts is not a child of the supervisor.
     """
-    given = [environ.pop(name, None) for name in (MARKS_FD, TETHER_FD)]
+    given = [environ.pop(name, None) for name in (CRASH_STATE_FD, PARENT_PIPE_FD)]
     if given == [None, None]:
         return None
     try:
-        marks, tether = (int(fd or "") for fd in given)
-        return Supervised(CrashState(marks), ParentPipe(tether))
+        crash_state, parent_pipe = (int(fd or "") for fd in given)
+        return Supervised(CrashState(crash_state), ParentPipe(parent_pipe))
     except (ValueError, OSError):
-        names = f"{MARKS_FD} and {TETHER_FD}"
-        raise InvalidInput(names, "do not name open descriptors; unset them, only the supervisor sets them") from None
+        names = f"{CRASH_STATE_FD} and {PARENT_PIPE_FD}"
+        raise InvalidInput(names, "are not open file descriptors; unset them, only the supervisor sets them") from None

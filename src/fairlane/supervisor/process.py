@@ -1,7 +1,7 @@
-"""One child process: started without a fork of ours, in a process group of its own, its end noticed at once.
+"""One child process, in a process group of its own; its end is detected at once.
 
-A group of its own keeps a Ctrl-C in the terminal from reaping work that its parent wants to end in good order, and lets
-the parent end whatever the child has started in turn.
+Because of its own group, Ctrl-C in the terminal does not kill a child that its parent wants to stop gracefully, and the
+parent can kill the child together with every process that the child has started.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import suppress
 
 
 class Process:
-    """A running program. Belongs to the event loop it was started in."""
+    """A child process. Belongs to the event loop in which it was started."""
 
     def __init__(self, command: Sequence[str], *, fds: Sequence[int] = (), environ: Mapping[str, str]) -> None:
         self._popen = subprocess.Popen(
@@ -24,10 +24,10 @@ class Process:
         )
         self.pid = self._popen.pid
         self.code: int | None = None
-        """How it ended: its exit code, or the negative number of a signal; None while it runs."""
+        """Its exit code, or the negative number of the signal that ended it; None while it runs."""
         self._ended = asyncio.Event()
         loop = asyncio.get_running_loop()
-        # A thread that waits works wherever there are processes, and is as quick as anything the system offers.
+        # A waiting thread works on every platform, and detects the end as quickly as any other way.
         threading.Thread(target=self._watch, args=(loop,), name=f"fairlane-watch-{self.pid}", daemon=True).start()
 
     async def wait(self) -> int:
@@ -43,7 +43,7 @@ class Process:
                 self._popen.send_signal(number)
 
     def kill(self) -> None:
-        """End it at once, with all it has started; whatever it left behind when it ended is ended too."""
+        """Kill it with every process of its group, including those it left behind when it ended."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         # It may have left its group.
@@ -51,7 +51,7 @@ class Process:
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         code = self._popen.wait()
-        # A closed loop: nobody is left to be told.
+        # The loop is closed.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(self._note, code)
 
@@ -61,7 +61,7 @@ class Process:
 
 
 def in_words(code: int) -> str:
-    """How a process ended, for people: "exited with code 3", "was ended by SIGSEGV"."""
+    """How a process ended, for messages: "exited with code 3", "was ended by SIGSEGV"."""
     if code >= 0:
         return f"exited with code {code}"
     try:

@@ -1,7 +1,7 @@
-"""Runs bodies: coroutines on the loop, plain functions in threads, and what must be killable in child processes.
+"""Runs job functions: coroutines on the loop, plain functions in threads, and those that must be killable in children.
 
-Each step is total: whatever a body does, it ends as one transition, or as none when the claim was lost. A body that is
-stopped keeps its slot until it has really ended.
+Each step is total: whatever a function does, its run ends as one transition, or as none when the claim was lost. A
+function that is stopped keeps its slot until it has really ended.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from .threads import RunsFunctions, Threads
 logger = logging.getLogger("fairlane.worker")
 Ended = Callable[[Run, Transition | None], None]
 MANY = 20
-"""Jobs of a claim that do not all begin in the same turn of the loop."""
+"""From this many jobs on, those of one claim are started in two iterations of the event loop."""
 START_UP_SECONDS = 60.0
-"""What a child process may take to import an application."""
+"""How long a child process may take to import an application."""
 CLEAN_UP_SECONDS, CLEAN_UP_WITHOUT_CONTACT = 2.0, 0.3
 MOST_NAMED = 1_000
-"""Unknown tasks that are logged, once each."""
+"""How many unknown tasks are logged, once each."""
 AGAIN_SECONDS = 5.0
-"""After this a job is tried again that no child process could be started for: uncharged, for it never began."""
+"""When to try a job again for which no child process could be started; uncharged, because it never began."""
 
 
-class CrashMarks(Protocol):
-    """Where a worker under a supervisor writes down what must survive it."""
+class RecordsCrashState(Protocol):
+    """Records what the supervisor must know if the worker's process dies: see `fairlane.supervisor.crash_state`."""
 
     def session(self, id: str) -> None:
-        """It is about to register this session."""
+        """The worker is about to register this session."""
 
     def beat(self) -> None:
         """The session was renewed."""
 
     def begin(self, held: Held) -> int:
-        """A body begins."""
+        """The function of a job begins. Returns the slot for `end`."""
 
     def end(self, slot: int) -> None:
-        """The store knows how it ended."""
+        """The store has confirmed the end of a job."""
 
 
 class Executor:
-    """Starts bodies and tells `ended` how each one ended."""
+    """Starts job functions, and calls `ended` with the transition of each."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Executor:
         report: running_job.Report,
         *,
         store: Store | None = None,
-        marks: CrashMarks | None = None,
+        crash_state: RecordsCrashState | None = None,
         tracer: Tracer | None = None,
         threads: RunsFunctions | None = None,
         torn_down: Callable[[], bool] = lambda: False,
@@ -83,10 +83,10 @@ class Executor:
         self._ended = ended
         self._report = report
         self._store = store
-        self._marks = marks
+        self._crash_state = crash_state
         self._tracer = tracer
         self._torn_down = torn_down
-        """Whether somebody cancels the worker itself, such as `asyncio.run` when the program around it ends."""
+        """Whether the worker's own task is being cancelled, for example by `asyncio.run` when the program ends."""
         self._threads = threads or Threads(slots)
         self._isolation = Isolation(most=slots, modules=modules)
         self._suspects = asyncio.Lock()
@@ -96,7 +96,7 @@ class Executor:
         self._declined: set[str] = set()
 
     def start(self, run: Run) -> None:
-        """Begin the body of a claimed job. One whose task is not known here is declined, and nothing of it begins."""
+        """Start the function of a claimed job. A job whose task is unknown here is declined instead."""
         if self._registry.get(run.claimed.task) is None:
             run.declined = True
             self._end(run, self._decline(run.claimed))
@@ -104,10 +104,9 @@ class Executor:
         run.body = asyncio.get_running_loop().create_task(self._run(run))
 
     def start_all(self, runs: list[Run]) -> None:
-        """Begin the bodies; of many, half in the next turn of the loop.
+        """Start jobs; of many, the second half in the next iteration of the event loop.
 
-        Short bodies of the first half have ended by then, so that the store writes their endings while those of the
-        second half run, instead of one waiting for the other.
+        Short jobs of the first half have ended by then, so the store writes their results while the second half runs.
         """
         half = len(runs) // 2 if len(runs) >= MANY else len(runs)
         for run in runs[:half]:
@@ -121,7 +120,7 @@ class Executor:
                 self.start(run)
 
     def stop(self, run: Run, why: Stop) -> None:
-        """End a body. The first reason counts, except that a lost claim leaves nothing else to say."""
+        """Stop a job function. The first reason counts, except that a lost claim replaces every other reason."""
         if run.ended:
             return
         first = run.stop is None
@@ -130,19 +129,19 @@ class Executor:
         if why not in (Stop.HAND_BACK, Stop.CONTACT) and run.running is not None:
             run.running.request_cancel()
         if run.in_thread:
-            # It cannot be stopped, so it keeps its slot until it ends; only a stop of the worker leaves it behind.
+            # A thread cannot be stopped: it keeps its slot until it ends, and only a stopping worker leaves it behind.
             if why is Stop.HAND_BACK:
                 self.abandon(run)
             return
         if first and run.body is not None:
-            # Once only: a body that cleans up must not be interrupted in that too.
+            # Only once: the function's own clean-up must not be cancelled too.
             run.body.cancel()
         if not run.begun:
-            # A task that is cancelled before its first step never gets to say how it ended.
+            # An asyncio task that is cancelled before its first step never runs, so its end is recorded here.
             self._end(run, self._stopped(run))
 
     def abandon(self, run: Run) -> None:
-        """Let go of a body that does not end; whatever it does later is not written."""
+        """Leave a job function behind that does not end. Whatever it does later is not written."""
         if not run.ended:
             run.stop = run.stop or Stop.HAND_BACK
             self._end(run, self._stopped(run))
@@ -150,7 +149,7 @@ class Executor:
                 run.body.cancel()
 
     def end_lost(self, runs: Iterable[Run]) -> None:
-        """Give back what somebody else has cancelled before its first step: nothing of it will tell that it is over."""
+        """Hand back runs that other code cancelled before their first step: they cannot report their end."""
         for run in [run for run in runs if run.body is not None and run.body.done() and not run.ended]:
             self.abandon(run)
 
@@ -160,7 +159,7 @@ class Executor:
             self._sweep.cancel()
         await self._isolation.close()
 
-    # -- one body ----------------------------------------------------------------------------------------------------
+    # -- one run -----------------------------------------------------------------------------------------------------
 
     async def _run(self, run: Run) -> None:
         run.begun = True
@@ -169,15 +168,15 @@ class Executor:
         try:
             transition = await self._traced(run)
         except Exception as exc:
-            # Nothing a body or a tracer does may leave a job without an ending.
-            logger.exception("the run of job %s ended unusually", run.claimed.id)
+            # No exception of a job function or a tracer may leave a job without a result.
+            logger.exception("the run of job %s ended with an unexpected error", run.claimed.id)
             failed = body.Raised(reason=Reason.ERROR, error=f"{type(exc).__name__} in the worker", group="worker")
             transition = body.transition_of(failed, run.claimed)
         except GeneratorExit as exc:
             if not _is_stepping(run):
-                # The event loop is gone, and nobody is left to be told anything.
+                # The event loop is gone, and with it the worker.
                 raise
-            # A body has raised it, or has awaited what did: that closes the frames between, which cannot answer.
+            # The function, or a coroutine that it awaited, has raised it, which closes the frames in between.
             transition = self._raised(run.claimed, exc) if run.stop is None else self._stopped(run)
         finally:
             if not run.ended:
@@ -189,11 +188,11 @@ class Executor:
         transition: Transition | None = None
         decided = False
         try:
-            with self._tracer.run(run.claimed) as tell:
+            with self._tracer.run(run.claimed) as record:
                 transition = await self._transition(run)
                 decided = True
                 if transition is not None:
-                    tell(transition)
+                    record(transition)
         except Exception:
             logger.exception("the tracer failed around job %s", run.claimed.id)
             if not decided:
@@ -206,16 +205,16 @@ class Executor:
             ending = await self._ending(run, job)
         except asyncio.CancelledError as exc:
             if run.stop is None and _is_cancelled(run):
-                # By somebody else, who may have cancelled every task of the loop: not for this body to pay for.
+                # Other code has cancelled it, perhaps with every other task of the loop: it is not charged for that.
                 run.stop = Stop.HAND_BACK
-            # A body may raise it by itself; that is an error like any other.
+            # A function may raise CancelledError by itself; that is an error like any other.
             return self._stopped(run) if run.stop is not None else self._raised(job, exc)
         except GeneratorExit:
-            # See `_run`: which of two things it means is known there alone.
+            # Handled in `_run`, which can tell its two causes apart.
             raise
         except BaseException as exc:
             self._notice_tear_down(run)
-            # Also SystemExit: a body does not end the worker.
+            # Including SystemExit: a job function must not end the worker.
             return self._stopped(run) if run.stop is not None else self._raised(job, exc)
         transition = _crashed(job, ending) if isinstance(ending, Crashed) else body.transition_of(ending, job)
         run.committed = isinstance(ending, body.Returned) and ending.committed
@@ -228,23 +227,23 @@ class Executor:
         return body.transition_of(body.raised(exc, self._registry.get(job.task)), job)
 
     def _notice_tear_down(self, run: Run) -> None:
-        """A body that was cancelled together with its worker is handed back: nobody here has asked it to end.
+        """Hand a run back that was cancelled together with its worker: the worker did not ask it to stop.
 
-        An event loop that is torn down cancels all its tasks in one sweep, before any of them goes on. So the worker's
-        task is marked by the time a body has ended of that.
+        An event loop that is torn down cancels all its tasks before any of them continues. So the worker's own task is
+        already marked as cancelled when a run ends because of that.
         """
         if run.stop is None and _is_cancelled(run) and self._torn_down():
             run.stop = Stop.HAND_BACK
 
     async def _ending(self, run: Run, job: Claimed) -> body.Ending | Crashed:
         task = self._registry.get(job.task)
-        assert task is not None, "a task that is not known is declined before its body begins"
+        assert task is not None, "an unknown task is declined before its function begins"
         if job.suspect or task.isolate or (not task.is_async and job.timeout is not None):
             return await self._apart(run, task, job)
         return await self._here(run, task, job)
 
     async def _here(self, run: Run, task: Task[..., Any], job: Claimed) -> body.Ending:
-        self._mark(run)
+        self._record_begin(run)
         run.entered = True
         self._time(run)
         transact = partial(self._transact, run) if task.is_async and self._store is not None else None
@@ -265,13 +264,13 @@ class Executor:
 
     async def _apart(self, run: Run, task: Task[..., Any], job: Claimed) -> body.Ending | Crashed:
         if not importable(task):
-            # A child process cannot find it. One at a time: of several suspects, the others have then not begun when
-            # one kills its process.
+            # A child process cannot find the task. Run such suspects one at a time: if one kills this process, the
+            # others have not begun.
             async with self._suspects:
                 return await self._here(run, task, job)
-        self._mark(run)
+        self._record_begin(run)
         if job.timeout is not None:
-            # The time of a body begins when the child has imported it; that itself must end some day too.
+            # The timeout counts from when the child has imported the task; the import itself is limited too.
             self._watch(run, time.monotonic() + job.timeout + START_UP_SECONDS)
         ending = await self._isolation.run(
             task,
@@ -280,7 +279,7 @@ class Executor:
             report=self._report,
             begun=lambda: setattr(run, "entered", True),
             started=lambda: self._time(run),
-            patience=lambda: _patience(run),
+            patience=lambda: _clean_up_seconds(run),
         )
         rule = task.retry_rule
         if (
@@ -296,14 +295,16 @@ class Executor:
         if job.task not in self._declined and len(self._declined) < MOST_NAMED:
             self._declined.add(job.task)
             logger.warning(
-                "task %s is not known here: its jobs (first %s) are left to workers that know it", job.task, job.id
+                "task %s is unknown to this worker: its jobs (first %s) are left to workers that know it",
+                job.task,
+                job.id,
             )
         error = f"no worker that claimed it had a task {job.task!r}; deploy one that has, or rename the task back"
         return states.decline(job.held, error, patience=self._unknown_task)
 
-    def _mark(self, run: Run) -> None:
-        if self._marks is not None:
-            run.mark = self._marks.begin(run.claimed.held)
+    def _record_begin(self, run: Run) -> None:
+        if self._crash_state is not None:
+            run.crash_slot = self._crash_state.begin(run.claimed.held)
 
     def _stopped(self, run: Run) -> Transition | None:
         job = run.claimed
@@ -329,12 +330,12 @@ class Executor:
     # -- timeouts ----------------------------------------------------------------------------------------------------
 
     def _time(self, run: Run) -> None:
-        """The body begins now, and with it its time."""
+        """Start the timeout of a run: its function begins now."""
         if run.claimed.timeout is not None:
             self._watch(run, time.monotonic() + run.claimed.timeout)
 
     def _watch(self, run: Run, deadline: float) -> None:
-        """One timer for all: a timeout per job would cost more than a job that does nothing."""
+        """Use one timer for all runs: a timer for each would cost more than a job that does nothing."""
         run.deadline = deadline
         self._timed.add(run)
         loop = asyncio.get_running_loop()
@@ -355,12 +356,12 @@ class Executor:
 
 
 def _is_cancelled(run: Run) -> bool:
-    """Whether the task of a run was cancelled, and did not merely raise what a cancelled one raises."""
+    """Whether the asyncio task of a run was cancelled, and did not merely raise CancelledError."""
     return run.body is not None and run.body.cancelling() > 0
 
 
 def _is_stepping(run: Run) -> bool:
-    """Whether the loop runs the task of a run just now; a task that is thrown away is closed from somewhere else."""
+    """Whether the event loop is running the task of a run now; a task that is garbage collected is closed elsewhere."""
     try:
         return asyncio.current_task() is run.body
     except RuntimeError:
@@ -368,7 +369,7 @@ def _is_stepping(run: Run) -> bool:
 
 
 def _crashed(job: Claimed, crash: Crashed) -> Transition:
-    """The child process of a body died: charged, tried again at once the first time, later with back-off."""
+    """The child process of a job died: charged, and retried at once the first time, later with back-off."""
     if not crash.begun:
         logger.error("job %s could not begin in a child process: %s", job.id, crash.error)
         return states.take_back(job.held, AGAIN_SECONDS)
@@ -378,6 +379,6 @@ def _crashed(job: Claimed, crash: Crashed) -> Transition:
     return states.retry(job.held, delay, Reason.CRASHED, crash.error, group="crashed")
 
 
-def _patience(run: Run) -> float:
-    """How long a child may take to clean up. Without contact there is less time: the lease is about to end."""
+def _clean_up_seconds(run: Run) -> float:
+    """How long a child may take to clean up. Without contact that is less, because the lease is about to end."""
     return CLEAN_UP_WITHOUT_CONTACT if run.stop is Stop.CONTACT else CLEAN_UP_SECONDS

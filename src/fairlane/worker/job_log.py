@@ -1,6 +1,6 @@
-"""What the log says of each run: one line with how it ended and how long it took, and the traceback of what went wrong.
+"""The log record of each run: its outcome and duration on one line, and the traceback of an error.
 
-Never the arguments or the result. A traceback is the stored one: from the user's first frame on, and bounded.
+Arguments and results are never logged. The traceback is the stored one: from the user's first frame on, and bounded.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ LONGEST = 300
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
-def tell(run: Run, transition: Transition | None) -> None:
-    """Tell how a run has ended, once the store knows it."""
-    # Keeping the run must not keep the frames of its body.
+def log_run(run: Run, transition: Transition | None) -> None:
+    """Log how a run has ended, once the store has confirmed it."""
+    # A run that is kept alive must not keep the frames of its function alive.
     error, run.error = run.error, None
     if transition is None:
         return
     move = transition.move
     level = logging.ERROR if move is Move.FAIL else logging.WARNING if move is Move.RETRY else logging.INFO
     if move is Move.DECLINE:
-        # The executor has warned of its task; the job itself may come by any number of times.
+        # The executor has logged a warning for the task; the job itself may be declined any number of times.
         level = logging.DEBUG
-    # Asked first: a job that does nothing takes less time than a line about it.
+    # Checked first: making a record takes longer than a job that does nothing.
     if not logger.isEnabledFor(level):
         return
     if level <= logging.INFO:
@@ -60,9 +60,9 @@ def _log(level: int, run: Run, words: str, transition: Transition, error: Except
     )
     message = "%s %s, attempt %d of %d in queue %s%s: %s"
     args = (job.task, job.id, job.attempt, job.retries + 1, where, times, words)
-    record = logger.makeRecord(logger.name, level, __file__, 0, message, args, _exc_info(error), "tell", about)
+    record = logger.makeRecord(logger.name, level, __file__, 0, message, args, _exc_info(error), "log_run", about)
     if transition.error and level > logging.INFO:
-        # As stored: any formatter shows this instead of making its own, and so it is bounded.
+        # The stored text: formatters use it instead of formatting the traceback, so it is bounded.
         record.exc_text = transition.error.rstrip()
     logger.handle(record)
 

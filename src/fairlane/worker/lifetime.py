@@ -1,5 +1,5 @@
-"""The hooks at both ends of a worker: those that start it run before the store knows it, those that stop it when its
-bodies have ended.
+"""The start and stop hooks of a worker: start hooks run before its session is registered, stop hooks after its jobs
+have ended.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .threads import RunsFunctions, Threads
 
 logger = logging.getLogger("fairlane.worker")
 STOP_SECONDS = 5.0
-"""What all `on_worker_stop` hooks together may take; one that takes longer is left behind."""
+"""How long all `on_worker_stop` hooks together may take; after that they are left behind."""
 
 
 class StoppedEarlyError(Exception):
-    """The worker was stopped, and the time for that was over before its start hooks had ended."""
+    """The worker was stopped, and its grace period was over before its start hooks had ended."""
 
 
 @asynccontextmanager
@@ -31,10 +31,10 @@ async def lifetime(
     *,
     given_up: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[RunningWorker]:
-    """Be a worker: run the start hooks, in the order of declaration, and at the end the stop hooks, in the reverse one.
+    """Run the start hooks in the order of declaration, and at the end the stop hooks in reverse order.
 
-    A start hook that raises ends it there: no body runs, no stop hook either, and the error names the hook. So does
-    one that has not ended when `given_up` returns, with `StoppedEarlyError`.
+    If a start hook raises, the block is not entered, no stop hook runs, and the error names the hook. If one has not
+    ended when `given_up` returns, the same happens with `StoppedEarlyError`.
     """
     worker = RunningWorker()
     token = worker.enter()
@@ -55,7 +55,7 @@ async def lifetime(
 
 @asynccontextmanager
 async def _bounded(given_up: Callable[[], Awaitable[None]] | None) -> AsyncIterator[None]:
-    """Cancel what runs inside, in its own task, once `given_up` has returned."""
+    """Cancel the block once `given_up` has returned."""
     if given_up is None:
         yield
         return
@@ -83,7 +83,7 @@ async def _start(hook: WorkerHook, worker: RunningWorker, threads: RunsFunctions
     try:
         await _call(hook, worker, threads)
     except Exception as exc:
-        logger.error("the worker does not start: its hook %s failed", name_of(hook), exc_info=exc)
+        logger.error("the worker does not start: its on_worker_start hook %s failed", name_of(hook), exc_info=exc)
         raise FairlaneError(
             f"the worker does not start: its on_worker_start hook {name_of(hook)} raised {type(exc).__name__}: {exc}"
         ) from exc

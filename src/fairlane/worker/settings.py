@@ -1,4 +1,4 @@
-"""What one worker serves, and how. Checked when it is made."""
+"""The settings of one worker, checked when they are made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..model.slots import Slots, default_reserved
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker serves, and how."""
+    """The queues that a worker serves, and how."""
 
     queues: dict[str, int] = msgspec.field(default_factory=lambda: {"default": 1})
     """The queues it serves, with their weights."""
@@ -22,7 +22,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     index: int | None = None
     host: str = msgspec.field(default_factory=socket.gethostname)
     grace: float = 30.0
-    """Seconds that running bodies get at a stop before they are handed back."""
+    """Seconds that running jobs get at a stop before they are handed back."""
     burst: bool = False
     """Stop as soon as there is nothing to claim."""
     manager: bool = True

@@ -1,10 +1,10 @@
-"""The worker: fetcher → executor → completer around one loop, and a keeper in a thread of its own.
+"""The worker: fetcher → executor → completer around one event loop, and a lease keeper in a thread of its own.
 
-One round trip does everything: it writes the endings that are ready and claims for the slots they free. What ends
-meanwhile is in the next one, so batches grow by themselves when the store is slow or the jobs are short.
+One round trip does everything: it writes the results that are ready and claims jobs for the slots they free. Results
+that become ready meanwhile go into the next one, so batches grow when the store is slow or jobs are short.
 
-Promises: never more bodies than slots; a body's ending is written once it is known, or the claim is handed back; a
-stop waits for the bodies as long as it may, and gives back the rest uncharged.
+Guarantees: never more running jobs than slots; the result of a job is written once it is known, or the claim is handed
+back; a stop waits for running jobs until its grace period is over, and hands back the rest uncharged.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from random import uniform
 
 from ..errors import SessionLost
 from ..events import Tracer
@@ -31,28 +29,27 @@ from ..runtime.lease_keeper import BackgroundTask, Holdings, LeaseKeeper
 from ..store.port import Store
 from ..store.wakeups import queue_topic, worker_topic
 from ..task import Registry
+from . import shutdown
 from .completer import Completer, endings_by_call
-from .executor import CrashMarks, Executor
+from .executor import Executor, RecordsCrashState
 from .fetcher import Fetcher
-from .job_log import tell
+from .job_log import log_run
 from .lifetime import StoppedEarlyError, lifetime
 from .loop_monitor import LoopMonitor
 from .run import Run, Stop
 from .settings import WorkerSettings
+from .shutdown import Phase, Shutdown
 from .stray_tasks import guard_tasks
 from .worker_session import WorkerSession
 
 logger = logging.getLogger("fairlane.worker")
-UNWIND_SECONDS = 3.0
-"""How long bodies that were told to end at a stop may take to do so, before they are left behind."""
 LARGEST_JOB = PAYLOAD_BYTES + ERROR_BYTES + 1024
-"""What a claim can count of one job: payload, headers, and a little that a store keeps beside them."""
-LAST_TRIES = 5.0
-"""How long a worker that stops goes on telling a store that fails how its bodies ended."""
+"""The most bytes that one job can add to a claim: payload, headers, and a little that a store keeps beside them."""
+Ending = tuple[Run, Transition | None]
 
 
 class Worker:
-    """Runs the jobs of some queues until it is stopped. One per process and event loop is the usual thing."""
+    """Runs the jobs of some queues until it is stopped. Usually there is one per process and event loop."""
 
     def __init__(
         self,
@@ -63,7 +60,7 @@ class Worker:
         *,
         release: Callable[[], Awaitable[None]] | None = None,
         declare: Callable[[Store], Awaitable[None]] | None = None,
-        marks: CrashMarks | None = None,
+        crash_state: RecordsCrashState | None = None,
         tracer: Tracer | None = None,
         modules: Sequence[str] = (),
         registered: Callable[[Session], None] | None = None,
@@ -75,20 +72,16 @@ class Worker:
         self._registry = registry
         self._settings = settings
         self._declare = declare
-        self._marks = marks
+        self._crash_state = crash_state
         self._tracer = tracer
         self._modules = modules
         self._registered = registered
         self._hooks = hooks
-        self._fetcher = Fetcher(settings.slots, settings.queues)
+        self._fetcher = Fetcher(settings.slots, settings.queues, settings.intervals.poll)
+        self._shutdown = Shutdown(settings.grace)
         self._runs: dict[Held, Run] = {}
-        self._endings: list[tuple[Run, Transition | None]] = []
+        self._endings: list[Ending] = []
         self._news = asyncio.Event()
-        self._hinted = True
-        self._next_poll = 0.0
-        self._stopping = asyncio.Event()
-        self._grace_ends = self._hand_back_at = 0.0
-        self._unwinding = False
         self._session_lost = False
         self._out_of_contact = False
         self.ready = asyncio.Event()
@@ -99,16 +92,25 @@ class Worker:
 
     @property
     def session(self) -> Session:
-        """How the store knows this worker."""
-        session = self._membership.session
+        """The worker's session in the store."""
+        session = self._worker_session.session
         assert session is not None, "the worker has not started"
         return session
 
+    @property
+    def phase(self) -> Phase:
+        """What it is doing now. May be read from any thread."""
+        if self._shutdown.requested.is_set():
+            return Phase.STOPPING
+        if not self.ready.is_set():
+            return Phase.STARTING
+        if self._session_lost:
+            return Phase.SESSION_LOST
+        return Phase.OUT_OF_CONTACT if self._out_of_contact else Phase.SERVING
+
     def stop(self, *, now: bool = False) -> None:
-        """Claim nothing more and end: after the bodies have, or their grace is over, or at once."""
-        if now or not self._stopping.is_set():
-            self._grace_ends = self._hand_back_at = time.monotonic() + (0 if now else self._settings.grace)
-        self._stopping.set()
+        """Claim nothing more, and end: when the running jobs have ended, when their grace is over, or at once."""
+        self._shutdown.request(now=now)
         self._news.set()
         if self.ready.is_set():
             self._keeper.nudge()
@@ -117,10 +119,10 @@ class Worker:
         """Serve until stopped. Cancelling it stops at once."""
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
-        # Held before the hooks run and until they have: what they do with the application finds its store open.
+        # Held while the hooks run too: code in them that uses the application finds its store open.
         self._store = await self._get_store()
         try:
-            async with lifetime(self._hooks, given_up=partial(self._grace_over, 0.0)):
+            async with lifetime(self._hooks, given_up=self._shutdown.grace_over):
                 await self._work()
         except StoppedEarlyError:
             pass
@@ -129,56 +131,54 @@ class Worker:
                 await self._release_store()
 
     async def _work(self) -> None:
-        self._completer = Completer(self._store, self._patient)
+        self._completer = Completer(self._store, self._shutdown.may_retry)
         self._executor = Executor(
             self._registry,
             self._settings.slots.total,
             self._ended,
             self._completer.report,
             store=self._store,
-            marks=self._marks,
+            crash_state=self._crash_state,
             tracer=self._tracer,
             torn_down=self._torn_down,
             modules=self._modules,
             unknown_task=self._settings.intervals.unknown_task,
         )
-        self._membership = WorkerSession(
-            *(self._store, self._settings, self._stopping, self._registry),
+        self._worker_session = WorkerSession(
+            *(self._store, self._settings, self._shutdown.requested, self._registry),
             declare=self._declare,
-            marks=self._marks,
+            crash_state=self._crash_state,
             registered=self._registered,
         )
         self._keeper = LeaseKeeper(
-            self._open_store,
-            self._settings.intervals,
-            self,
+            *(self._open_store, self._settings.intervals, self),
             background_tasks=self._background_tasks(),
-            owner=self._loop,
+            owner_loop=self._loop,
         )
         guard_tasks(self._loop)
         if self._declare is not None:
             await self._declare(self._store)
-        if not await self._membership.join():
+        if not await self._worker_session.join():
             return
-        beside: list[asyncio.Future[None]] = []
-        # From here on the store counts on this session, so whatever ends the worker also ends it.
+        tasks: list[asyncio.Future[None]] = []
+        # The session is registered: from here on it is ended however the worker ends.
         try:
             await self._keeper.start()
             serving = asyncio.ensure_future(self._serve())
-            beside = [
+            tasks = [
                 serving,
                 asyncio.ensure_future(self._listen()),
                 asyncio.ensure_future(self._completer.write_progress(lambda: self.session.id)),
-                asyncio.ensure_future(self._membership.redeclare()),
+                asyncio.ensure_future(self._worker_session.redeclare()),
                 asyncio.ensure_future(self._give_up(serving)),
             ]
             await asyncio.wait([serving])
             if not serving.cancelled():
                 serving.result()
         finally:
-            for task in beside:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._leave()
 
     # -- the loop --------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Worker:
         while True:
             self._news.clear()
             if self._session_lost:
-                await self._begin_anew()
+                await self._replace_session()
             endings, self._endings = self._endings, []
             claim = self._claim(endings)
             if endings or claim is not None:
@@ -196,29 +196,24 @@ class Worker:
                     return
                 nothing_left = not self._runs and not self._endings and not self._session_lost
                 nothing_left = nothing_left and not self._completer.claim_failed
-                # A hint that came with the answer: what was claimed could not be read, and more may stand behind it.
-                if self._settings.burst and nothing_left and claim is not None and not self._hinted:
+                # A hint set by the answer itself: some of what was claimed did not fit, and there may be more.
+                if self._settings.burst and nothing_left and claim is not None and not self._fetcher.hinted:
                     return
-            elif self._stopping.is_set() and not self._runs:
+            elif self._shutdown.requested.is_set() and not self._runs:
                 return
             else:
                 await self._wait()
 
-    def _claim(self, endings: list[tuple[Run, Transition | None]]) -> Claim | None:
-        """Claim with every write, and else when there was a hint or it is time to look."""
-        now = time.monotonic()
-        if self._stopping.is_set() or self._out_of_contact:
+    def _claim(self, endings: list[Ending]) -> Claim | None:
+        """Claim with every write, and otherwise after a hint or when the next poll is due."""
+        if self._shutdown.requested.is_set() or self._out_of_contact:
             return None
-        if not (endings or self._hinted or now >= self._next_poll):
+        if not endings and not self._fetcher.is_due(time.monotonic()):
             return None
-        claim = self._fetcher.next([run.claimed.priority for run, _ in endings], told=self._hinted)
-        if claim is not None:
-            self._hinted = False
-            self._next_poll = now + self._settings.intervals.poll * uniform(0.9, 1.1)
-        return claim
+        return self._fetcher.next([run.claimed.priority for run, _ in endings])
 
-    async def _exchange(self, endings: list[tuple[Run, Transition | None]], claim: Claim | None) -> bool:
-        """One round trip. False when the store stayed away while the worker wants to stop."""
+    async def _exchange(self, endings: list[Ending], claim: Claim | None) -> bool:
+        """One round trip. False when the store failed until a stopping worker gave up."""
         transitions = [transition for _, transition in endings if transition is not None]
         try:
             finished = await self._completer.exchange(self.session.id, transitions, claim)
@@ -227,25 +222,30 @@ class Worker:
             self._endings += endings
             return True
         except asyncio.CancelledError:
-            # Whether the store has heard of them or not: they are told once more before the session is left.
+            # The store may or may not have them: they are written once more before the session ends.
             self._endings += endings
             raise
         if finished is None:
             self._endings += endings
             return False
         for job in finished.claimed:
-            # In the books before the number is: a renewal that names the number must name its jobs too.
+            # Before `answered` is set: a renewal that names a claim's number must name its jobs too.
             self._runs[job.held] = Run(job, self.session.id)
         self._fetcher.started(finished.claimed)
         if claim is not None:
             self._fetcher.answered = claim.number
-            # An answer that is nearly full may have been cut by its bytes: there are slots left, and jobs for them.
-            self._hinted |= sum(job.size for job in finished.claimed) > claim.most_bytes - LARGEST_JOB
+            # A nearly full answer may have been cut at its limit of bytes: there may be jobs for the slots left.
+            if sum(job.size for job in finished.claimed) > claim.most_bytes - LARGEST_JOB:
+                self._fetcher.hinted = True
         for run, transition in endings:
             self._forget(run)
-            tell(run, transition)
+            log_run(run, transition)
         if stale := [verdict.id for verdict in finished.verdicts if not verdict.accepted]:
-            logger.warning("%d endings came too late, others have the jobs now: %s", len(stale), ", ".join(stale[:5]))
+            logger.warning(
+                "%d results were stale and discarded: other workers own these jobs (%s)",
+                len(stale),
+                ", ".join(stale[:5]),
+            )
         runs = [self._runs[job.held] for job in finished.claimed]
         if self._out_of_contact:
             self._end_limited(runs)
@@ -256,27 +256,26 @@ class Worker:
         self._runs.pop(run.claimed.held, None)
         self._fetcher.ended(run.claimed.priority)
         self.done += not run.declined
-        if run.mark is not None and self._marks is not None:
-            self._marks.end(run.mark)
+        if run.crash_slot is not None and self._crash_state is not None:
+            self._crash_state.end(run.crash_slot)
 
     def _ended(self, run: Run, transition: Transition | None) -> None:
         if run.committed:
-            # Written again all the same: it is answered as a repetition, and everybody is told as of any other.
+            # The completion is written again all the same: the store accepts it as a repetition and notifies watchers.
             self._completer.forget(run.claimed.held)
         self._endings.append((run, transition))
         self._news.set()
 
     async def _wait(self) -> None:
-        """Until something ended, was hinted or is due."""
+        """Wait until a job has ended, a hint came or something is due."""
         now = time.monotonic()
-        until = self._next_poll
-        if self._stopping.is_set():
-            until = self._hand_back_at
-            if now >= until:
-                self._hand_back(now)
-                until = self._hand_back_at
+        until = self._fetcher.next_poll
+        if self._shutdown.requested.is_set():
+            if now >= self._shutdown.next_step_at:
+                self._shutdown.hand_back(self._executor, self._runs.values(), now)
+            until = self._shutdown.next_step_at
         elif self._out_of_contact or len(self._runs) >= self._settings.slots.total:
-            # Only an ending can make room, or a renewal; it brings the next claim along.
+            # A claim has to wait for a result or a renewal, which wakes this up by itself.
             until = now + self._settings.intervals.poll
         elif not self._runs:
             self._fetcher.make_ready()
@@ -286,102 +285,76 @@ class Worker:
         finally:
             timer.cancel()
 
-    def _hand_back(self, now: float) -> None:
-        """The grace is over: end what runs, and the second time leave it behind."""
-        left = [run for run in self._runs.values() if not run.ended]
-        if left:
-            logger.warning("handing back what still runs: %d", len(left))
-        for run in left:
-            if self._unwinding:
-                self._executor.abandon(run)
-            else:
-                self._executor.stop(run, Stop.HAND_BACK)
-        self._unwinding = True
-        self._hand_back_at = now + UNWIND_SECONDS
-
     async def _listen(self) -> None:
         topics = [queue_topic(queue) for queue in self._settings.queues]
-        heard_for: str | None = None
-        ear = self._store.wakeups.subscribe(topics, self._hear)
+        subscribed: str | None = None
+        subscription = self._store.wakeups.subscribe(topics, self._hint)
         try:
             while True:
                 worker = self.session.worker
-                if worker is not None and worker != heard_for:
-                    heard_for = worker
-                    ear.listen([*topics, worker_topic(worker)])
-                await ear.wait(self._settings.intervals.heartbeat)
+                if worker is not None and worker != subscribed:
+                    subscribed = worker
+                    subscription.listen([*topics, worker_topic(worker)])
+                await subscription.wait(self._settings.intervals.heartbeat)
         finally:
-            ear.close()
+            subscription.close()
 
-    def _hear(self) -> None:
-        self._hinted = True
+    def _hint(self) -> None:
+        self._fetcher.hinted = True
         self._news.set()
 
     # -- the session -----------------------------------------------------------------------------------------------
 
-    async def _begin_anew(self) -> None:
-        """The session was declared dead: what it held belongs to others."""
+    async def _replace_session(self) -> None:
+        """Register again after the session was declared dead: other workers own its jobs now."""
         runs = list(self._runs.values())
         logger.warning("session %s was declared dead; dropping %d jobs", self.session.id, len(runs))
-        # What has ended by now is told all the same: it is refused, and the refusal goes into the job's history.
+        # Write results that are ready all the same: the store rejects them and records that in the job's history.
         await self._completer.exchange(self.session.id, [t for _, t in self._endings if t is not None], None)
         for run in runs:
             self._executor.stop(run, Stop.LOST)
-        # New claims only when the old bodies are gone: slots are a promise about bodies, not about records.
-        bodies = [run.body for run in runs if run.body is not None and not run.in_thread]
-        if bodies:
-            await asyncio.wait(bodies, timeout=UNWIND_SECONDS)
-        # Bodies that do not end keep their slots; of the others nothing is left to write.
+        # Claim again only when the old job functions have ended: they still use the worker's slots.
+        tasks = [run.body for run in runs if run.body is not None and not run.in_thread]
+        if tasks:
+            await asyncio.wait(tasks, timeout=shutdown.UNWIND_SECONDS)
+        # Those that do not end keep their slots. For the others there is nothing left to write.
         self._endings = [(run, None) for run, _ in self._endings]
-        self._fetcher.begin_anew()
-        joined = await self._membership.join_anew()
-        # Not before: while it registers, the keeper may tell of the same loss.
+        self._fetcher.begin_session()
+        joined = await self._worker_session.join_again()
+        # Only now: during the registration the keeper may report the same loss once more.
         self._session_lost = False
         if joined:
-            self._hinted = True
+            self._fetcher.hinted = True
             self._keeper.nudge()
         else:
             self.stop(now=True)
 
     async def _leave(self) -> None:
-        """End what is left of the bodies, then the session: nobody may be given a job whose body still runs here."""
-        left = [run for run in self._runs.values() if not run.ended]
-        for run in left:
-            self._executor.stop(run, Stop.HAND_BACK)
-        bodies = [run.body for run in left if run.body is not None and not run.ended]
-        if bodies:
-            await asyncio.wait(bodies, timeout=UNWIND_SECONDS)
-        for run in left:
-            self._executor.abandon(run)
+        """End the running jobs first, then the session: no other worker may get a job that still runs here."""
+        await self._shutdown.end_all(self._executor, self._runs.values())
         transitions = [transition for _, transition in self._endings if transition is not None]
         if transitions:
             with contextlib.suppress(Exception):
-                async with asyncio.timeout(LAST_TRIES):
+                async with asyncio.timeout(shutdown.LAST_TRIES):
                     for part in endings_by_call(transitions):
                         await self._store.finish(self.session.id, part)
         await self._executor.close()
         await self._keeper.stop()
-        await self._membership.leave()
+        await self._worker_session.leave()
         logger.info("worker %s has stopped after %d jobs", self.session.worker, self.done)
 
     async def _give_up(self, serving: asyncio.Future[None]) -> None:
-        """A store that hangs does not keep a worker from ending."""
-        await self._grace_over(UNWIND_SECONDS + LAST_TRIES + 1.0)
-        logger.error("the store does not answer; leaving the rest to the rescuer")
+        """End the worker although a call to the store hangs."""
+        await self._shutdown.overdue()
+        logger.error("the store does not answer; the rescuer will recover the remaining jobs")
         serving.cancel()
 
-    async def _grace_over(self, more: float) -> None:
-        await self._stopping.wait()
-        while (left := self._grace_ends + more - time.monotonic()) > 0:  # noqa: ASYNC110 - see below
-            # Looked at again and again: a second signal ends the grace sooner.
-            await asyncio.sleep(min(left, 0.5))
-
     def _background_tasks(self) -> list[BackgroundTask]:
-        watch = LoopMonitor(self._loop, threading.get_ident(), self._settings.intervals.loop_lag)
-        background_tasks: list[BackgroundTask] = [watch.run]
+        monitor = LoopMonitor(self._loop, threading.get_ident(), self._settings.intervals.loop_lag)
+        tasks: list[BackgroundTask] = [monitor.run]
         if self._settings.manager:
-            background_tasks.append(self._manage)
-        return background_tasks
+            tasks.append(self._manage)
+        return tasks
 
     async def _manage(self, store: Store) -> None:
         session, intervals, retention = self.session.id, self._settings.intervals, self._settings.retention
@@ -392,21 +365,17 @@ class Worker:
     def _torn_down(self) -> bool:
         return self._task is not None and self._task.cancelling() > 0
 
-    def _patient(self) -> bool:
-        """Whether it is worth waiting for a store that fails: also at a stop a little, for what has ended."""
-        return not self._stopping.is_set() or time.monotonic() < self._grace_ends + LAST_TRIES
-
     # -- called by the keeper, from its thread ------------------------------------------------------------------------
 
     def holdings(self) -> Holdings:
-        # In this order: jobs are in the books before their number is, and numbers start anew before the session does.
+        # In this order: `answered` is set after `_runs`, and reset before the session changes.
         session, answered = self.session.id, self._fetcher.answered
-        return Holdings(session, list(self._runs), answered, self._stopping.is_set())
+        return Holdings(session, list(self._runs), answered, self._shutdown.requested.is_set())
 
     def renewed(self, renewal: Renewal) -> None:
-        if self._marks is not None:
-            self._marks.beat()
-        self._on_the_loop(self._told, renewal)
+        if self._crash_state is not None:
+            self._crash_state.beat()
+        self._on_the_loop(self._apply, renewal)
 
     def session_lost(self, session: str) -> None:
         self._on_the_loop(self._lose_session, session)
@@ -415,25 +384,24 @@ class Worker:
         self._on_the_loop(self._lose_contact)
 
     def _on_the_loop(self, call: Callable[..., None], *args: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and with it all bodies have ended
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and with it all job functions have ended
             self._loop.call_soon_threadsafe(call, *args)
 
-    def _told(self, renewal: Renewal) -> None:
+    def _apply(self, renewal: Renewal) -> None:
         if self._out_of_contact:
             self._out_of_contact = False
-            self._hinted = True
-            self._news.set()
+            self._hint()
         self._executor.end_lost(self._runs.values())
         for held in renewal.lost:
             if (run := self._runs.get(held)) is not None:
                 self._executor.stop(run, Stop.LOST)
-        wanted = set(renewal.cancel)
+        cancelled = set(renewal.cancel)
         for run in list(self._runs.values()):
-            if run.claimed.id in wanted and run.stop is None:
+            if run.claimed.id in cancelled and run.stop is None:
                 self._executor.stop(run, Stop.CANCEL)
 
     def _lose_session(self, session: str) -> None:
-        # The loop may have heard of it first, and begun anew.
+        # The worker may have found out first, and have replaced the session already.
         if session == self.session.id:
             self._session_lost = True
             self._news.set()
@@ -443,12 +411,14 @@ class Worker:
         self._end_limited(list(self._runs.values()))
 
     def _end_limited(self, runs: list[Run]) -> None:
-        """Somebody else may be given the lane soon, so its bodies end here first, and no others begin."""
+        """End jobs of limited lanes, and start no others: the store may soon give their places to other workers."""
         if limited := [run for run in runs if run.claimed.limited and not run.ended]:
-            logger.warning("no contact with the store: ending %d jobs of limited lanes in time", len(limited))
+            logger.warning(
+                "no contact with the store: ending %d jobs of limited lanes before the lease ends", len(limited)
+            )
         for run in limited:
             if run.in_thread and run.running is not None:
-                # It cannot be stopped. Handing it back now would only let the next one begin sooner beside it.
+                # A thread cannot be stopped. Handing the job back now would only start the next one beside it sooner.
                 run.running.request_cancel()
             else:
                 self._executor.stop(run, Stop.CONTACT)

@@ -1,4 +1,4 @@
-"""The session of a worker: how it joins, joins anew after it was declared dead, and leaves."""
+"""The session of a worker: it is registered, registered again after it was declared dead, and ended."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import contextlib
 import logging
 import os
 from collections.abc import Awaitable, Callable
-from random import random
+from random import Random
 
 from ..errors import IndexTaken, SessionLost, StoreError
+from ..manager.service import FailureTracker
 from ..model.ids import new_id
 from ..model.session import NewSession, Session, SessionKind, SessionState
 from ..store.port import Store
 from ..task import Registry
-from .executor import CrashMarks
+from .executor import RecordsCrashState
 from .settings import WorkerSettings
 
 logger = logging.getLogger("fairlane.worker")
-LONGEST_PAUSE = 5.0
 REDECLARE_SECONDS = 3_600.0
-"""Schedules that nobody declares for a day stop, so a living worker repeats itself."""
+"""A schedule that was not declared for a day stops, so a running worker repeats its declarations."""
 
 
 def runs(pid: int) -> bool:
-    """Whether another process of this machine has this id. One's own is what a container's first process always has."""
+    """Whether another process of this machine has this id. Our own id does not count: in a container it is always 1."""
     if pid in (0, os.getpid()):
         return False
     try:
@@ -37,7 +37,7 @@ def runs(pid: int) -> bool:
 
 
 class WorkerSession:
-    """Gives a worker its place in the fleet. `stopping` is set when it is not wanted any more."""
+    """Registers and ends the session of one worker. `stopping` is set when the worker is asked to stop."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class WorkerSession:
         registry: Registry,
         *,
         declare: Callable[[Store], Awaitable[None]] | None = None,
-        marks: CrashMarks | None = None,
+        crash_state: RecordsCrashState | None = None,
         registered: Callable[[Session], None] | None = None,
     ) -> None:
         self._store = store
@@ -55,27 +55,27 @@ class WorkerSession:
         self._settings = settings
         self._stopping = stopping
         self._registry = registry
-        self._marks = marks
+        self._crash_state = crash_state
         self._registered = registered
         self.session: Session | None = None
         self._joining: NewSession | None = None
 
     async def join(self) -> bool:
-        """Become known to the store; False when told to stop before that. Waits for an index that another host has."""
-        # The same one until the store has answered: a lost answer must not leave a second session behind.
+        """Register the session; False when asked to stop before that. Waits for an index that another host has."""
+        # The same session until the store has answered: a lost answer must not leave a second one behind.
         new = self._joining = self._joining or self._new()
         while True:
-            if await self._still_here():
+            if await self._wait_for_index():
                 return False
             try:
                 self.session = await self._store.register(new)
                 self._joining = None
-                if self._marks is not None:
-                    # A body may hold the interpreter before the first renewal: from here on the supervisor renews.
-                    self._marks.beat()
+                if self._crash_state is not None:
+                    # A job may block the interpreter before the first renewal: from here on the supervisor can renew.
+                    self._crash_state.beat()
                 break
             except SessionLost:
-                # It was registered, the answer was lost, and the outage outlasted its lease.
+                # It was registered, but the answer was lost and the outage lasted longer than its lease.
                 new = self._joining = self._new()
             except IndexTaken as exc:
                 logger.warning("%s; waiting", exc)
@@ -91,33 +91,31 @@ class WorkerSession:
         )
         return True
 
-    async def join_anew(self) -> bool:
-        """The same after the session was lost, however long the store stays away. False also when it was replaced."""
-        pause = 0.1
+    async def join_again(self) -> bool:
+        """Register again after the session was lost, however long an outage lasts. False also when it was replaced."""
+        failures = FailureTracker("registering again", logger, Random())
         while not self._stopping.is_set():
             try:
                 if await self._replaced():
                     assert self.session is not None
-                    logger.error("another worker was started as %s: this one ends", self.session.worker)
+                    logger.error("another worker was started as %s: this one stops", self.session.worker)
                     return False
-                # A store that has lost its data has lost the session too, and what was declared. That comes first: from
-                # the registration on jobs are claimed, and no limit may be passed.
+                # A store that has lost its data has lost the declared queues too. Declare them before registering:
+                # jobs are claimed from then on, and no limit may be exceeded.
                 await self._declare_again()
                 return await self.join()
             except StoreError as exc:
-                logger.warning("could not register anew (%s); trying again", exc)
-                await self._pause(pause * random())
-                pause = min(LONGEST_PAUSE, 2 * pause)
+                await self._pause(failures.failed(exc))
         return False
 
     async def redeclare(self) -> None:
-        """Declare once more from time to time, until cancelled."""
+        """Repeat the declarations every hour until cancelled."""
         while True:
             await asyncio.sleep(REDECLARE_SECONDS)
             try:
                 await self._declare_again()
             except StoreError as exc:
-                logger.warning("queues and schedules could not be declared again (%s)", exc)
+                logger.warning("could not declare queues and schedules again (%s)", exc)
 
     async def _declare_again(self) -> None:
         try:
@@ -126,17 +124,17 @@ class WorkerSession:
         except StoreError:
             raise
         except Exception:
-            logger.exception("queues and schedules could not be declared again")
+            logger.exception("could not declare queues and schedules again")
 
     async def leave(self) -> None:
-        """Say goodbye, so that nobody has to wait for the lease to end."""
+        """End the session, so that its jobs need not wait for the lease to end."""
         if self.session is None:
             return
         try:
             async with asyncio.timeout(self._settings.intervals.lease):
                 await self._store.leave(self.session.id, begun=[])
         except Exception as exc:
-            logger.warning("could not say goodbye to the store (%s); the session will expire", exc)
+            logger.warning("could not end the session (%s); it will expire", exc)
 
     def _new(self) -> NewSession:
         settings = self._settings
@@ -152,25 +150,26 @@ class WorkerSession:
             slots=settings.slots,
             tasks=tuple(sorted(task.name for task in self._registry)),
         )
-        if self._marks is not None:
-            self._marks.session(new.id)
+        if self._crash_state is not None:
+            self._crash_state.session(new.id)
         return new
 
-    async def _still_here(self) -> bool:
-        """Wait for a process of this host that has the index by name and still runs; True when told to stop meanwhile.
+    async def _wait_for_index(self) -> bool:
+        """Wait until no other running process of this host has the index; True when asked to stop meanwhile.
 
-        Taking its place is meant for one that has died and whose session lives on, not for one that works.
+        The store lets a worker take over the index of another session of its host. That is meant for a process that
+        has died and whose session is still alive, not for one that runs.
         """
-        told = False
-        while (holder := await self._holder()) is not None:
-            if not told:
-                logger.warning("worker %s is taken by process %d of this host; waiting", holder.worker, holder.pid)
-            told = True
+        logged = False
+        while (other := await self._index_owner()) is not None:
+            if not logged:
+                logger.warning("worker %s is taken by process %d of this host; waiting", other.worker, other.pid)
+            logged = True
             if await self._pause(min(1.0, self._settings.intervals.heartbeat)):
                 return True
         return False
 
-    async def _holder(self) -> Session | None:
+    async def _index_owner(self) -> Session | None:
         settings = self._settings
         if settings.index is None:
             return None
@@ -182,7 +181,7 @@ class WorkerSession:
         return None
 
     async def _replaced(self) -> bool:
-        """Whether its named index was taken over. Taking it back would go on for ever."""
+        """Whether another worker has taken over the index. Two workers that take it back in turn would never stop."""
         if self._settings.index is None or self.session is None:
             return False
         mine = self.session
@@ -193,7 +192,7 @@ class WorkerSession:
         )
 
     async def _pause(self, seconds: float) -> bool:
-        """Wait; answers whether it was told to stop."""
+        """Wait. True when asked to stop."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()

@@ -20,7 +20,7 @@ import click
 
 from ...model.session import Session, SessionKind, SessionState
 from ...supervisor.crash_state import CrashState
-from ...supervisor.parent_pipe import MARKS_FD, TETHER_FD
+from ...supervisor.parent_pipe import CRASH_STATE_FD, PARENT_PIPE_FD
 from .scene import app
 
 SLOTS = 4
@@ -60,7 +60,7 @@ class Stage:
         command = [sys.executable, "-m", "fairlane", "worker", "-A", "fairlane.cli.demo.scene:app"]
         command += ["--slots", str(SLOTS), "--grace", "1", "--index", "auto", "--log-level", "warning"]
         marks = CrashState.make()
-        told = {MARKS_FD: str(marks.fd), TETHER_FD: str(self._theirs)}
+        told = {CRASH_STATE_FD: str(marks.fd), PARENT_PIPE_FD: str(self._theirs)}
         with (self.directory / "workers.log").open("ab") as log:
             process = subprocess.Popen(
                 command,
