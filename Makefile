@@ -1,19 +1,20 @@
-# Every target makes .venv itself, from requirements.lock with hashes: with uv when it is on PATH,
-# else with venv and pip. A changed lock or pyproject.toml makes it anew.
+# Every target creates .venv itself, from requirements.lock with hashes: with uv when it is on PATH,
+# else with venv and pip. It is rebuilt when the lock or pyproject.toml changes. PYTHON=python3.13
+# uses an environment of its own, .venv-python3.13.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test check format bench lock clean
+.PHONY: help run quick test check format bench lock clean
 
 # Without cached bytecode imports take two to three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Recursive on purpose: looked up only when .venv has to be made. Run, not just found, because a
-# version manager may have a shim for an interpreter that is not installed.
+# Recursive on purpose: evaluated only when .venv has to be created. The interpreter is run, not just
+# found, because a version manager may have a shim for one that is not installed.
 PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 UV = $(shell command -v uv 2>/dev/null)
 
-VENV := .venv
+VENV := .venv$(if $(filter command environment,$(firstword $(origin PYTHON))),-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOCK_TOOLS := .tools
@@ -23,6 +24,11 @@ help: ## List the targets
 
 run: $(STAMP) ## See it work: a live demo with real workers (ARGS="--once" plays it once)
 	$(BIN)/fairlane demo $(ARGS)
+
+quick: $(STAMP) ## Check types, layers and the model, and run the conformance suite on SQLite: under a minute
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not postgresql and not redis" \
+	    tests/model tests/conformance tests/test_layers.py tests/test_public_api.py $(ARGS)
 
 test: $(STAMP) ## Run the tests (ARGS="-k lane" is passed to pytest; ARGS=-n0 runs them in one process)
 	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
@@ -53,23 +59,23 @@ lock: ## Resolve pyproject.toml into requirements.lock (ARGS="--upgrade" for new
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	    --group dev --group bench pyproject.toml --output-file requirements.lock $(ARGS)
 
-clean: ## Remove .venv, caches and build results
-	rm -rf $(VENV) $(LOCK_TOOLS) dist build .coverage .coverage.* htmlcov .hypothesis
+clean: ## Remove environments, caches and build results
+	rm -rf .venv .venv-* $(LOCK_TOOLS) dist build .coverage .coverage.* htmlcov .hypothesis
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Made from nothing each time, so that it holds what the lock names and no more. The project goes
-# in without build isolation: its build backend is in the lock too, and so has hashes.
+# Built from scratch each time, so that it holds what the lock names and nothing else. The project is
+# installed without build isolation: its build backend is in the lock too, with hashes.
 $(STAMP): pyproject.toml requirements.lock
 	@$(require_python); \
 	python=$$($(PYTHON) -c 'import sys; print(sys.executable)'); \
 	if [ -n "$(UV)" ]; then \
-	    echo "Making $(VENV) with uv"; \
+	    echo "Creating $(VENV) with uv"; \
 	    "$(UV)" venv --quiet --clear --python "$$python" $(VENV); \
 	    "$(UV)" pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock; \
 	    "$(UV)" pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .; \
 	else \
-	    echo "Making $(VENV) with venv and pip"; \
+	    echo "Creating $(VENV) with venv and pip"; \
 	    "$$python" -m venv --clear $(VENV); \
 	    $(BIN)/python -m pip install -qq --disable-pip-version-check \
 	        --require-hashes --requirement requirements.lock; \

@@ -1,6 +1,7 @@
-"""Settings shared by all tests: the event loop they run on, how Hypothesis searches, and the stores that they use."""
+"""Settings shared by all tests: markers, order, the event loop, how Hypothesis searches, and the stores under test."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,59 +12,72 @@ from tests import turnstile
 from tests.servers.postgresql import quick_place
 from tests.servers.stores import KINDS, EmptyStores, empty_stores
 
-# The folders of tests are in memory, where the servers are too: what outlives the death of its processes does so there,
-# and a disk that is slow for a moment is not taken for a store that is. The variable is pytest's own.
+# Temporary folders are in memory, like the servers: they survive the death of a process all the same, and a disk that
+# is slow for a moment is not mistaken for a slow store. The variable is pytest's own.
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(quick_place()))
 
 settings.register_profile("dev", deadline=None, print_blob=True)
-# The same examples on every run: a red run in CI is the change's doing, not the seed's.
+# The same examples on every run: a failure in CI is caused by the change, not by the seed.
 settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
+HERE = Path(__file__).parent
 LONGEST = ("conformance/test_model.py", "cli/test_demo.py", "test_docs.py", "client/test_transaction_crashes.py")
 """Files with single tests that take ten seconds and more."""
 LONG = ("e2e/",)
+KIND = re.compile(rf"({'|'.join(KINDS)})(?:-\w+|[\d.]+)?")
+"""A parameter that names a kind of store, such as ``redis``, ``postgresql15`` or ``postgresql-system``."""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark each test with the kinds of store that it runs on: by its parameters and by its folder."""
+    kinds = {found for found in item.path.relative_to(HERE).parts[:2] if found in KINDS}
+    if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+        matches = [KIND.fullmatch(value) for value in item.callspec.params.values() if isinstance(value, str)]
+        kinds |= {match[1] for match in matches if match is not None}
+    for kind in sorted(kinds):
+        item.add_marker(kind)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let what takes long come first, else in any order: whoever is done early takes over from the end of the line, and
-    small tests are shared best. Scenarios measure time, so they are not played beside each other but beside the rest.
-    Those that must be alone come last: then nobody else takes long, and they need not wait.
-    """
-    here = Path(__file__).parent
+    """Run the longest tests first and keep the random order otherwise: worksteal balances small tests best at the end.
 
-    def place(item: pytest.Item) -> int:
+    End-to-end scenarios measure time; they stay together, so that one process runs them one after the other beside the
+    small tests. Tests marked `alone` run last, when no long test is left for them to wait for.
+    """
+
+    def rank(item: pytest.Item) -> int:
         if item.get_closest_marker("alone"):
             return 3
-        file = item.path.relative_to(here).as_posix()
+        file = item.path.relative_to(HERE).as_posix()
         return 0 if file.startswith(LONGEST) else 1 if file.startswith(LONG) else 2
 
-    items.sort(key=place)
+    items.sort(key=rank)
 
 
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that all processes of this run have."""
+    """A folder that all processes of this run share."""
     mine = tmp_path_factory.getbasetemp()
     return mine.parent if "PYTEST_XDIST_WORKER" in os.environ else mine
 
 
 @pytest.fixture(autouse=True)
-def _in_the_room(request: pytest.FixtureRequest, shared_folder: Path) -> Iterator[None]:
-    """Beside others, or alone if the test is marked so."""
+def _exclusion(request: pytest.FixtureRequest, shared_folder: Path) -> Iterator[None]:
+    """Run beside other tests, or alone if the test is marked so."""
     with turnstile.entered(shared_folder, alone=request.node.get_closest_marker("alone") is not None):
         yield
 
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """Run async tests on asyncio alone: the only loop Fairlane supports."""
+    """Run async tests on asyncio, the only event loop library that Fairlane supports."""
     return "asyncio"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test that asks for a store of any kind on every kind, unless it says on which."""
+    """Run each test that requests `store_kind` on every kind, unless it names the kinds itself."""
     chosen = any(mark.args[0] == "store_kind" for mark in metafunc.definition.iter_markers("parametrize"))
     if "store_kind" in metafunc.fixturenames and not chosen:
         metafunc.parametrize("store_kind", KINDS, indirect=True)

@@ -35,7 +35,10 @@ WITHOUT_SCHEMA = ("test_migrate",)
 """Modules whose tests make the schema themselves. For the others it is there: making it takes most of a second."""
 ABOUT_THE_SUITE = ("test_model_catches",)
 """Modules that test the suite and not a store: one kind will do."""
-LONG = ("test_model", "test_fences", "test_eta", "test_crowds", "test_fair_order")
+LONG = (
+    *("test_model", "test_fences", "test_eta", "test_crowds", "test_fair_order"),
+    *("test_growth", "test_together", "test_told", "test_lane_pages"),
+)
 """Modules that are not repeated on a second version, because they take long and call no verb that others do not."""
 
 

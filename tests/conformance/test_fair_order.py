@@ -15,7 +15,7 @@ from tests.sizes import sized
 from .kit import Kit
 from .runs import bulk, lanes_of, run
 
-BACKLOG = sized(20_000, 100_000)
+BACKLOG = sized(10_000, 100_000)
 BLOCKED_STARTS = 6_000
 SLOTS = 10
 NEWCOMERS = tuple("BCDEFGHIJK")

@@ -21,7 +21,7 @@ from tests.sizes import FULL, sized
 from .holders import Holders, Holding
 from .kit import Kit, Worker
 
-BLOCKS, INTERLEAVINGS, STEPS = sized(4, 20), 50, 16
+BLOCKS, INTERLEAVINGS, STEPS = sized(2, 20), 50, 16
 JOBS, SESSIONS = 4, 3
 LEASE = 15.0
 
@@ -230,4 +230,4 @@ async def test_no_interleaving_lets_a_stale_write_through(kit: Kit, block: int) 
 
 
 def test_there_are_a_thousand_interleavings_in_a_full_run() -> None:
-    assert (1_000 if FULL else 200) == BLOCKS * INTERLEAVINGS
+    assert (1_000 if FULL else 100) == BLOCKS * INTERLEAVINGS

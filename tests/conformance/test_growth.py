@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from fairlane.model.job import JobKind, JobState
 from fairlane.model.settings import LaneRule
+from fairlane.store.clock import ManualClock
 
+from .conftest import Opener
 from .kit import Kit
 from .runs import bulk
 
@@ -19,6 +22,8 @@ FEW = 600
 TIMES = 4
 SLACK = 0.3
 """Seconds that a busy machine may add."""
+ROUNDS = 5
+"""Measurements before the test fails. A cost that grows too fast exceeds the bound in all of them."""
 
 Action = Callable[[], Awaitable[Any]]
 
@@ -106,12 +111,27 @@ async def _release(kit: Kit, count: int) -> Action:
     ids=lambda prepared: prepared.__name__.strip("_"),
 )  # fmt: skip
 async def test_four_times_the_jobs_cost_no_more_than_twice_that(
-    kit: Kit, prepared: Callable[[Kit, int], Awaitable[Action]]
+    opener: Opener, prepared: Callable[[Kit, int], Awaitable[Action]]
 ) -> None:
-    few = await _seconds(await prepared(kit, FEW))
-    many = await _seconds(await prepared(kit, TIMES * FEW))
-    assert many <= 2 * TIMES * few + SLACK, f"{FEW} took {few:.2f} s, {TIMES} times as many {many:.2f} s"
-    assert (await kit.store.recount()).differences == ()
+    for _ in range(ROUNDS):
+        few, many = await _measured(opener, prepared)
+        if many <= 2 * TIMES * few + SLACK:
+            break
+    else:
+        pytest.fail(f"{FEW} took {few:.2f} s, {TIMES} times as many {many:.2f} s")
+
+
+async def _measured(opener: Opener, prepared: Callable[[Kit, int], Awaitable[Action]]) -> tuple[float, float]:
+    """The seconds that the action takes for few jobs and then for many, in a new store."""
+    clock = ManualClock()
+    kit = Kit(await opener(clock), clock)
+    try:
+        few = await _seconds(await prepared(kit, FEW))
+        many = await _seconds(await prepared(kit, TIMES * FEW))
+        assert (await kit.store.recount()).differences == ()
+    finally:
+        await kit.store.close()
+    return few, many
 
 
 async def _seconds(action: Action) -> float:
@@ -123,9 +143,13 @@ async def _seconds(action: Action) -> float:
 async def test_cancelling_a_broadcast_costs_as_much_as_its_copies(kit: Kit) -> None:
     for index in range(150):
         await kit.worker(index=index, lease=1_000.0)
-    parent = await kit.enqueue(kind=JobKind.BROADCAST)
-    took = await _seconds(lambda: kit.store.cancel([parent]))
-    [job] = await kit.store.get([parent])
-    assert job is not None
-    assert job.state is JobState.CANCELLED
-    assert took < 1.0, f"{took:.2f} s"
+    took = []
+    for _ in range(ROUNDS):
+        parent = await kit.enqueue(kind=JobKind.BROADCAST)
+        took.append(await _seconds(partial(kit.store.cancel, [parent])))
+        [job] = await kit.store.get([parent])
+        assert job is not None
+        assert job.state is JobState.CANCELLED
+        if took[-1] < 1.0:
+            break
+    assert min(took) < 1.0, f"{took} s"

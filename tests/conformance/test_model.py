@@ -11,7 +11,7 @@ from tests.sizes import sized
 from .conftest import Opener
 from .machine import machine_of
 
-EXAMPLES = sized(30, 300)
+EXAMPLES = sized(15, 300)
 STEPS = 40
 
 

@@ -17,7 +17,7 @@ from fairlane.model.job import Acceptance, Claimed, Enqueued, Held, JobKind, Job
 from fairlane.model.maintenance import Admitted, Promoted, Pruned, Recount, Rescued, Retention
 from fairlane.model.session import Claim, Finished, NewSession, Renewal, Session, Term
 from fairlane.model.settings import SettingsChange
-from fairlane.model.states import Transition
+from fairlane.model.states import Move, Transition
 from fairlane.store.clock import ManualClock
 
 from . import bindings, claims, endings, lines, requests, sessions
@@ -116,6 +116,11 @@ class Model:
         earlier = job.written.get((session, held.fence))
         stale = Verdict(held.id, Acceptance.STALE, job.state)
         if earlier is None:
+            # The store itself recorded this move under this fence, so it may answer "repeated".
+            taken_back = transition.move is Move.TAKE_BACK and (session, held.fence) in job.taken_back
+            states = {job.state, JobState.PENDING, JobState.CANCELLED} if taken_back else set()
+            if verdict in [Verdict(held.id, Acceptance.REPEATED, state) for state in states]:
+                return
             _same("a write by one who does not hold the job", verdict, stale)
             return
         wrote, state = earlier

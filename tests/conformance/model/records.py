@@ -78,6 +78,8 @@ class JobRecord:
     """For a broadcast: a pass of the promoter saw that its time to join is over."""
     written: dict[tuple[str, int], tuple[Transition, JobState]] = field(default_factory=dict)
     """What holders wrote, by session and fence, with the state it led to."""
+    taken_back: set[tuple[str | None, int]] = field(default_factory=set)
+    """Sessions and fences from which the store took the job back: when the session left or renewed without it."""
 
     @property
     def id(self) -> str:

@@ -76,7 +76,7 @@ def renew(records: Records, id: str, held: Sequence[Held], claim: int, stopping:
     if not taken_back - cancelled_back <= set(told.taken_back) <= taken_back:
         raise Mismatch(f"{id} was told {told.taken_back} were taken back, by the rules {sorted(taken_back)}")
     for job in taken_back:
-        endings.give_back(records, records.jobs[job])
+        _take_back(records, records.jobs[job])
 
 
 def _check_told(records: Records, id: str, held: Sequence[Held], mine: dict[Held, JobRecord], told: Renewal) -> None:
@@ -117,11 +117,16 @@ def give_up_jobs(records: Records, session: SessionRecord, *, begun: Sequence[He
             if begun is None or Held(job.id, job.fence) in begun or job.new.kind is JobKind.TURN:
                 outcomes[endings.crash(records, job)] += 1
             else:
-                endings.give_back(records, job)
+                _take_back(records, job)
             if job.waiting and job.new.sticky is not None:
                 binding = bindings.active(records, job.new.pool, job.new.sticky)
                 job.index = None if binding is None else binding.index
     return outcomes
+
+
+def _take_back(records: Records, job: JobRecord) -> None:
+    job.taken_back.add((job.holder, job.fence))
+    endings.give_back(records, job)
 
 
 def rescue(records: Records, *, declare: bool, told: Rescued) -> None:
