@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run quick test check format bench lock clean
+.PHONY: help run quick test lint check format bench dist lock clean
 
 # Without cached bytecode imports take two to three times as long.
 unexport PYTHONDONTWRITEBYTECODE
@@ -33,11 +33,12 @@ quick: $(STAMP) ## Check types, layers and the model, and run the conformance su
 test: $(STAMP) ## Run the tests (ARGS="-k lane" is passed to pytest; ARGS=-n0 runs them in one process)
 	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
-check: $(STAMP) ## Check format, lint and types, then run the tests
+lint: $(STAMP) ## Check format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(MAKE) test
+
+check: lint test ## Check format, lint and types, then run the tests
 
 format: $(STAMP) ## Format the code and apply the lint fixes that are safe
 	$(BIN)/ruff check --fix-only --quiet .
@@ -45,6 +46,9 @@ format: $(STAMP) ## Format the code and apply the lint fixes that are safe
 
 bench: $(STAMP) ## Run the benchmarks (ARGS is passed on)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+dist: $(STAMP) ## Build the source distribution and the wheel into dist/
+	$(BIN)/python -m hatchling build
 
 lock: ## Resolve pyproject.toml into requirements.lock (ARGS="--upgrade" for newer versions)
 	@$(require_python); \
