@@ -24,7 +24,7 @@ def test_help_imports_neither_a_store_nor_the_worker() -> None:
         "import sys\n"
         "from fairlane.cli.main import fairlane\n"
         "fairlane(['--help'], standalone_mode=False)\n"
-        "heavy = {'fairlane.worker.worker', 'fairlane.supervisor.supervisor', 'fairlane.cli.demo.scene'}\n"
+        "heavy = {'fairlane.worker.worker', 'fairlane.supervisor.supervisor', 'fairlane.cli.demo.application'}\n"
         "heavy |= {'sqlite3', 'fairlane.manager.manager', 'fairlane.store.sqlite.store'}\n"
         "heavy |= {'fairlane.integrations.prometheus'}\n"
         "print('loaded:', sorted(heavy & set(sys.modules)))\n"
@@ -102,7 +102,7 @@ def test_several_applications_are_listed(project: Project) -> None:
 def test_another_kind_of_object_is_told(project: Project) -> None:
     project.write("odd.py", "from fairlane import Fairlane\napp = 3\nreal = Fairlane()\n")
     told = project.refused("worker", "-A", "odd:app")
-    assert "that is a int and no Fairlane application" in told
+    assert "it is of type int, not a Fairlane application" in told
     assert "use -A odd:real" in told
 
 

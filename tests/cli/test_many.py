@@ -117,7 +117,7 @@ def test_an_error_in_the_middle_says_what_was_done(project: Project, monkeypatch
 
     monkeypatch.setattr(SqliteStore, "cancel", breaks)
     told = project.refused("cancel", "--all", "--yes", code=1)
-    assert "it failed after 50 jobs, 50 of them cancelled; repeat the command" in told
+    assert "failed after 50 jobs, 50 of them cancelled; repeat the command" in told
 
 
 def test_an_interrupted_command_goes_on_when_it_is_repeated(project: Project) -> None:
@@ -198,14 +198,14 @@ def test_schedules_show_their_next_run_and_who_declares_them(project: Project) -
     assert (mail["last"], mail["live"], mail["stopped"]) == (None, False, False)
     shown = project.good("schedules")
     assert "every 60 min" in shown
-    assert "by no live worker" in shown
+    assert "no live worker declares it" in shown
 
 
 def test_a_schedule_that_nobody_declares_is_shown_as_stopped(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     project.write("chores.py", TIDY)
     project.good("worker", "-A", "chores", "--burst", "--log-level", "error")
     now = time.time()
-    monkeypatch.setattr("fairlane.cli.catalog.time.time", lambda: now + FORGOTTEN_SECONDS + 60)
+    monkeypatch.setattr("fairlane.cli.tasks.time.time", lambda: now + FORGOTTEN_SECONDS + 60)
     assert [each["next"] for each in project.read("schedules")["schedules"]] == [None, None]
     assert "stopped" in project.good("schedules")
 

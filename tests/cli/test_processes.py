@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fairlane import Fairlane
-from fairlane.cli.context import Target
+from fairlane.cli.context import CommandContext
 from fairlane.cli.worker import read_settings
 from fairlane.cli.worker_index import choose_index
 from fairlane.errors import InvalidInput
@@ -249,12 +249,12 @@ def test_a_manager_that_was_declared_dead_registers_anew(project: Project) -> No
 
 
 async def _chosen(project: Project, host: str, wish: str = "auto", *holders: NewSession, number: int = 0) -> int | None:
-    target = Target("shop", None)
-    async with target.client():
-        store = await target.connection.store()
+    context = CommandContext("shop", None)
+    async with context.client():
+        store = await context.connection.store()
         for holder in holders:
             await store.register(holder)
-        return await choose_index(target, WorkerSettings(host=host), wish, number)
+        return await choose_index(context, WorkerSettings(host=host), wish, number)
 
 
 def _holder(host: str, pid: int, index: int = 3) -> NewSession:
@@ -302,29 +302,29 @@ async def test_host_demands_the_index_of_the_host_name(project: Project) -> None
         await _chosen(project, "laptop", "host")
 
 
-def _settings(target: Target, **options: Any) -> WorkerSettings:
+def _settings(context: CommandContext, **options: Any) -> WorkerSettings:
     usual = {"queues": None, "slots": None, "reserved": None, "processes": 1, "pool": None, "index": None}
-    return read_settings(target, **{**usual, "grace": None, "no_manager": False, "burst": False, **options})
+    return read_settings(context, **{**usual, "grace": None, "no_manager": False, "burst": False, **options})
 
 
 def test_reservations_follow_the_slots_unless_they_were_chosen(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert [_settings(Target("shop", None), slots=n).slots.reserved.high for n in (1, 2, 3, 4)] == [0, 0, 0, 1]
-    assert _settings(Target("shop", None), slots=5).slots.reserved.high == 1
-    assert _settings(Target("shop", None), slots=5, reserved="high=2,normal=1").slots.reserved.normal == 1
+    assert [_settings(CommandContext("shop", None), slots=n).slots.reserved.high for n in (1, 2, 3, 4)] == [0, 0, 0, 1]
+    assert _settings(CommandContext("shop", None), slots=5).slots.reserved.high == 1
+    assert _settings(CommandContext("shop", None), slots=5, reserved="high=2,normal=1").slots.reserved.normal == 1
     monkeypatch.setenv("FAIRLANE_HIGH_PRIORITY_RESERVED", "3")
-    assert _settings(Target(None, None), slots=5).slots.reserved.high == 3
+    assert _settings(CommandContext(None, None), slots=5).slots.reserved.high == 3
     # Also where it is what the default would be for other slots.
     for kept, slots in ((1, 2), (0, 10)):
         monkeypatch.setenv("FAIRLANE_HIGH_PRIORITY_RESERVED", str(kept))
-        assert _settings(Target(None, None), slots=slots).slots.reserved.high == kept
+        assert _settings(CommandContext(None, None), slots=slots).slots.reserved.high == kept
         app = Fairlane()
         app.task(name="length")(len)
         assert app.worker(slots=slots)._settings.slots.reserved.high == kept
     monkeypatch.setenv("FAIRLANE_HIGH_PRIORITY_RESERVED", "2")
     with pytest.raises(InvalidInput, match="--slots: 2 reserved of 2 would leave none"):
-        _settings(Target(None, None), slots=2)
+        _settings(CommandContext(None, None), slots=2)
 
 
 def test_the_first_line_of_a_worker_says_what_ordinary_work_has(project: Project) -> None:
@@ -338,4 +338,4 @@ def test_the_first_line_of_a_worker_says_what_ordinary_work_has(project: Project
 
 
 def test_weights_of_queues_are_read(project: Project) -> None:
-    assert _settings(Target("shop", None), queues="images=3,mail").queues == {"images": 3, "mail": 1}
+    assert _settings(CommandContext("shop", None), queues="images=3,mail").queues == {"images": 3, "mail": 1}

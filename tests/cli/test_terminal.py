@@ -75,7 +75,7 @@ def test_top_is_live_and_q_ends_it(project: Project) -> None:
 def test_ctrl_c_ends_top_as_well(project: Project) -> None:
     terminal = Terminal(project, "top")
     try:
-        terminal.until(lambda shown: "q ends" in shown)
+        terminal.until(lambda shown: "q quits" in shown)
         terminal.process.send_signal(2)
         assert terminal.process.wait(timeout=60) == 0
         assert terminal.modes() == terminal.before

@@ -41,7 +41,7 @@ def test_a_token_is_made_listed_and_revoked(project: Project) -> None:
     assert secret not in shown
     assert token["id"] in shown
     assert project.good("tokens", "revoke", token["id"]) == f"token {token['id']} is revoked\n"
-    assert project.good("tokens", "revoke", token["id"]) == f"token {token['id']} was revoked before\n"
+    assert project.good("tokens", "revoke", token["id"]) == f"token {token['id']} was already revoked\n"
     [listed] = project.read("tokens")["tokens"]
     assert (listed["valid"], listed["revoked_at"] is not None) == (False, True)
     assert "revoked" in project.good("tokens")

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from fairlane.cli.overview import Overview
-from fairlane.cli.top import Rates, Sight, screen
+from fairlane.cli.top import Rates, Snapshot, screen
 from fairlane.model.job import Job, JobKind, JobState, Priority
 from fairlane.model.lanes import LaneTerms
 from fairlane.model.reading import Counts, LaneReading, QueueReading
@@ -100,7 +100,7 @@ def job_of(number: int) -> Job:
     )
 
 
-def sight_of() -> Sight:
+def snapshot_of() -> Snapshot:
     """A busy fleet."""
     queues = [queue_of("images", 214, 754.0, 61_204), queue_of("mail", 0, 1.2, 12), queue_of("video-transcoding", 3)]
     lanes = [
@@ -110,14 +110,14 @@ def sight_of() -> Sight:
     sessions = tuple(session_of(index) for index in range(3))
     leader = Term(number=41, session="session-0", lease=10.0, remaining=8.0)
     overview = Overview(queues=tuple(queues), sessions=sessions, leader=leader)
-    return Sight(overview=overview, lanes=lanes, running=tuple(job_of(number) for number in range(1, 5)))
+    return Snapshot(overview=overview, lanes=lanes, running=tuple(job_of(number) for number in range(1, 5)))
 
 
 def rendered(width: int, height: int = 24, rates: Rates | None = None) -> list[str]:
     """The lines of the screen."""
     console = Console(width=width, height=height, file=io.StringIO(), highlight=False)
     with console.capture() as capture:
-        console.print(screen(STORE, sight_of(), rates or Rates(), width, height))
+        console.print(screen(STORE, snapshot_of(), rates or Rates(), width, height))
     return [line.rstrip() for line in capture.get().split("\n")]
 
 
@@ -155,9 +155,9 @@ def test_a_wide_terminal_sees_more() -> None:
 
 def test_the_summary_shows_the_oldest_wait_and_failures() -> None:
     rates = Rates()
-    rates.see(sight_of().overview)
+    rates.add(snapshot_of().overview)
     time.sleep(0.01)
-    rates.see(sight_of().overview)
+    rates.add(snapshot_of().overview)
     [summary] = [line for line in rendered(80, rates=rates) if line.startswith("pending")]
     for word in ("pending 61,216", "oldest 13 min", "running 36", "failed 217", "217 (0.0/s)", "done 0.0/s"):
         assert word in summary

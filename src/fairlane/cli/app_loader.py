@@ -1,8 +1,8 @@
-"""Finding what ``-A`` names: an application in a module of the user, or in a file.
+"""Imports the application that ``-A`` names, from a module or from a file.
 
-The current directory comes first on the import path, as with ``python -m``. A file is imported under the name that its
-place gives it: inside a package the dotted one, else its stem, with its directory on the path, so that the child
-processes of a worker find it too. What goes wrong is told in words of the user's own code.
+The current directory comes first on the import path, as with ``python -m``. A file inside a package is imported by its
+dotted name, any other file by its stem with its directory on the path, so that the child processes of a worker can
+import it too. Errors show the user's own frames only.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class BrokenModule(click.ClickException):
 
 
 def find_apps(names: Sequence[str]) -> dict[str, Fairlane]:
-    """The applications that these names stand for, each once, with its tasks imported.
+    """Return the applications with these names, each once, with their task modules imported.
 
     A name is ``module``, ``module:app``, ``path/file.py`` or ``path/file.py:app``. A module without an application is
-    taken beside others if it declares tasks of theirs.
+    accepted beside others if it declares tasks for one of them.
     """
     apps: dict[str, Fairlane] = {}
     without: list[ModuleType] = []
@@ -49,7 +49,7 @@ def find_apps(names: Sequence[str]) -> dict[str, Fairlane]:
             apps[name] = app
     for module in without:
         if not any(task.module == module.__name__ for app in apps.values() for task in app.registry):
-            _in_module(module, "")  # says what is missing
+            _in_module(module, "")  # raises the error
     for app in apps.values():
         for field, name in app._task_modules():
             _include(field, name)
@@ -57,14 +57,14 @@ def find_apps(names: Sequence[str]) -> dict[str, Fairlane]:
 
 
 def find_module(name: str) -> ModuleType:
-    """The module that such a name begins with. Its own name is the one that other processes import it by."""
-    place = name.partition(":")[0]
+    """Import the module part of a name. Its ``__name__`` is what other processes import it by."""
+    location = name.partition(":")[0]
     cwd = str(Path.cwd())
     if cwd not in sys.path and "" not in sys.path:
         sys.path.insert(0, cwd)
-    if place.endswith(".py") or "/" in place:
-        return _from_file(Path(place))
-    return _from_name(place)
+    if location.endswith(".py") or "/" in location:
+        return _from_file(Path(location))
+    return _from_name(location)
 
 
 def _include(field: str, name: str) -> None:
@@ -72,7 +72,8 @@ def _include(field: str, name: str) -> None:
         _import(name)
     except ModuleNotFoundError:
         raise InvalidInput(
-            field, f"there is no module {name!r} in {Path.cwd()}, nor anywhere else Python looks; start where it lies"
+            field,
+            f"no module {name!r} in {Path.cwd()} or on the import path; run the command from the project's directory",
         ) from None
 
 
@@ -82,7 +83,7 @@ def _apps_in(module: ModuleType) -> dict[str, Fairlane]:
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise InvalidInput("--app", f"there is no file {shown(str(path))} in {Path.cwd()}")
+        raise InvalidInput("--app", f"no file {shown(str(path))} in {Path.cwd()}")
     path = path.resolve()
     root, parts = path.parent, [path.stem]
     while (root / "__init__.py").is_file():
@@ -94,7 +95,7 @@ def _from_file(path: Path) -> ModuleType:
     found = getattr(module, "__file__", None)
     if found is None or Path(found).resolve() != path:
         raise InvalidInput(
-            "--app", f"{path.name} cannot be imported as {module.__name__!r}, which is {found}; rename it"
+            "--app", f"{path.name} cannot be imported as {module.__name__!r}: that name is {found}; rename the file"
         )
     return module
 
@@ -108,15 +109,15 @@ def _from_name(name: str) -> ModuleType:
         file = Path(*name.split(".")).with_suffix(".py")
         nearby = sorted(str(p) for p in Path.cwd().glob(f"*/{file}"))[:1]
         hint = (
-            f"did you mean -A {nearby[0]}?" if nearby else "start where it lies, or name its file: -A path/to/file.py"
+            f"did you mean -A {nearby[0]}?"
+            if nearby
+            else "run the command from the project's directory, or name the file: -A path/to/file.py"
         )
-        raise InvalidInput(
-            "--app", f"there is no module {name!r} in {Path.cwd()}, nor anywhere else Python looks; {hint}"
-        ) from None
+        raise InvalidInput("--app", f"no module {name!r} in {Path.cwd()} or on the import path; {hint}") from None
 
 
 def _import(name: str) -> ModuleType:
-    """The module. ModuleNotFoundError means that it is not there itself, not that one of its imports is missing."""
+    """Import a module. ModuleNotFoundError means that this module is missing, not one that it imports."""
     try:
         return import_module(name)
     except ModuleNotFoundError as exc:
@@ -135,8 +136,8 @@ def _in_module(module: ModuleType, attribute: str) -> Fairlane:
             return next(iter(distinct.values()))
         if distinct:
             names = ", ".join(f"{module.__name__}:{name}" for name in apps)
-            raise InvalidInput("--app", f"{module.__name__} has several applications, name one of them: {names}")
-        raise InvalidInput("--app", f"{module.__name__} has no application (app = Fairlane()); {_there(module)}")
+            raise InvalidInput("--app", f"{module.__name__} has several applications; name one of them: {names}")
+        raise InvalidInput("--app", f"{module.__name__} has no application (app = Fairlane()); {_names_in(module)}")
     value: object = module
     for part in attribute.split("."):
         value = getattr(value, part, None)
@@ -144,20 +145,20 @@ def _in_module(module: ModuleType, attribute: str) -> Fairlane:
         return value
     problem = f"has no {shown(attribute)}"
     if value is not None:
-        problem = f"has {shown(attribute)}, but that is a {type(value).__name__} and no Fairlane application"
+        problem = f"has {shown(attribute)}, but it is of type {type(value).__name__}, not a Fairlane application"
     known = " or ".join(f"-A {module.__name__}:{app}" for app in apps)
-    raise InvalidInput("--app", f"{module.__name__} {problem}; {f'use {known}' if apps else _there(module)}")
+    raise InvalidInput("--app", f"{module.__name__} {problem}; {f'use {known}' if apps else _names_in(module)}")
 
 
-def _there(module: ModuleType) -> str:
+def _names_in(module: ModuleType) -> str:
     names = [name for name in vars(module) if not name.startswith("_")]
-    return f"there is {', '.join(names[:12])}{', …' if len(names) > 12 else ''}" if names else "it is empty"
+    return f"it defines {', '.join(names[:12])}{', …' if len(names) > 12 else ''}" if names else "it is empty"
 
 
 def _own_traceback(error: BaseException) -> str:
-    """The last frames of the user's own code, without the machinery that imported it."""
-    told = traceback.TracebackException.from_exception(error, compact=True)
-    frames = [f for f in told.stack if not f.filename.startswith("<frozen") and f.filename != __file__]
+    """Format the last frames of the user's own code, without those of the import system."""
+    formatted = traceback.TracebackException.from_exception(error, compact=True)
+    frames = [f for f in formatted.stack if not f.filename.startswith("<frozen") and f.filename != __file__]
     frames = [f for f in frames if not f.filename.endswith("importlib/__init__.py")]
-    lines = traceback.StackSummary.from_list(frames[-SHOWN_FRAMES:]).format() + list(told.format_exception_only())
+    lines = traceback.StackSummary.from_list(frames[-SHOWN_FRAMES:]).format() + list(formatted.format_exception_only())
     return "\n".join(escaped(line) for chunk in lines for line in chunk.rstrip("\n").split("\n"))

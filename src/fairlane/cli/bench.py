@@ -1,4 +1,4 @@
-"""The command ``bench``: how many jobs per second this store takes and finishes on this machine."""
+"""The command ``bench``: measures how many jobs per second this store accepts and finishes on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..model.ids import new_id
 from ..model.slots import Slots
 from . import display
 from .command import Command, json_option, run, url_option
-from .context import Target, Use
+from .context import CommandContext, StoreAccess
 from .display import plain
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from ..worker.worker import Worker
 
 SINGLES = 200
-"""How many jobs are sent one by one, each waited for before the next."""
-PATIENCE = 60.0
+"""Jobs that are sent one by one, each after the result of the one before."""
+RESULT_TIMEOUT = 60.0
 
 
 @click.command("bench", cls=Command)
@@ -35,48 +35,48 @@ PATIENCE = 60.0
 @url_option
 @json_option
 def bench_command(jobs: int, slots: int, url: str | None, as_json: bool) -> None:
-    """Send jobs that do nothing and run them, on a queue of their own; on a temporary file unless --url is given."""
+    """Send and run jobs that do nothing, on a queue of their own. Uses a temporary file unless --url is given."""
     with tempfile.TemporaryDirectory(prefix="fairlane-bench-") as directory:
-        # Only a store that is named here is put under load, not one that the environment happens to name.
-        target = Target(None, url or f"sqlite:///{Path(directory) / 'bench.db'}", Use.MAKE)
-        found = run(_measure(target, jobs, slots))
+        # The environment is ignored: only a store that is named explicitly is put under load.
+        context = CommandContext(None, url or f"sqlite:///{Path(directory) / 'bench.db'}", StoreAccess.CREATE)
+        found = run(_measure(context, jobs, slots))
     if as_json:
-        display.show_json({"store": target.shown_url, **found})
+        display.show_json({"store": context.shown_url, **found})
         return
     display.show(
         display.fields(
             [
-                ("store", plain(target.shown_url)),
+                ("store", plain(context.shown_url)),
                 ("sent in batches", plain(f"{found['enqueue_per_second']:,.0f} jobs/s")),
                 ("sent one by one", plain(f"{found['single_enqueue_per_second']:,.0f} jobs/s")),
                 ("run", plain(f"{found['run_per_second']:,.0f} jobs/s, {slots} slots in one process")),
-                ("from sent to result", plain(f"{found['round_trip_seconds'] * 1000:.1f} ms, the median of {SINGLES}")),
+                ("round trip", plain(f"{found['round_trip_seconds'] * 1000:.1f} ms, median of {SINGLES}")),
             ]
         )
     )
 
 
-async def _measure(target: Target, jobs: int, slots: int) -> Record:
+async def _measure(context: CommandContext, jobs: int, slots: int) -> Record:
     from ..app import Fairlane
 
-    # Other work of a real store stays untouched: nobody else knows this queue, and these workers know no other.
+    # A queue name of its own keeps the jobs of a real store apart: no other worker serves it.
     queue = f"bench-{new_id()[-12:]}"
-    app = Fairlane(settings=target.app.settings)
+    app = Fairlane(settings=context.app.settings)
 
     @app.task(queue=queue, name="fairlane.bench", retries=0)
-    async def nothing() -> None:
-        """What costs least."""
+    async def no_op() -> None:
+        """Do nothing."""
 
     def worker(burst: bool) -> Worker:
         return app.worker(queues=[queue], slots=Slots(total=slots), pool=queue, burst=burst, manager=False)
 
     async with app:
-        sending = await _send(app, [nothing.call() for _ in range(jobs)])
+        sending = await _send(app, [no_op.call() for _ in range(jobs)])
         began = time.perf_counter()
         with display.error_console().status(f"running {jobs:,} jobs"):
             await worker(burst=True).run()
         running = time.perf_counter() - began
-        singles = await _one_by_one(worker(burst=False), nothing)
+        singles = await _one_by_one(worker(burst=False), no_op)
     return {
         "jobs": jobs,
         "slots": slots,
@@ -87,7 +87,7 @@ async def _measure(target: Target, jobs: int, slots: int) -> Record:
 
 
 async def _send(app: Fairlane, calls: list[Call[None]]) -> float:
-    """Send them all; answers the seconds it took."""
+    """Send all calls and return the seconds it took."""
     stored = 0
     with display.progress("sending", len(calls)) as advance:
 
@@ -101,17 +101,17 @@ async def _send(app: Fairlane, calls: list[Call[None]]) -> float:
         return time.perf_counter() - began
 
 
-async def _one_by_one(worker: Worker, nothing: Task[[], None]) -> Record:
-    """Send one after the other to a worker that waits for them, each when the last one has ended."""
-    served = asyncio.ensure_future(worker.run())
+async def _one_by_one(worker: Worker, no_op: Task[[], None]) -> Record:
+    """Send jobs to an idle worker, each after the result of the one before."""
+    running = asyncio.ensure_future(worker.run())
     await worker.ready.wait()
     sending, waits = 0.0, []
     for _ in range(SINGLES):
         began = time.perf_counter()
-        handle = await nothing.enqueue()
+        handle = await no_op.enqueue()
         sending += time.perf_counter() - began
-        await handle.result(PATIENCE)
+        await handle.result(RESULT_TIMEOUT)
         waits.append(time.perf_counter() - began)
     worker.stop()
-    await served
+    await running
     return {"single_enqueue_per_second": SINGLES / sending, "round_trip_seconds": median(waits)}

@@ -1,7 +1,7 @@
-"""What all commands have in common: how they name an application and a store, and how an error looks.
+"""What all commands share: the options that name an application and a store, and how errors are printed.
 
-An error of Fairlane is one line on standard error that says what to do next. The exit code is 2 for input that was
-refused and 1 for everything else. Only ``--debug`` shows a traceback.
+A Fairlane error is printed as one line on standard error, with a hint at what to do next. The exit code is 2 for
+rejected input and 1 for any other error. Only ``--debug`` shows a traceback.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from ..runtime.logs import FORMATS, LEVELS, escaped
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-# What a store has to say of its server belongs into the logs of processes that stay. Whoever asks for the state of a
-# queue did not ask for it, and the doctor tells it.
+# Store warnings about the server belong in the logs of long-running processes. Short commands stay silent about them;
+# `fairlane doctor` reports them.
 logging.getLogger("fairlane.store").addHandler(logging.NullHandler())
 
 NEXT_STEPS: dict[type[FairlaneError], str] = {
-    NotFound: "`fairlane jobs` and `fairlane queues` list what there is",
-    StoreUnavailable: "nothing is lost; try again, or let `fairlane doctor` look",
-    StoreMissing: "a worker, `fairlane enqueue` or `fairlane migrate` makes it; --url, -A or FAIRLANE_URL name another",
-    SchemaMismatch: "`fairlane migrate` brings an older store up to date; a newer one needs a newer fairlane",
+    NotFound: "list what exists with `fairlane jobs` or `fairlane queues`",
+    StoreUnavailable: "no job is lost; try again, or run `fairlane doctor`",
+    StoreMissing: "create it with `fairlane migrate`, or name another with --url, -A or FAIRLANE_URL",
+    SchemaMismatch: "upgrade an older store with `fairlane migrate`; a newer one needs a newer version of fairlane",
 }
 
 
-class Failure(click.ClickException):
-    """An error of Fairlane as the command line tells it."""
+class CommandError(click.ClickException):
+    """A Fairlane error, printed as one line with a hint."""
 
     def __init__(self, error: FairlaneError) -> None:
         lines = " ".join(str(error).split("\n"))
@@ -40,38 +40,38 @@ class Failure(click.ClickException):
         super().__init__(escaped(lines) + (f" ({hint})" if hint else ""))
 
 
-class Refusal(Failure):
-    """Input that was refused."""
+class InputError(CommandError):
+    """Rejected input."""
 
     exit_code = 2
 
 
 class Command(click.Command):
-    """A command that tells errors in one line, unless ``--debug`` asks for more."""
+    """A command that prints Fairlane errors as one line, or as a traceback with ``--debug``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.params.append(click.Option(["--debug"], is_flag=True, help="Show tracebacks of errors."))
+        self.params.append(click.Option(["--debug"], is_flag=True, help="Show the traceback of an error."))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it."""
+        """Run the command."""
         debug = ctx.params.pop("debug")
         try:
             return super().invoke(ctx)
         except FairlaneError as exc:
             if debug:
                 raise
-            raise (Refusal if isinstance(exc, InvalidInput) else Failure)(exc) from exc
+            raise (InputError if isinstance(exc, InvalidInput) else CommandError)(exc) from exc
 
 
 class _AppName(click.types.StringParamType):
-    """What ``-A`` takes. In the variable several of them are separated as those of ``-Q`` are."""
+    """The type of ``-A``. The environment variable separates several names by commas, as ``-Q`` does."""
 
     envvar_list_splitter = ","
 
 
 def app_option(function: F) -> F:
-    """``-A``, which names the application; the value is handed over as `app_name`, of several separated by commas."""
+    """Add ``-A``, which names the application. Several names arrive in `app_name`, separated by commas."""
     return click.option(
         *("-A", "--app", "app_name"),
         type=_AppName(),
@@ -80,26 +80,26 @@ def app_option(function: F) -> F:
         envvar="FAIRLANE_APP",
         show_envvar=True,
         metavar="MODULE:APP",
-        help="The application: module, module:app, or path/to/file.py:app. Several are served as one.",
+        help="The application: module, module:app or path/to/file.py:app. Repeatable; several act as one.",
     )(function)
 
 
 def url_option(function: F) -> F:
-    """``--url``, which names the store. The environment variable is read with the other settings."""
+    """Add ``--url``, which names the store. FAIRLANE_URL is read together with the other settings."""
     return click.option(
         "--url",
         metavar="URL",
-        help="The store; else the application's, else FAIRLANE_URL, else sqlite:///fairlane.db.",
+        help="The store. [default: the application's, FAIRLANE_URL, or sqlite:///fairlane.db]",
     )(function)
 
 
 def store_options(function: F) -> F:
-    """``-A`` and ``--url``, for commands that need no user code but may take its store from there."""
+    """Add ``-A`` and ``--url``. Commands that need no tasks take only the store from the application."""
     return app_option(url_option(function))
 
 
 def log_options(function: F) -> F:
-    """``--log-level`` and ``--log-format``, for commands that stay."""
+    """Add ``--log-level`` and ``--log-format``, for long-running commands."""
     level = click.option(
         *("--log-level", "-l"),
         type=click.Choice(LEVELS, case_sensitive=False),
@@ -107,7 +107,7 @@ def log_options(function: F) -> F:
         envvar="FAIRLANE_LOG_LEVEL",
         show_default=True,
         show_envvar=True,
-        help="The least level that is written. info has a line for every job that ends.",
+        help="The lowest level to log. info logs a line for every job that ends.",
     )
     format = click.option(
         "--log-format",
@@ -116,18 +116,18 @@ def log_options(function: F) -> F:
         envvar="FAIRLANE_LOG_FORMAT",
         show_default=True,
         show_envvar=True,
-        help="As text for people, or one JSON object a line.",
+        help="Readable text, or one JSON object per line.",
     )
     return level(format(function))
 
 
 def json_option(function: F) -> F:
-    """``--json``, handed over as `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")(function)
+    """Add ``--json``, which arrives as `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(function)
 
 
 def run(work: Awaitable[T]) -> T:
-    """Run one command's coroutine."""
+    """Run the coroutine of a command."""
 
     async def body() -> T:
         return await work

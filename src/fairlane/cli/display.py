@@ -1,7 +1,7 @@
-"""How answers look: tables and relative times for people, one JSON document for programs.
+"""Formats output: tables and relative times for people, one JSON document for programs.
 
-Lanes, names and errors are words of users. They are shown as plain text: markup in them does nothing, and control
-characters, which could move the cursor or recolour the terminal, are written as escapes.
+Lanes, names and errors come from users and are printed as plain text: markup in them has no effect, and control
+characters, which could move the cursor or change colours, are escaped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.text import Text
 from ..runtime.logs import escaped
 
 WIDE = 400
-"""Columns of what is not a terminal: whoever reads it by a program wants every id in full and on one line."""
+"""Columns where standard output is not a terminal: a program that reads it needs every id whole, on one line."""
 
 STATE_STYLES = {
     "scheduled": "cyan",
@@ -49,14 +49,14 @@ STATE_STYLES = {
 
 
 def console() -> Console:
-    """Where answers go: standard output as it is now, with room for long lines when nobody looks at it."""
+    """A console on the current standard output, with room for long lines if that is not a terminal."""
     if sys.stdout.isatty():
         return Console(highlight=False)
     return Console(highlight=False, width=WIDE)
 
 
 def plain(value: object, style: str = "", *, most: int | None = None) -> Text:
-    """Any value as text that cannot do anything to the terminal; None is a dash. `most` cuts long texts."""
+    """A value as text that is safe to print; None is a dash. `most` is the length at which it is cut."""
     if value is None or value == "":
         return Text("–", style="dim")
     text = escaped(str(value))
@@ -65,21 +65,21 @@ def plain(value: object, style: str = "", *, most: int | None = None) -> Text:
     return Text(text, style=style)
 
 
-def word(value: object) -> Text:
-    """A state or a priority, in its colour."""
+def state_text(value: object) -> Text:
+    """A state or a priority in its colour."""
     text = str(value)
     return Text(text, style=STATE_STYLES.get(text, ""))
 
 
 def number(value: int | None, style: str = "", *, exact: bool = True) -> Text:
-    """A count; a zero stays in the background, and an estimate has a tilde."""
+    """A count. A zero is dimmed, and an estimate has a tilde."""
     if value is None:
         return plain(None)
     return Text(f"{'' if exact else '~'}{value:,}", style=style if value else "dim")
 
 
 def duration(seconds: float | None) -> str:
-    """A duration in the unit that fits it."""
+    """A duration in the unit that fits."""
     if seconds is None:
         return "–"
     if seconds < 0.0995:
@@ -87,14 +87,14 @@ def duration(seconds: float | None) -> str:
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     for unit, size in (("s", 1), ("min", 60), ("h", 3_600)):
-        # Up to 120 s, 120 min and 48 h: below two of the next unit rounding would hide too much.
+        # Up to 120 s, 120 min and 48 h: less than two of the next unit would round too coarsely.
         if seconds < size * (48 if unit == "h" else 120):
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds / 86_400:.0f} days"
 
 
 def ago(at: float | None, now: float | None = None) -> str:
-    """A moment as seen from now."""
+    """A time relative to now."""
     if at is None:
         return "–"
     passed = (time.time() if now is None else now) - at
@@ -104,8 +104,10 @@ def ago(at: float | None, now: float | None = None) -> str:
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], *, title: str | None = None, head: bool = True
 ) -> Table:
-    """A table whose cells wrap instead of being cut. A column whose name begins with ``|`` or ``>`` keeps its cells on
-    one line while others give way, for what people copy or compare; ``>`` also sets them to the right.
+    """A table whose cells wrap instead of being cut.
+
+    A column whose name begins with ``|`` or ``>`` is never wrapped, for values that people copy or compare; ``>`` also
+    aligns it to the right.
     """
     made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
     made.show_header = head
@@ -118,13 +120,13 @@ def table(
     return made
 
 
-def nothing(what: str, store: str, hint: str = "", *, style: str = "dim") -> Text:
-    """An empty answer: it names the store, because that may be another one than somebody has in mind."""
+def empty(what: str, store: str, hint: str = "", *, style: str = "dim") -> Text:
+    """An empty result. It names the store, which may not be the one that the user had in mind."""
     return plain(f"{what} in {store}" + (f"; {hint}" if hint else ""), style)
 
 
 def fields(pairs: Iterable[tuple[str, RenderableType]]) -> Table:
-    """Names and values below each other."""
+    """Names and values, one pair per row."""
     made = Table.grid(padding=(0, 2))
     made.add_column(style="dim")
     made.add_column(overflow="fold")
@@ -135,13 +137,13 @@ def fields(pairs: Iterable[tuple[str, RenderableType]]) -> Table:
 
 def show(*renderables: RenderableType) -> None:
     """Print for people."""
-    target = console()
-    if target.is_terminal:
-        target.print(*renderables, sep="\n")
+    output = console()
+    if output.is_terminal:
+        output.print(*renderables, sep="\n")
         return
-    # Nobody looks, so a program reads: no blanks that fill a table up.
-    with target.capture() as capture:
-        target.print(*renderables, sep="\n")
+    # A program may read this: strip the padding of tables.
+    with output.capture() as capture:
+        output.print(*renderables, sep="\n")
     click.echo("\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n")))
 
 
@@ -150,14 +152,14 @@ def show_json(document: Any) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
 
 
-def lines_of_terminal() -> int:
-    """How many lines there are to fill."""
+def terminal_height() -> int:
+    """The number of rows of the terminal."""
     return shutil.get_terminal_size((120, 40)).lines
 
 
 @contextmanager
 def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A progress bar on standard error while somebody looks at it; yields what to call with each step's size."""
+    """A progress bar on standard error, if that is a terminal. Yields a function to call with the size of each step."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -168,5 +170,5 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
 
 def error_console() -> Console:
-    """Where everything goes that is not an answer."""
+    """A console on standard error, for everything that is not the result of a command."""
     return Console(stderr=True, highlight=False)

@@ -1,4 +1,4 @@
-"""Commands that show jobs: ``status``, ``jobs``, ``job``."""
+"""The commands that show jobs: ``status``, ``jobs`` and ``job``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..model.job import Job, JobState
 from ..model.reading import told_count
 from . import display
 from .command import Command, json_option, run, store_options
-from .context import Target
+from .context import CommandContext
 from .display import plain
-from .overview import look, queue_table, worker_table
+from .overview import queue_table, read_overview, worker_table
 
 WIDE_ENOUGH = 150
 NARROW = ["|id", "|state", "task", "lane", "note"]
@@ -30,9 +30,9 @@ STATES = click.Choice([state.value for state in JobState])
 @store_options
 @json_option
 def status_command(job_id: str | None, app_name: str | None, url: str | None, as_json: bool) -> None:
-    """Show how the queues are doing, or everything about one JOB."""
-    target = Target(app_name, url)
-    run(_show_job(target, job_id, as_json) if job_id else _show_overview(target, as_json))
+    """Show queues, workers and the leader, or everything about one JOB."""
+    context = CommandContext(app_name, url)
+    run(_show_job(context, job_id, as_json) if job_id else _show_overview(context, as_json))
 
 
 @click.command("job", cls=Command)
@@ -40,8 +40,8 @@ def status_command(job_id: str | None, app_name: str | None, url: str | None, as
 @store_options
 @json_option
 def job_command(job_id: str, app_name: str | None, url: str | None, as_json: bool) -> None:
-    """Show everything about one JOB: state, place in line and why, attempts, error, result."""
-    run(_show_job(Target(app_name, url), job_id, as_json))
+    """Show everything about one JOB: state, place in line, why it waits, attempts, error, result."""
+    run(_show_job(CommandContext(app_name, url), job_id, as_json))
 
 
 @click.command("jobs", cls=Command)
@@ -49,31 +49,39 @@ def job_command(job_id: str, app_name: str | None, url: str | None, as_json: boo
 @click.option("--queue", "-q", help="Only jobs of this queue.")
 @click.option("--lane", help="Only jobs of this lane; needs --queue.")
 @click.option("--task", help="Only jobs of this task, by its full name.")
-@click.option("--worker", metavar="POOL/INDEX", help="Only jobs bound to, on or last on this worker.")
-@click.option("--sticky", metavar="KEY", help="Only jobs of this sticky key.")
-@click.option("--error", "--error-group", "error_group", metavar="GROUP", help="Only jobs that failed alike.")
+@click.option("--worker", metavar="POOL/INDEX", help="Only jobs that are bound to, run on or last ran on this worker.")
+@click.option("--sticky", metavar="KEY", help="Only jobs with this sticky key.")
+@click.option(
+    "--error",
+    "--error-group",
+    "error_group",
+    metavar="GROUP",
+    help="Only jobs of this error group, such as 'KeyError in render'.",
+)
 @click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True)
-@click.option("--cursor", help="Continue a list where it ended.")
+@click.option("--cursor", help="Continue from the cursor of an earlier list.")
 @store_options
 @json_option
 def jobs_command(
     app_name: str | None, url: str | None, as_json: bool, limit: int, cursor: str | None, **where: Any
 ) -> None:
-    """List jobs, the newest first."""
-    run(_list_jobs(Target(app_name, url), where, limit, cursor, as_json))
+    """List jobs, newest first."""
+    run(_list_jobs(CommandContext(app_name, url), where, limit, cursor, as_json))
 
 
-async def _list_jobs(target: Target, where: dict[str, Any], limit: int, cursor: str | None, as_json: bool) -> None:
+async def _list_jobs(
+    context: CommandContext, where: dict[str, Any], limit: int, cursor: str | None, as_json: bool
+) -> None:
     state = where.pop("state")
-    async with target.client() as client:
+    async with context.client() as client:
         page = await client.find(**where, state=JobState(state) if state else None, limit=limit, cursor=cursor)
     if as_json:
         listed = [documents.listed_job(job) for job in page.jobs]
-        display.show_json({"store": target.shown_url, "jobs": listed, "cursor": page.cursor})
+        display.show_json({"store": context.shown_url, "jobs": listed, "cursor": page.cursor})
         return
     if not page.jobs:
         such = "such " if state or any(where.values()) else ""
-        display.show(display.nothing(f"no {such}jobs", target.shown_url))
+        display.show(display.empty(f"no {such}jobs", context.shown_url))
         return
     display.show(job_table(page.jobs))
     if page.cursor:
@@ -81,15 +89,15 @@ async def _list_jobs(target: Target, where: dict[str, Any], limit: int, cursor: 
 
 
 def job_table(jobs: tuple[Job, ...]) -> RenderableType:
-    """Jobs as a table; a narrow terminal sees what matters most."""
+    """Jobs as a table. A narrow terminal shows the most important columns."""
     now = time.time()
     cells: dict[str, Callable[[Job], RenderableType]] = {
         "|id": lambda job: plain(job.id),
-        "|state": lambda job: display.word(job.state.value),
+        "|state": lambda job: display.state_text(job.state.value),
         "task": lambda job: plain(job.task),
         "queue": lambda job: plain(job.queue),
         "lane": lambda job: plain(job.lane),
-        "class": lambda job: display.word(job.priority.label),
+        "class": lambda job: display.state_text(job.priority.label),
         ">attempt": lambda job: display.number(job.attempt),
         "worker": lambda job: plain(job.worker),
         "sent": lambda job: Text(display.ago(job.enqueued_at, now)),
@@ -100,7 +108,7 @@ def job_table(jobs: tuple[Job, ...]) -> RenderableType:
 
 
 def _note(job: Job, now: float) -> Text:
-    """What matters most about a job in its state."""
+    """The most important fact about a job in its state."""
     if job.state is JobState.FAILED and job.error:
         return plain(f"{job.reason}: {last_line(job.error)}", "red", most=80)
     if job.state is JobState.SCHEDULED:
@@ -115,12 +123,12 @@ def _note(job: Job, now: float) -> Text:
 
 
 def last_line(error: str) -> str:
-    """The line of an error that says what happened."""
+    """The last line of a traceback, which names the error."""
     return error.strip().rpartition("\n")[2]
 
 
-async def _show_job(target: Target, id: str, as_json: bool) -> None:
-    async with target.client() as client:
+async def _show_job(context: CommandContext, id: str, as_json: bool) -> None:
+    async with context.client() as client:
         handle = client.handle(id)
         job = await handle.job()
         position, eta, why = await handle.position(), await handle.eta(), await handle.why()
@@ -132,18 +140,18 @@ async def _show_job(target: Target, id: str, as_json: bool) -> None:
     rows: list[tuple[str, RenderableType]] = [
         ("job", plain(job.id, "bold")),
         ("task", plain(job.task)),
-        ("state", display.word(job.state.value)),
+        ("state", display.state_text(job.state.value)),
         ("why", plain(why)),
     ]
     if position is not None:
         place = told_count(position.place, exact=position.exact)
         line = f"{place} of {told_count(position.of, exact=position.of_exact)}"
         rows.append(("place", plain(f"{line} in its lane, about {position.queue_ahead} ahead in its queue")))
-        rows.append(("starts", plain("cannot be told" if eta is None else f"in about {display.duration(eta)}")))
+        rows.append(("starts", plain("unknown" if eta is None else f"in about {display.duration(eta)}")))
     rows += [
         ("queue", plain(job.queue)),
         ("lane", plain(job.lane)),
-        ("priority", display.word(job.priority.label)),
+        ("priority", display.state_text(job.priority.label)),
         ("attempt", plain(f"{job.attempt} of {job.retries + 1}")),
         ("worker", plain(job.worker)),
         ("sent", plain(display.ago(job.enqueued_at, now))),
@@ -157,7 +165,7 @@ async def _show_job(target: Target, id: str, as_json: bool) -> None:
 
 
 def _optional_rows(job: Job, now: float) -> list[tuple[str, RenderableType]]:
-    """What only some jobs have."""
+    """Rows for fields that only some jobs have."""
     values: dict[str, str | None] = {
         "due": None if job.due_at is None or job.state is not JobState.SCHEDULED else display.ago(job.due_at, now),
         "expires": None if job.expires_at is None or job.state.final else display.ago(job.expires_at, now),
@@ -176,7 +184,7 @@ def _optional_rows(job: Job, now: float) -> list[tuple[str, RenderableType]]:
 
 
 def attempt_table(job: Job, now: float) -> RenderableType:
-    """The history of a job."""
+    """The attempts of a job."""
     return display.table(
         (">fence", ">attempt", "worker", "started", "took", "outcome", "reason", ">refused", "error"),
         [
@@ -186,7 +194,7 @@ def attempt_table(job: Job, now: float) -> RenderableType:
                 plain(attempt.worker),
                 Text(display.ago(attempt.started_at, now)),
                 Text(display.duration(None if attempt.ended_at is None else attempt.ended_at - attempt.started_at)),
-                display.word(attempt.outcome or "running"),
+                display.state_text(attempt.outcome or "running"),
                 plain(attempt.reason.value if attempt.reason else None),
                 display.number(attempt.refused),
                 plain(last_line(attempt.error) if attempt.error else None, "red", most=80),
@@ -197,13 +205,13 @@ def attempt_table(job: Job, now: float) -> RenderableType:
     )
 
 
-async def _show_overview(target: Target, as_json: bool) -> None:
-    async with target.client() as client:
-        overview = await look(client)
+async def _show_overview(context: CommandContext, as_json: bool) -> None:
+    async with context.client() as client:
+        overview = await read_overview(client)
     if as_json:
-        display.show_json({"store": target.shown_url, **overview.record()})
+        display.show_json({"store": context.shown_url, **overview.record()})
         return
-    store = display.fields([("store", plain(target.shown_url)), ("leader", overview.leader_text())])
+    store = display.fields([("store", plain(context.shown_url)), ("leader", overview.leader_text())])
     display.show(
-        store, queue_table(overview.queues, target.shown_url), worker_table(overview.workers, target.shown_url)
+        store, queue_table(overview.queues, context.shown_url), worker_table(overview.workers, context.shown_url)
     )

@@ -1,4 +1,4 @@
-"""The command ``limit``: shows how many jobs of a queue and of its lanes run at once, and overrides it."""
+"""The command ``limit``: shows and overrides how many jobs of a queue and of its lanes run at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..model.names import shown
 from ..model.reading import QueueReading
 from . import display
 from .command import Command, json_option, run, store_options
-from .context import Target, Use
+from .context import CommandContext, StoreAccess
 from .display import plain
 
 NO_LIMIT = "none"
@@ -28,7 +28,7 @@ class Limit(click.ParamType[int | str]):
     name = "limit"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        """The number, or the word."""
+        """Return the number, or ``none``."""
         text = str(value).strip().lower()
         if text == NO_LIMIT:
             return text
@@ -40,8 +40,8 @@ class Limit(click.ParamType[int | str]):
 @click.command("limit", cls=Command)
 @click.argument("queue")
 @click.argument("limit", metavar="[N]", type=Limit(), required=False)
-@click.option("--lane", metavar="PATTERN", help="The lanes that match: a key, or its beginning and *.")
-@click.option("--clear", is_flag=True, help="Let the declared limit count again.")
+@click.option("--lane", metavar="PATTERN", help="Lanes that match: a key, or a prefix followed by *.")
+@click.option("--clear", is_flag=True, help="Remove the override; the declared limit applies again.")
 @store_options
 @json_option
 def limit_command(
@@ -53,40 +53,40 @@ def limit_command(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Show how many jobs of QUEUE run at once, or override it by N; `none` lets as many run as there are slots."""
+    """Show how many jobs of QUEUE may run at once, or override it with N; `none` removes the limit."""
     if clear and limit is not None:
-        raise InvalidInput("--clear", "takes an override back; give either it or a number")
+        raise InvalidInput("--clear", "removes an override and cannot be combined with a number")
     changes = clear or limit is not None
 
-    async def work(target: Target) -> None:
-        async with target.client() as client:
+    async def work(context: CommandContext) -> None:
+        async with context.client() as client:
             if clear:
                 await client.clear_limit(queue, lane=lane)
             elif limit is not None:
                 await client.set_limit(queue, limit if isinstance(limit, int) else None, lane=lane)
             reading = next((each for each in await client.queues() if each.name == queue), None)
         if reading is None:
-            raise NotFound(f"there is no queue {shown(queue)} in {target.shown_url}")
+            raise NotFound(f"queue {shown(queue)} does not exist in {context.shown_url}")
         rows = limit_records(reading)
         if lane is not None:
             rows = [row for row in rows if row["lane"] == lane]
         if as_json:
-            display.show_json({"store": target.shown_url, "queue": queue, "limits": rows})
+            display.show_json({"store": context.shown_url, "queue": queue, "limits": rows})
         elif rows:
             display.show(limit_table(rows))
         else:
-            display.show(display.nothing(f"no limit for lane {lane} of queue {queue}", target.shown_url))
+            display.show(display.empty(f"no limit for lane {lane} of queue {queue}", context.shown_url))
 
-    run(work(Target(app_name, url, Use.CHANGE if changes else Use.READ)))
+    run(work(CommandContext(app_name, url, StoreAccess.CHANGE if changes else StoreAccess.READ)))
 
 
 def limit_records(queue: QueueReading) -> list[documents.Record]:
-    """The limit of a queue, and of each pattern of its lanes: as declared, as overridden, and as it counts."""
-    laid_over = queue.override
-    whole = laid_over is not None and laid_over.limit is not msgspec.UNSET
+    """The limit of a queue and of each lane pattern: declared, overridden, and in force."""
+    override = queue.override
+    whole = override is not None and override.limit is not msgspec.UNSET
     found = [_record(None, queue.declared.limit, whole, queue.settings.limit, queue.settings.paused)]
     declared = {rule.pattern: rule for rule in queue.declared.lanes}
-    overridden = {rule.pattern: rule for rule in (() if laid_over is None else laid_over.lanes)}
+    overridden = {rule.pattern: rule for rule in (() if override is None else override.lanes)}
     for pattern in sorted({*declared, *overridden}):
         known, over = declared.get(pattern), overridden.get(pattern)
         counts = over or known
@@ -103,7 +103,7 @@ def _record(
 
 
 def limit_table(rows: list[documents.Record]) -> RenderableType:
-    """Limits below each other."""
+    """Limits as a table."""
     return display.table(
         ("|lanes", ">declared", ">override", ">in force", "note"),
         [

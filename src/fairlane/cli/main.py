@@ -1,5 +1,7 @@
-"""The group of all commands. A command's module is imported when the command is named or the help lists it; none of
-them imports a store or the worker before it runs.
+"""The ``fairlane`` command group.
+
+The module of a command is imported when the command is used or listed in the help. No module imports a store or the
+worker before its command runs.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from importlib import import_module
 
 import click
 
-from .ending import own_process
+from .process_exit import allow_forced_exit
 
 COMMANDS = {
     "demo": "demo.command",
@@ -24,8 +26,8 @@ COMMANDS = {
     "lanes": "queues",
     "workers": "queues",
     "bindings": "queues",
-    "schedules": "catalog",
-    "tasks": "catalog",
+    "schedules": "tasks",
+    "tasks": "tasks",
     "tokens": "tokens",
     "pause": "queues",
     "resume": "queues",
@@ -39,18 +41,18 @@ COMMANDS = {
     "bench": "bench",
     "completion": "maintenance",
 }
-"""Every command with the module that holds it, in the order of the help."""
+"""Every command and its module, in the order of the help."""
 
 
 class Commands(click.Group):
-    """Imports the module of a command when somebody asks for it."""
+    """Imports the module of a command on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order of the help."""
+        """Return the names in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of this name."""
+        """Import and return the command."""
         module = COMMANDS.get(cmd_name)
         if module is None:
             return None
@@ -62,14 +64,14 @@ class Commands(click.Group):
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="`fairlane demo` shows what it is about. Every command explains itself by --help.",
+    epilog="Start with `fairlane demo`. `fairlane COMMAND --help` explains a command.",
 )
 @click.version_option(package_name="fairlane", message="fairlane %(version)s")
 def fairlane() -> None:
-    """Fairlane: a task queue for Python in which nobody blocks anybody else."""
+    """Fairlane: a task queue for Python in which no tenant blocks another."""
 
 
 def main() -> None:
-    """What the installed script calls."""
-    own_process()
+    """The entry point of the installed script."""
+    allow_forced_exit()
     fairlane(prog_name="fairlane")

@@ -1,4 +1,4 @@
-"""Commands that look after the store and the shell: ``migrate``, ``doctor``, ``completion``."""
+"""The commands ``migrate``, ``doctor`` and ``completion``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from . import display
 from .command import Command, json_option, run, store_options
-from .context import Target, Use
+from .context import CommandContext, StoreAccess
 from .display import plain
 
 if TYPE_CHECKING:
@@ -22,44 +22,44 @@ if TYPE_CHECKING:
 @store_options
 @json_option
 def migrate_command(app_name: str | None, url: str | None, as_json: bool) -> None:
-    """Bring the store's schema up to date. Doing it twice, even at once, is harmless."""
+    """Upgrade the store's schema. It is safe to repeat, and to run from several machines at once."""
 
-    async def work(target: Target) -> None:
-        async with target.client() as client:
+    async def work(context: CommandContext) -> None:
+        async with context.client() as client:
             version = await client.migrate()
         if as_json:
-            display.show_json({"store": target.shown_url, "version": version})
+            display.show_json({"store": context.shown_url, "version": version})
         else:
-            display.show(plain(f"{target.shown_url} has schema version {version}"))
+            display.show(plain(f"{context.shown_url} has schema version {version}"))
 
-    run(work(Target(app_name, url, Use.MAKE)))
+    run(work(CommandContext(app_name, url, StoreAccess.CREATE)))
 
 
 @click.command("doctor", cls=Command)
-@click.option("--recount", is_flag=True, help="Also compute every number anew from the jobs, and correct what differs.")
+@click.option("--recount", is_flag=True, help="Also recompute every count from the jobs and correct differences.")
 @store_options
 @json_option
 def doctor_command(recount: bool, app_name: str | None, url: str | None, as_json: bool) -> None:
-    """Look for what is wrong, and say what to do about it. Exits with 1 when there is an error."""
+    """Look for problems and suggest a fix for each. The exit code is 1 if there is an error."""
     from ..doctor import diagnose
     from ..store.diagnosis import Level
 
-    async def work(target: Target) -> list[Finding]:
-        async with target.client():
-            return await diagnose(target.connection, recount=recount)
+    async def work(context: CommandContext) -> list[Finding]:
+        async with context.client():
+            return await diagnose(context.connection, recount=recount)
 
-    target = Target(app_name, url)
-    findings = run(work(target))
+    context = CommandContext(app_name, url)
+    findings = run(work(context))
     if as_json:
-        display.show_json({"store": target.shown_url, "findings": [msgspec.to_builtins(f) for f in findings]})
+        display.show_json({"store": context.shown_url, "findings": [msgspec.to_builtins(f) for f in findings]})
     else:
-        display.show(plain(target.shown_url, "dim"))
+        display.show(plain(context.shown_url, "dim"))
         rows = []
         for finding in findings:
-            what = plain(finding.what)
+            text = plain(finding.what)
             if finding.advice:
-                what += Text("\n→ ", style="dim") + plain(finding.advice, "dim")
-            rows.append((display.word(finding.level.value), plain(finding.topic), what))
+                text += Text("\n→ ", style="dim") + plain(finding.advice, "dim")
+            rows.append((display.state_text(finding.level.value), plain(finding.topic), text))
         display.show(display.table(("", "", ""), rows, head=False))
     if any(finding.level is Level.ERROR for finding in findings):
         sys.exit(1)
@@ -68,7 +68,7 @@ def doctor_command(recount: bool, app_name: str | None, url: str | None, as_json
 @click.command("completion", cls=Command)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion_command(shell: str) -> None:
-    """Print the script that completes commands in your SHELL.
+    """Print a script that completes commands in your SHELL.
 
     \b
     bash:  eval "$(fairlane completion bash)"     in ~/.bashrc

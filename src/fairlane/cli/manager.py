@@ -1,6 +1,6 @@
-"""The command ``manager``: promotes, rescues, schedules and prunes, and runs no job.
+"""The command ``manager``: promotes, rescues, schedules and prunes, and runs no jobs.
 
-Its session is kept like a worker's, so that everybody sees who is there to lead.
+It renews a session like a worker, so that `fairlane workers --all` and `fairlane status` show it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..model.session import NewSession, Renewal, SessionKind
 from ..runtime.lease_keeper import Holdings, LeaseKeeper
 from ..runtime.logs import configure
 from .command import Command, log_options, run, store_options
-from .context import Target, Use
+from .context import CommandContext, StoreAccess
 
 if TYPE_CHECKING:
     from ..store.port import Store
@@ -31,47 +31,47 @@ logger = logging.getLogger("fairlane.manager")
 @log_options
 @store_options
 def manager_command(app_name: str | None, url: str | None, log_level: str, log_format: str) -> None:
-    """Lead the fleet, or stand by to: due jobs, retries, schedules, rescues. Needs none of your code."""
-    target = Target(app_name, url, Use.MAKE)
+    """Run a manager without a worker: due jobs, retries, schedules, rescues. Needs none of your code."""
+    context = CommandContext(app_name, url, StoreAccess.CREATE)
     configure(log_level, log_format)
-    run(_lead(target))
+    run(_lead(context))
 
 
-async def _lead(target: Target) -> None:
+async def _lead(context: CommandContext) -> None:
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    store = await target.connection.store()
-    session = ManagerSession(target, store)
+    store = await context.connection.store()
+    session = ManagerSession(context, store)
     await session.begin()
     try:
         await stopped.wait()
     finally:
         await session.end()
-        await target.app.close()
+        await context.app.close()
 
 
 class ManagerSession:
-    """The session of a manager that runs alone. It holds no jobs; a session that is lost is replaced by a new one."""
+    """The session of a manager that runs alone. It owns no jobs. A lost session is replaced by a new one."""
 
-    def __init__(self, target: Target, store: Store) -> None:
-        self._settings = target.app.settings
+    def __init__(self, context: CommandContext, store: Store) -> None:
+        self._settings = context.app.settings
         self._store = store
         self._loop = asyncio.get_running_loop()
         self._stopping = False
         self._session = ""
         self._renewing: asyncio.Task[None] | None = None
-        self._open_store = target.app.open_store
+        self._open_store = context.app.open_store
 
     async def begin(self) -> None:
-        """Register, and stand for leadership."""
+        """Register the session and stand for election."""
         await self._register()
         self._keeper = LeaseKeeper(self._open_store, self._settings.intervals, self, background_tasks=[self._manage])
         await self._keeper.start()
         logger.info("the manager is ready")
 
     async def end(self) -> None:
-        """Resign, and leave."""
+        """Resign and end the session."""
         self._stopping = True
         if self._renewing is not None:
             self._renewing.cancel()
@@ -99,33 +99,33 @@ class ManagerSession:
             store, session=self._session, intervals=self._settings.intervals, retention=self._settings.retention
         ).run()
 
-    async def _begin_anew(self) -> None:
+    async def _register_again(self) -> None:
         while True:
             try:
                 await self._register()
             except Exception as exc:
-                logger.warning("could not register anew (%s); trying again", exc)
+                logger.warning("could not register again (%s); retrying", exc)
                 await asyncio.sleep(self._settings.intervals.poll)
             else:
                 self._keeper.nudge()
                 return
 
     def _lose_session(self) -> None:
-        logger.warning("the session was declared dead; registering anew")
-        self._renewing = self._loop.create_task(self._begin_anew())
+        logger.warning("the session was declared dead; registering again")
+        self._renewing = self._loop.create_task(self._register_again())
 
-    # -- called by the keeper, from its thread -----------------------------------------------------------------------
+    # -- called by the lease keeper, in its thread --------------------------------------------------------------------
 
     def holdings(self) -> Holdings:
-        """It never holds a job."""
+        """Report that the session owns no jobs."""
         return Holdings(self._session, [], 0, self._stopping)
 
     def renewed(self, renewal: Renewal) -> None:
-        """There is nothing to compare."""
+        """Nothing to do: there are no jobs to compare."""
 
     def session_lost(self, session: str) -> None:
-        """Leadership does not hang on the session, so nothing has to end; only the name was lost."""
+        """Register again. Leadership does not depend on the session, so no work stops."""
         self._loop.call_soon_threadsafe(self._lose_session)
 
     def contact_lost(self) -> None:
-        """The term has a lease of its own, which the manager watches."""
+        """Nothing to do: the manager watches the lease of its own term."""

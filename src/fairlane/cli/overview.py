@@ -1,4 +1,4 @@
-"""One look at everything: queues, workers, the leader. ``status`` prints it once, ``top`` again and again."""
+"""Queues, workers and the leader at one moment. ``status`` prints them once, ``top`` repeatedly."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from ..client import Client
 
 BAR = 20
-"""The most places of a bar; more slots share them."""
+"""The longest bar. With more slots, a block stands for several."""
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """What was there at one look."""
+    """Queues, sessions and the leader, read together."""
 
     queues: tuple[QueueReading, ...]
     sessions: tuple[Session, ...]
-    """Those that are there; the ended and the dead are history."""
+    """Live and stopping sessions, without those that ended or died."""
     leader: Term | None
 
     @property
     def workers(self) -> list[Session]:
-        """The workers that are there, by place."""
+        """The workers, by pool and index."""
         found = [session for session in self.sessions if session.kind is SessionKind.WORKER]
         return sorted(found, key=lambda worker: (worker.pool, worker.index or 0))
 
     def record(self) -> documents.Record:
-        """All of it as a document."""
+        """The overview as a document."""
         return {
             "queues": [documents.queue_record(queue) for queue in self.queues],
             "workers": [documents.session_record(worker) for worker in self.workers],
@@ -46,16 +46,16 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def leader_text(self) -> Text:
-        """Who leads, in words."""
+        """The name of the leader."""
         if self.leader is None:
-            return Text("nobody leads: no worker and no manager is there", style="yellow")
+            return Text("none: no worker or manager is running", style="yellow")
         known = next((session for session in self.sessions if session.id == self.leader.session), None)
         name = self.leader.session if known is None else known.worker or f"{known.kind.value} {known.host}"
         return plain(f"{name}, term {self.leader.number}")
 
 
-async def look(client: Client) -> Overview:
-    """Read it all."""
+async def read_overview(client: Client) -> Overview:
+    """Read the overview from the store."""
     present = (SessionState.LIVE, SessionState.STOPPING)
     return Overview(
         queues=tuple(await client.queues()),
@@ -65,13 +65,13 @@ async def look(client: Client) -> Overview:
 
 
 NARROW = 120
-"""Columns of a terminal below which only the most important columns of a table are shown."""
+"""Width of a terminal below which tables show only their most important columns."""
 
 
 def queue_table(queues: Sequence[QueueReading], store: str, width: int | None = None) -> RenderableType:
-    """Queues with their counts by state, and how long the oldest job has waited."""
+    """Queues as a table: counts by state, and how long the oldest job has waited."""
     if not queues:
-        return display.nothing("no queues", store)
+        return display.empty("no queues", store)
     cells: dict[str, Callable[[QueueReading], RenderableType]] = {
         "|queue": lambda queue: plain(queue.name, "bold"),
         ">pending": lambda queue: number(queue.counts.pending, "yellow"),
@@ -114,20 +114,20 @@ def _settings(queue: QueueReading) -> Text:
 
 
 def _short_settings(queue: QueueReading) -> Text:
-    """What changes most how a queue runs, on one line."""
+    """The settings that matter most: paused, or the limit."""
     settings = queue.settings
     text = plain("" if settings.limit is None else f"limit {settings.limit}", "dim")
     return Text("paused", style="bold yellow") if settings.paused else text
 
 
 def worker_table(workers: Sequence[Session], store: str, width: int | None = None) -> RenderableType:
-    """Workers with what they have in hand; a narrow terminal sees what matters most."""
+    """Workers as a table. A narrow terminal shows the most important columns."""
     if not workers:
-        return display.nothing("no workers", store, "start one: fairlane worker -A module:app", style="yellow")
+        return display.empty("no workers", store, "start one: fairlane worker -A module:app", style="yellow")
     now = time.time()
     cells: dict[str, Callable[[Session], RenderableType]] = {
         "|worker": lambda worker: plain(worker.worker or worker.kind.value, "bold"),
-        "state": lambda worker: display.word(worker.state.value),
+        "state": lambda worker: display.state_text(worker.state.value),
         "|slots": slot_bar,
         ">used": lambda worker: Text(f"{sum(worker.running)}/{worker.slots.total if worker.slots else 0}"),
         "queues": lambda worker: plain(", ".join(worker.queues)),
@@ -144,16 +144,16 @@ def worker_table(workers: Sequence[Session], store: str, width: int | None = Non
 
 
 def lease_text(session: Session) -> Text:
-    """How long the lease still holds; late renewals show."""
+    """The rest of the lease, coloured when a renewal is late."""
     if session.state in (SessionState.ENDED, SessionState.DEAD):
         return plain(None)
     if session.remaining < 0:
-        return Text(f"over for {display.duration(-session.remaining)}", style="bold red")
+        return Text(f"expired {display.duration(-session.remaining)} ago", style="bold red")
     return Text(display.duration(session.remaining), style="yellow" if session.remaining < session.lease / 3 else "dim")
 
 
 def slot_bar(worker: Session) -> Text:
-    """Slots as blocks: taken by high, normal and low work, free, and kept free for high."""
+    """Slots as blocks: used by high, normal and low jobs, free, and reserved for high."""
     if worker.slots is None:
         return Text("")
     total = worker.slots.total

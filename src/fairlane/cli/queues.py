@@ -1,6 +1,4 @@
-"""Commands that show and steer queues and those who serve them: ``queues``, ``lanes``, ``workers``, ``bindings``,
-``pause``, ``resume``.
-"""
+"""The commands ``queues``, ``lanes``, ``workers``, ``bindings``, ``pause`` and ``resume``."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from .. import documents
 from ..model.session import SessionState
 from . import display
 from .command import Command, json_option, run, store_options
-from .context import Target, Use
+from .context import CommandContext, StoreAccess
 from .display import number, plain
 from .overview import queue_table, worker_table
 
@@ -23,19 +21,19 @@ from .overview import queue_table, worker_table
 @store_options
 @json_option
 def queues_command(app_name: str | None, url: str | None, as_json: bool) -> None:
-    """List the queues with their jobs by state."""
+    """List the queues with their jobs by state, workers and settings."""
 
-    async def work(target: Target) -> None:
-        async with target.client() as client:
+    async def work(context: CommandContext) -> None:
+        async with context.client() as client:
             queues = await client.queues()
         if as_json:
             display.show_json(
-                {"store": target.shown_url, "queues": [documents.queue_record(queue) for queue in queues]}
+                {"store": context.shown_url, "queues": [documents.queue_record(queue) for queue in queues]}
             )
         else:
-            display.show(queue_table(queues, target.shown_url))
+            display.show(queue_table(queues, context.shown_url))
 
-    run(work(Target(app_name, url)))
+    run(work(CommandContext(app_name, url)))
 
 
 @click.command("lanes", cls=Command)
@@ -44,13 +42,13 @@ def queues_command(app_name: str | None, url: str | None, as_json: bool) -> None
 @store_options
 @json_option
 def lanes_command(queue: str, limit: int, app_name: str | None, url: str | None, as_json: bool) -> None:
-    """List the lanes of QUEUE that have work, the longest first."""
+    """List the lanes of QUEUE that have jobs, longest first."""
 
-    async def work(target: Target) -> None:
-        async with target.client() as client:
+    async def work(context: CommandContext) -> None:
+        async with context.client() as client:
             lanes = await client.lanes(queue, limit=limit)
         if as_json:
-            display.show_json({"store": target.shown_url, "lanes": [documents.lane_record(lane) for lane in lanes]})
+            display.show_json({"store": context.shown_url, "lanes": [documents.lane_record(lane) for lane in lanes]})
             return
         rows = [
             (
@@ -66,10 +64,10 @@ def lanes_command(queue: str, limit: int, app_name: str | None, url: str | None,
         display.show(
             display.table(("|lane", ">pending", ">running", ">limit", ">weight", "note"), rows)
             if rows
-            else display.nothing(f"no lane of queue {queue} has work", target.shown_url)
+            else display.empty(f"no lane of queue {queue} has jobs", context.shown_url)
         )
 
-    run(work(Target(app_name, url)))
+    run(work(CommandContext(app_name, url)))
 
 
 def _lane_note(ordered: bool, paused: bool) -> Text:
@@ -77,26 +75,28 @@ def _lane_note(ordered: bool, paused: bool) -> Text:
 
 
 @click.command("workers", cls=Command)
-@click.option("--all", "everybody", is_flag=True, help="Managers, waiters, and those that are gone as well.")
+@click.option(
+    "--all", "all_sessions", is_flag=True, help="Include managers, sessions that wait for a turn, and ended ones."
+)
 @store_options
 @json_option
-def workers_command(everybody: bool, app_name: str | None, url: str | None, as_json: bool) -> None:
-    """List the workers that are there."""
+def workers_command(all_sessions: bool, app_name: str | None, url: str | None, as_json: bool) -> None:
+    """List the running workers."""
 
-    async def work(target: Target) -> None:
-        async with target.client() as client:
+    async def work(context: CommandContext) -> None:
+        async with context.client() as client:
             sessions = await client.sessions()
-        if not everybody:
+        if not all_sessions:
             present = (SessionState.LIVE, SessionState.STOPPING)
             sessions = [s for s in sessions if s.kind.value == "worker" and s.state in present]
         if as_json:
             display.show_json(
-                {"store": target.shown_url, "workers": [documents.session_record(session) for session in sessions]}
+                {"store": context.shown_url, "workers": [documents.session_record(session) for session in sessions]}
             )
         else:
-            display.show(worker_table(sessions, target.shown_url))
+            display.show(worker_table(sessions, context.shown_url))
 
-    run(work(Target(app_name, url)))
+    run(work(CommandContext(app_name, url)))
 
 
 @click.command("bindings", cls=Command)
@@ -106,14 +106,14 @@ def workers_command(everybody: bool, app_name: str | None, url: str | None, as_j
 @store_options
 @json_option
 def bindings_command(app_name: str | None, url: str | None, as_json: bool, **which: Any) -> None:
-    """List which sticky key is bound to which worker, open ones first."""
+    """List which sticky key is bound to which worker, open bindings first."""
 
-    async def work(target: Target) -> None:
-        async with target.client() as client:
+    async def work(context: CommandContext) -> None:
+        async with context.client() as client:
             bindings = await client.bindings(**which)
         if as_json:
             display.show_json(
-                {"store": target.shown_url, "bindings": [documents.binding_record(binding) for binding in bindings]}
+                {"store": context.shown_url, "bindings": [documents.binding_record(binding) for binding in bindings]}
             )
             return
         now = time.time()
@@ -121,7 +121,7 @@ def bindings_command(app_name: str | None, url: str | None, as_json: bool, **whi
             (
                 plain(binding.key),
                 plain(f"{binding.pool}/{binding.index}"),
-                display.word(binding.state.value),
+                display.state_text(binding.state.value),
                 Text(display.ago(binding.opened_at, now)),
                 Text(display.ago(binding.used_at, now)),
                 Text(display.ago(binding.closed_at, now)),
@@ -132,38 +132,38 @@ def bindings_command(app_name: str | None, url: str | None, as_json: bool, **whi
         display.show(
             display.table(("key", "worker", "state", "opened", "used", "closed", "clean-up"), rows)
             if rows
-            else display.nothing("no bindings", target.shown_url)
+            else display.empty("no bindings", context.shown_url)
         )
 
-    run(work(Target(app_name, url)))
+    run(work(CommandContext(app_name, url)))
 
 
 @click.command("pause", cls=Command)
 @click.argument("queue")
-@click.option("--lane", help="Only this lane of it.")
+@click.option("--lane", help="Only this lane of the queue.")
 @store_options
 @json_option
 def pause_command(queue: str, lane: str | None, app_name: str | None, url: str | None, as_json: bool) -> None:
-    """Start no more jobs of QUEUE until it is resumed; what runs goes on."""
-    run(_set_paused(Target(app_name, url, Use.CHANGE), queue, lane, True, as_json))
+    """Start no more jobs of QUEUE until it is resumed. Running jobs continue."""
+    run(_set_paused(CommandContext(app_name, url, StoreAccess.CHANGE), queue, lane, True, as_json))
 
 
 @click.command("resume", cls=Command)
 @click.argument("queue")
-@click.option("--lane", help="Only this lane of it.")
+@click.option("--lane", help="Only this lane of the queue.")
 @store_options
 @json_option
 def resume_command(queue: str, lane: str | None, app_name: str | None, url: str | None, as_json: bool) -> None:
-    """Let the jobs of a paused QUEUE start again."""
-    run(_set_paused(Target(app_name, url, Use.CHANGE), queue, lane, False, as_json))
+    """Resume a paused QUEUE."""
+    run(_set_paused(CommandContext(app_name, url, StoreAccess.CHANGE), queue, lane, False, as_json))
 
 
-async def _set_paused(target: Target, queue: str, lane: str | None, paused: bool, as_json: bool) -> None:
-    async with target.client() as client:
+async def _set_paused(context: CommandContext, queue: str, lane: str | None, paused: bool, as_json: bool) -> None:
+    async with context.client() as client:
         await (client.pause if paused else client.resume)(queue, lane)
     if as_json:
         display.show_json({"queue": queue, "lane": lane, "paused": paused})
         return
     what = f"queue {queue}" if lane is None else f"lane {lane} of queue {queue}"
-    undo = f"; `fairlane resume {queue}` lets it go on" if paused and lane is None else ""
-    display.show(plain(f"{what} is {'paused' if paused else 'not paused any more'}{undo}"))
+    undo = f"; undo it with `fairlane resume {queue}`" if paused and lane is None else ""
+    display.show(plain(f"{what} is {'paused' if paused else 'no longer paused'}{undo}"))

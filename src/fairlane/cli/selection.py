@@ -1,6 +1,4 @@
-"""Many jobs on the command line: the options that select them, the question before they are changed, a progress bar,
-and what became of them.
-"""
+"""Changes many jobs at once: options that select them, a confirmation, a progress bar, and a summary."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from ..errors import FairlaneError, InvalidInput
 from ..model.job import JobState
 from . import display
 from .command import run
-from .context import Target
+from .context import CommandContext
 from .display import plain
 from .jobs import STATES, job_table
 
@@ -26,14 +24,14 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 COUNTED = 10_000
-"""Jobs that are counted before somebody is asked; more are called so."""
+"""The most jobs that are counted for the confirmation; beyond it, the question says "more than"."""
 UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800, "": 1}
 AGE = re.compile(r"(\d+(?:\.\d+)?) ?([a-z]*)")
 INTERRUPTED = 130
 
 
-class Given(TypedDict):
-    """The options as they were written."""
+class SelectionOptions(TypedDict):
+    """The values of the selection options."""
 
     state: str | None
     queue: str | None
@@ -48,12 +46,12 @@ class Given(TypedDict):
 
 
 class Age(click.ParamType[float]):
-    """A duration as people write it: 90s, 30m, 2h, 7d; a number alone is seconds."""
+    """A duration such as 90s, 30m, 2h or 7d. A bare number is seconds."""
 
     name = "age"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The seconds."""
+        """Return seconds."""
         found = AGE.fullmatch(str(value).strip().lower())
         if found is None or found[2] not in UNITS:
             self.fail(f"{value!r} is not an age such as 90s, 30m, 2h or 7d", param, ctx)
@@ -61,7 +59,7 @@ class Age(click.ParamType[float]):
 
 
 def selection_options(verb: str) -> Callable[[F], F]:
-    """The options of commands that change many jobs."""
+    """Add the options that select jobs. `verb` begins the help of ``--all``."""
 
     def decorate(function: F) -> F:
         for option in reversed(
@@ -70,12 +68,16 @@ def selection_options(verb: str) -> Callable[[F], F]:
                 click.option("--queue", "-q", help="Only jobs of this queue."),
                 click.option("--lane", help="Only jobs of this lane; needs --queue."),
                 click.option("--task", help="Only jobs of this task, by its full name."),
-                click.option("--error", "error_group", metavar="GROUP", help="Only jobs that failed alike."),
-                click.option("--older-than", type=Age(), metavar="AGE", help="Only jobs sent longer ago: 90s, 2h, 7d."),
-                click.option("--newer-than", type=Age(), metavar="AGE", help="Only jobs sent since then."),
-                click.option("--all", "everything", is_flag=True, help=f"{verb} every job there is."),
-                click.option("--dry-run", is_flag=True, help="Say how many there are, show some, and change nothing."),
-                click.option("--yes", "-y", is_flag=True, help="Do not ask."),
+                click.option("--error", "error_group", metavar="GROUP", help="Only jobs of this error group."),
+                click.option(
+                    "--older-than", type=Age(), metavar="AGE", help="Only jobs sent longer ago than this: 90s, 2h, 7d."
+                ),
+                click.option("--newer-than", type=Age(), metavar="AGE", help="Only jobs sent within this time."),
+                click.option("--all", "everything", is_flag=True, help=f"{verb} every job that can be."),
+                click.option(
+                    "--dry-run", is_flag=True, help="Show how many jobs match and some of them, and change nothing."
+                ),
+                click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation."),
             )
         ):
             function = option(function)
@@ -84,160 +86,169 @@ def selection_options(verb: str) -> Callable[[F], F]:
     return decorate
 
 
-class Asked(NamedTuple):
-    """Which jobs, and how."""
+class Selection(NamedTuple):
+    """The selected jobs, and whether to ask and to change them."""
 
     which: Which
     words: str
-    """The selection in words."""
+    """The selection as text, for the confirmation."""
     dry_run: bool
     yes: bool
 
 
-def read_selection(ids: Sequence[str], given: Given, verb: str) -> Asked | None:
-    """What the options select; None when the jobs are named by their ids."""
+def read_selection(ids: Sequence[str], options: SelectionOptions, verb: str) -> Selection | None:
+    """Read the options. Returns None if the jobs are given by id."""
     names = {
-        "--state": given["state"],
-        "--queue": given["queue"],
-        "--lane": given["lane"],
-        "--task": given["task"],
-        "--error": given["error_group"],
-        "--older-than": given["older_than"],
-        "--newer-than": given["newer_than"],
+        "--state": options["state"],
+        "--queue": options["queue"],
+        "--lane": options["lane"],
+        "--task": options["task"],
+        "--error": options["error_group"],
+        "--older-than": options["older_than"],
+        "--newer-than": options["newer_than"],
     }
     used = [name for name, value in names.items() if value is not None]
-    if given["everything"] and used:
-        raise InvalidInput("--all", f"is everything there is; {used[0]} selects a part, give one of them")
-    used += ["--all"] if given["everything"] else []
+    if options["everything"] and used:
+        raise InvalidInput("--all", f"cannot be combined with {used[0]}")
+    used += ["--all"] if options["everything"] else []
     if ids:
-        if used or given["dry_run"]:
+        if used or options["dry_run"]:
             option = used[0] if used else "--dry-run"
             if option == "--state":
                 option = "--state (or --failed)"
-            raise InvalidInput("JOB", f"jobs that are named and {option} do not go together; give one of them")
+            raise InvalidInput("JOB", f"job ids cannot be combined with {option}")
         return None
     if not used:
         failed = "--failed, " if verb == "retry" else ""
-        named = "" if verb == "forget" else "name them, or "
-        raise InvalidInput(
-            "JOB", f"say which jobs to {verb}: {named}select them by {failed}--queue, --task …, or --all"
-        )
+        ids_hint = "" if verb == "delete" else "give their ids, or "
+        raise InvalidInput("JOB", f"no jobs to {verb}: {ids_hint}select them with {failed}--queue, --task, …, or --all")
     which = Which(
-        state=None if given["state"] is None else JobState(given["state"]),
-        queue=given["queue"],
-        lane=given["lane"],
-        task=given["task"],
-        error_group=given["error_group"],
-        older_than=given["older_than"],
-        newer_than=given["newer_than"],
+        state=None if options["state"] is None else JobState(options["state"]),
+        queue=options["queue"],
+        lane=options["lane"],
+        task=options["task"],
+        error_group=options["error_group"],
+        older_than=options["older_than"],
+        newer_than=options["newer_than"],
     )
-    return Asked(which, _in_words(given), given["dry_run"], given["yes"])
+    return Selection(which, _describe(options), options["dry_run"], options["yes"])
 
 
-def _in_words(given: Given) -> str:
+def _describe(options: SelectionOptions) -> str:
     words = [
         f"{name} {value}"
         for name, value in (
-            ("queue", given["queue"]),
-            ("lane", given["lane"]),
-            ("task", given["task"]),
-            ("error", given["error_group"]),
+            ("queue", options["queue"]),
+            ("lane", options["lane"]),
+            ("task", options["task"]),
+            ("error", options["error_group"]),
         )
         if value is not None
     ]
     words += [
         f"{name} than {display.duration(age)}"
-        for name, age in (("older", given["older_than"]), ("newer", given["newer_than"]))
+        for name, age in (("older", options["older_than"]), ("newer", options["newer_than"]))
         if age is not None
     ]
     return ", ".join(words)
 
 
-class Verb(NamedTuple):
-    """A bulk verb as the command line tells of it."""
+class BulkAction(NamedTuple):
+    """A bulk operation and the words for it."""
 
     call: Callable[[Client, BulkOptions], Awaitable[Bulk]]
     question: str
     doing: str
     done: str
-    """The word for what was changed, which is its key in a document too."""
+    key: str
+    """The key of the number of changed jobs in the JSON document."""
     states: Sequence[JobState]
 
 
-RETRY = Verb(lambda client, options: client.retry_all(**options), "Retry", "retrying", "retried", (JobState.FAILED,))
-CANCEL = Verb(lambda client, options: client.cancel_all(**options), "Cancel", "cancelling", "cancelled", LIVE_STATES)
-PURGE = Verb(lambda client, options: client.purge(**options), "Forget", "forgetting", "forgotten", FINAL_STATES)
+RETRY = BulkAction(
+    lambda client, options: client.retry_all(**options), "Retry", "retrying", "retried", "retried", (JobState.FAILED,)
+)
+CANCEL = BulkAction(
+    lambda client, options: client.cancel_all(**options), "Cancel", "cancelling", "cancelled", "cancelled", LIVE_STATES
+)
+PURGE = BulkAction(
+    lambda client, options: client.purge(**options), "Delete", "deleting", "deleted", "forgotten", FINAL_STATES
+)
 CANCEL_AND_PURGE = PURGE._replace(
     call=lambda client, options: client.purge(cancel_waiting=True, **options),
     states=(JobState.SCHEDULED, JobState.PENDING, *FINAL_STATES),
 )
 
 UNCHANGED = {
-    Unchanged.ALREADY_RETRIED: "were retried before",
-    Unchanged.UNIQUE_TAKEN: "have a unique value that another job holds",
-    Unchanged.NOT_REPEATABLE: "are turns or clean-ups, which cannot be run again",
-    Unchanged.REFUSED: "were refused",
-    Unchanged.ALREADY_REQUESTED: "had been asked to stop before",
-    Unchanged.TOO_LATE: "had begun or ended meanwhile",
-    Unchanged.GONE: "are gone, or are being written at this moment",
+    Unchanged.ALREADY_RETRIED: "were already retried",
+    Unchanged.UNIQUE_TAKEN: "have a unique value that another job has",
+    Unchanged.NOT_REPEATABLE: "are turns or clean-ups, which cannot run again",
+    Unchanged.REFUSED: "were rejected",
+    Unchanged.ALREADY_REQUESTED: "had already been asked to stop",
+    Unchanged.TOO_LATE: "had started or ended in the meantime",
+    Unchanged.GONE: "no longer exist, or are being written right now",
 }
 
 
-def change_many(target: Target, verb: Verb, asked: Asked, as_json: bool) -> None:
-    """Count, ask, change and tell."""
+def change_selected(context: CommandContext, action: BulkAction, selection: Selection, as_json: bool) -> None:
+    """Count the jobs, ask for confirmation, change them, and print a summary."""
     so_far = Bulk()
 
-    def note(told: Bulk) -> None:
+    def note(result: Bulk) -> None:
         nonlocal so_far
-        so_far = told
+        so_far = result
 
     try:
-        told = run(_change(target, verb, asked, note))
+        result = run(_change(context, action, selection, note))
     except KeyboardInterrupt:
-        _tell_unfinished(verb, so_far, "interrupted")
+        _print_unfinished(action, so_far, "interrupted")
         sys.exit(INTERRUPTED)
     except FairlaneError:
-        _tell_unfinished(verb, so_far, "it failed")
+        _print_unfinished(action, so_far, "failed")
         raise
     if as_json:
-        display.show_json({"store": target.shown_url, **_document(verb, told)})
+        display.show_json({"store": context.shown_url, **_document(action, result)})
         return
-    if not told.matched:
-        display.show(display.nothing("no such jobs", target.shown_url))
-    elif told.dry_run:
-        display.show(plain(f"{_jobs(told.matched)} would be {verb.done} in {target.shown_url}"), job_table(told.sample))
-        if told.matched > len(told.sample):
-            display.show(plain(f"… and {told.matched - len(told.sample):,} more", "dim"))
+    if not result.matched:
+        display.show(display.empty("no such jobs", context.shown_url))
+    elif result.dry_run:
+        display.show(
+            plain(f"{_jobs(result.matched)} would be {action.done} in {context.shown_url}"), job_table(result.sample)
+        )
+        if result.matched > len(result.sample):
+            display.show(plain(f"… and {result.matched - len(result.sample):,} more", "dim"))
     else:
-        display.show(plain(_sentence(verb, told)))
+        display.show(plain(_sentence(action, result)))
 
 
-async def _change(target: Target, verb: Verb, asked: Asked, note: Callable[[Bulk], None]) -> Bulk:
-    async with target.client() as client:
+async def _change(
+    context: CommandContext, action: BulkAction, selection: Selection, note: Callable[[Bulk], None]
+) -> Bulk:
+    async with context.client() as client:
         total: int | None = None
-        if not asked.dry_run:
-            counting: BulkOptions = {**asked.which, "dry_run": True, "most": COUNTED, "progress": None}
-            counted = await verb.call(client, counting)
+        if not selection.dry_run:
+            counting: BulkOptions = {**selection.which, "dry_run": True, "most": COUNTED, "progress": None}
+            counted = await action.call(client, counting)
             if not counted.matched:
                 return counted
             total = None if counted.more else counted.matched
-            if not asked.yes:
+            if not selection.yes:
                 many = f"more than {COUNTED:,} jobs" if counted.more else _jobs(counted.matched)
-                words = f" ({asked.words})" if asked.words else ""
-                _confirm(f"{verb.question} {many}{words} in {target.shown_url}?")
+                words = f" ({selection.words})" if selection.words else ""
+                _confirm(f"{action.question} {many}{words} in {context.shown_url}?")
         if total is None:
-            total = await _most(client, verb, asked.which)
-        with display.progress(verb.doing, total) as advance:
+            total = await _most(client, action, selection.which)
+        with display.progress(action.doing, total) as advance:
             seen = 0
 
-            def show(told: Bulk) -> None:
+            def show(result: Bulk) -> None:
                 nonlocal seen
-                note(told)
-                advance(told.matched - seen)
-                seen = told.matched
+                note(result)
+                advance(result.matched - seen)
+                seen = result.matched
 
-            options: BulkOptions = {**asked.which, "dry_run": asked.dry_run, "most": None, "progress": show}
-            return await verb.call(client, options)
+            options: BulkOptions = {**selection.which, "dry_run": selection.dry_run, "most": None, "progress": show}
+            return await action.call(client, options)
 
 
 def _confirm(question: str) -> None:
@@ -246,14 +257,14 @@ def _confirm(question: str) -> None:
     except click.Abort:
         if sys.stdin.isatty():
             raise
-        raise InvalidInput("--yes", "there is nobody to ask here: give it, or --dry-run to see what there is") from None
+        raise InvalidInput("--yes", "is required without a terminal; --dry-run shows what would change") from None
     if not agreed:
         raise click.Abort
 
 
-async def _most(client: Client, verb: Verb, which: Which) -> int:
-    """How many jobs there can be at most, for the bar; those that ended count all that ever did."""
-    states = [which["state"]] if which.get("state") else verb.states
+async def _most(client: Client, action: BulkAction, which: Which) -> int:
+    """An upper bound of the matching jobs, for the progress bar. Ended jobs count even after they were pruned."""
+    states = [which["state"]] if which.get("state") else action.states
     return sum(
         getattr(queue.counts, state.value)
         for queue in await client.queues()
@@ -263,33 +274,33 @@ async def _most(client: Client, verb: Verb, which: Which) -> int:
     )
 
 
-def _document(verb: Verb, told: Bulk) -> documents.Record:
+def _document(action: BulkAction, result: Bulk) -> documents.Record:
     document: documents.Record = {
-        "dry_run": told.dry_run,
-        "matched": told.matched,
-        verb.done: told.changed,
-        "unchanged": {why.value: count for why, count in told.unchanged.items()},
-        "refusal": told.refusal,
-        "jobs": [documents.listed_job(job) for job in told.sample],
+        "dry_run": result.dry_run,
+        "matched": result.matched,
+        action.key: result.changed,
+        "unchanged": {why.value: count for why, count in result.unchanged.items()},
+        "refusal": result.refusal,
+        "jobs": [documents.listed_job(job) for job in result.sample],
     }
-    if verb is RETRY:
-        document["already_retried"] = told.unchanged.get(Unchanged.ALREADY_RETRIED, 0)
-    if verb is CANCEL:
-        document["requested"] = told.requested
+    if action is RETRY:
+        document["already_retried"] = result.unchanged.get(Unchanged.ALREADY_RETRIED, 0)
+    if action is CANCEL:
+        document["requested"] = result.requested
     return document
 
 
-def _sentence(verb: Verb, told: Bulk) -> str:
-    words = [f"{told.changed:,} of {_jobs(told.matched)} {verb.done}"]
-    if told.requested:
-        words.append(f"{told.requested:,} run and were asked to stop")
-    words += [f"{count:,} {UNCHANGED[why]}" for why, count in told.unchanged.items()]
-    return ", ".join(words) + (f" ({told.refusal})" if told.refusal else "")
+def _sentence(action: BulkAction, result: Bulk) -> str:
+    words = [f"{result.changed:,} of {_jobs(result.matched)} {action.done}"]
+    if result.requested:
+        words.append(f"{result.requested:,} are running and were asked to stop")
+    words += [f"{count:,} {UNCHANGED[why]}" for why, count in result.unchanged.items()]
+    return ", ".join(words) + (f" ({result.refusal})" if result.refusal else "")
 
 
-def _tell_unfinished(verb: Verb, told: Bulk, how: str) -> None:
-    if told.matched:
-        done = f"{how} after {_jobs(told.matched)}, {told.changed:,} of them {verb.done}"
+def _print_unfinished(action: BulkAction, result: Bulk, how: str) -> None:
+    if result.matched:
+        done = f"{how} after {_jobs(result.matched)}, {result.changed:,} of them {action.done}"
         click.echo(f"{done}; repeat the command for the rest", err=True)
 
 

@@ -1,4 +1,4 @@
-"""The command ``serve``: the HTTP service of an application, with workers in the same process if wanted."""
+"""The command ``serve``: the HTTP service of an application, optionally with workers in the same process."""
 
 from __future__ import annotations
 
@@ -13,30 +13,34 @@ from .. import event_loops
 from ..errors import InvalidInput
 from ..runtime.logs import configure
 from .command import Command, log_options, run, store_options
-from .context import Target, Use
+from .context import CommandContext, StoreAccess
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from ..http.settings import HttpSettings
 
-GRACE_LEFT = 5
-"""Seconds beyond the workers' grace after which connections that are still open are cut."""
+SHUTDOWN_MARGIN = 5
+"""Seconds after the workers' grace period at which open connections are closed."""
 
 
 @click.command("serve", cls=Command)
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
-@click.option("--port", type=click.IntRange(0, 65_535), default=8_000, show_default=True, help="0: any free one.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), default=8_000, show_default=True, help="The port; 0 picks a free one."
+)
 @click.option(
     "--workers-embedded",
     type=click.IntRange(0, 64),
     default=0,
     show_default=True,
-    help="Workers inside this process, which run the jobs too.",
+    help="Also run this many workers in this process.",
 )
-@click.option("--allowed-host", multiple=True, metavar="NAME", help="A name by which it may be addressed; repeatable.")
-@click.option("--origin", multiple=True, metavar="ORIGIN", help="A web origin whose pages may call; repeatable.")
-@click.option("--insecure", is_flag=True, help="Require no token, wherever a request comes from.")
+@click.option("--allowed-host", multiple=True, metavar="NAME", help="An accepted Host header; repeatable.")
+@click.option(
+    "--origin", multiple=True, metavar="ORIGIN", help="A web origin whose pages may call the API; repeatable."
+)
+@click.option("--insecure", is_flag=True, help="Require no token from any address.")
 @log_options
 @store_options
 def serve_command(
@@ -51,25 +55,25 @@ def serve_command(
     log_level: str,
     log_format: str,
 ) -> None:
-    """Serve the HTTP API. From this machine only, unless --host says otherwise, which needs a token."""
-    target = Target(app_name, url, Use.MAKE)
-    target.demand_code()
+    """Serve the HTTP API, by default only to this machine. Any other --host requires a token."""
+    context = CommandContext(app_name, url, StoreAccess.CREATE)
+    context.require_tasks()
     configure(log_level, log_format)
     try:
         import uvicorn
 
         from ..http.settings import HttpSettings
     except ModuleNotFoundError as exc:
-        raise click.ClickException(f"serve needs {exc.name}: pip install 'fairlane[http]'") from None
+        raise click.ClickException(f"serve requires {exc.name}: pip install 'fairlane[http]'") from None
     local = is_local(host)
     settings = HttpSettings(
         access="open" if insecure else "auto" if local else "tokens",
         hosts=tuple(name.lower() for name in allowed_host) or None,
         origins=tuple(each.lower() for each in origin),
     )
-    web = _web(target, settings, workers_embedded)
+    web = _web(context, settings, workers_embedded)
     if not local and not insecure:
-        run(_demand_token(target, host, web))
+        run(_require_token(context, host, web))
     config = uvicorn.Config(
         web,
         host=host,
@@ -78,11 +82,11 @@ def serve_command(
         log_level=log_level.lower(),
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=int(target.app.settings.grace) + GRACE_LEFT,
+        timeout_graceful_shutdown=int(context.app.settings.grace) + SHUTDOWN_MARGIN,
         h11_max_incomplete_event_size=settings.header_bytes * 2,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
-        # The server raises the signal again when it has stopped in good order, which is no failure.
+        # uvicorn raises the signal again after a graceful shutdown; that is not an error.
         signal.signal(number, _end)
     event_loops.run(uvicorn.Server(config).serve())
 
@@ -92,7 +96,7 @@ def _end(_number: int, _frame: FrameType | None) -> None:
 
 
 def is_local(host: str) -> bool:
-    """Whether an address is reached from this machine only."""
+    """Whether an address is reachable from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -101,25 +105,25 @@ def is_local(host: str) -> bool:
         return False
 
 
-def _web(target: Target, settings: HttpSettings, workers: int) -> FastAPI:
+def _web(context: CommandContext, settings: HttpSettings, workers: int) -> FastAPI:
     if workers:
         from ..http.instance import serve_app
 
-        return serve_app(target.app, settings=settings, workers=workers)
+        return serve_app(context.app, settings=settings, workers=workers)
     from ..http.application import create_app
 
-    return create_app(target.app, settings=settings)
+    return create_app(context.app, settings=settings)
 
 
-async def _demand_token(target: Target, host: str, web: FastAPI) -> None:
-    """Refuse to be reached from elsewhere while nobody could be told from anybody."""
+async def _require_token(context: CommandContext, host: str, web: FastAPI) -> None:
+    """Raise InvalidInput if the service would be reachable from elsewhere and the store has no tokens."""
     from ..http.application import service_of
 
     try:
         if not await service_of(web).access.has_tokens():
             raise InvalidInput(
                 "--host",
-                f"{host} is reached from other machines: make a token with `fairlane tokens` first, or give --insecure",
+                f"{host} is reachable from other machines: make a token with `fairlane tokens new`, or give --insecure",
             )
     finally:
-        await target.close()
+        await context.close()

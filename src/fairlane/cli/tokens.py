@@ -1,4 +1,4 @@
-"""The command ``tokens``: lists, makes and revokes the access tokens of the HTTP service."""
+"""The command ``tokens``: lists, creates and revokes the access tokens of the HTTP service."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..errors import InvalidInput
 from ..model.tokens import AccessToken, Scope
 from . import display
 from .command import Command, json_option, run, store_options
-from .context import Target, Use
+from .context import CommandContext, StoreAccess
 from .display import plain
 from .selection import Age
 
 NEW, REVOKE = "new", "revoke"
-USES = {None: Use.READ, NEW: Use.MAKE, REVOKE: Use.CHANGE}
+USES = {None: StoreAccess.READ, NEW: StoreAccess.CREATE, REVOKE: StoreAccess.CHANGE}
 
 
 class TokenOptions(TypedDict):
-    """What a new token is given."""
+    """The options of a new token."""
 
     scopes: tuple[str, ...]
     queues: tuple[str, ...]
@@ -38,11 +38,13 @@ class TokenOptions(TypedDict):
     "scopes",
     type=click.Choice([scope.value for scope in Scope]),
     multiple=True,
-    help="What it allows; repeatable.",
+    help="A permission of the new token; repeatable.",
 )
-@click.option("--queue", "-q", "queues", multiple=True, help="Only this queue; repeatable.")
-@click.option("--lane-prefix", metavar="PREFIX", help="Only lanes such as user:ann, or all that begin with user:.")
-@click.option("--expires", type=Age(), metavar="AGE", help="For how long it is valid: 90s, 2h, 30d.")
+@click.option("--queue", "-q", "queues", multiple=True, help="Restrict it to this queue; repeatable.")
+@click.option("--lane-prefix", metavar="PREFIX", help="Restrict it to one lane (user:ann), or to a prefix (user:).")
+@click.option(
+    "--expires", type=Age(), metavar="AGE", help="How long it is valid: 90s, 2h, 30d. [default: until revoked]"
+)
 @store_options
 @json_option
 def tokens_command(
@@ -51,30 +53,30 @@ def tokens_command(
     app_name: str | None,
     url: str | None,
     as_json: bool,
-    **given: Unpack[TokenOptions],
+    **options: Unpack[TokenOptions],
 ) -> None:
-    """List the tokens of the HTTP service, make one (new NAME), or revoke one (revoke ID)."""
+    """List the access tokens of the HTTP service, create one (new NAME), or revoke one (revoke ID)."""
     if action is not None and subject is None:
-        raise InvalidInput(action, "say which: fairlane tokens new NAME, or fairlane tokens revoke ID")
-    if action != NEW and any(given.values()):
-        raise InvalidInput("--scope", "and the other options of a token go with fairlane tokens new NAME")
-    if action == NEW and not given["scopes"]:
-        raise InvalidInput("--scope", f"say what the token is for: one or more of {', '.join(Scope)}")
-    target = Target(app_name, url, USES[action])
+        raise InvalidInput(action, "needs a name or id: fairlane tokens new NAME, or fairlane tokens revoke ID")
+    if action != NEW and any(options.values()):
+        raise InvalidInput("--scope", "and the other options of a token apply only to fairlane tokens new NAME")
+    if action == NEW and not options["scopes"]:
+        raise InvalidInput("--scope", f"is required: one or more of {', '.join(Scope)}")
+    context = CommandContext(app_name, url, USES[action])
     if subject is None:
-        run(_list(target, as_json))
+        run(_list(context, as_json))
     elif action == NEW:
-        run(_make(target, subject, given, as_json))
+        run(_create(context, subject, options, as_json))
     else:
-        run(_revoke(target, subject, as_json))
+        run(_revoke(context, subject, as_json))
 
 
-async def _list(target: Target, as_json: bool) -> None:
-    async with target.client() as client:
+async def _list(context: CommandContext, as_json: bool) -> None:
+    async with context.client() as client:
         tokens = await client.tokens()
     now = time.time()
     if as_json:
-        display.show_json({"store": target.shown_url, "tokens": [token_record(token, now) for token in tokens]})
+        display.show_json({"store": context.shown_url, "tokens": [token_record(token, now) for token in tokens]})
         return
     rows = [
         (
@@ -89,9 +91,9 @@ async def _list(target: Target, as_json: bool) -> None:
         )
         for token in tokens
     ]
-    columns = ("|id", "name", "scopes", "queues", "lanes", "|secret", "made", "status")
-    hint = "make one: fairlane tokens new NAME --scope read"
-    display.show(display.table(columns, rows) if rows else display.nothing("no tokens", target.shown_url, hint))
+    columns = ("|id", "name", "scopes", "queues", "lanes", "|secret", "created", "status")
+    hint = "create one: fairlane tokens new NAME --scope read"
+    display.show(display.table(columns, rows) if rows else display.empty("no tokens", context.shown_url, hint))
 
 
 def _status(token: AccessToken, now: float) -> Text:
@@ -102,27 +104,27 @@ def _status(token: AccessToken, now: float) -> Text:
     return Text("valid" if token.expires_at is None else f"expires {display.ago(token.expires_at, now)}", style="green")
 
 
-async def _make(target: Target, name: str, given: TokenOptions, as_json: bool) -> None:
-    async with target.client() as client:
+async def _create(context: CommandContext, name: str, options: TokenOptions, as_json: bool) -> None:
+    async with context.client() as client:
         token, secret = await client.make_token(
-            name, given["scopes"], given["queues"] or None, given["lane_prefix"], given["expires"]
+            name, options["scopes"], options["queues"] or None, options["lane_prefix"], options["expires"]
         )
     if as_json:
         record = token_record(token, token.created_at)
-        display.show_json({"store": target.shown_url, "token": record, "secret": secret})
+        display.show_json({"store": context.shown_url, "token": record, "secret": secret})
         return
-    # The secret stands alone on standard output, so that a script can take it from there.
-    click.echo(f"token {token.id} for {' '.join(token.scopes)}; its secret is shown now and never again:", err=True)
+    # Only the secret goes to standard output, so that a script can capture it.
+    click.echo(f"token {token.id} for {' '.join(token.scopes)}; its secret is shown once and never again:", err=True)
     click.echo(secret)
 
 
-async def _revoke(target: Target, id: str, as_json: bool) -> None:
-    async with target.client() as client:
+async def _revoke(context: CommandContext, id: str, as_json: bool) -> None:
+    async with context.client() as client:
         revoked = await client.revoke_token(id)
     if as_json:
-        display.show_json({"store": target.shown_url, "id": id, "revoked": True, "now": revoked})
+        display.show_json({"store": context.shown_url, "id": id, "revoked": True, "now": revoked})
         return
-    display.show(plain(f"token {id} is revoked" if revoked else f"token {id} was revoked before"))
+    display.show(plain(f"token {id} is revoked" if revoked else f"token {id} was already revoked"))
 
 
 def token_record(token: AccessToken, now: float) -> documents.Record:

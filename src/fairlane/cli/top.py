@@ -1,4 +1,4 @@
-"""The command ``top``: the overview as a live screen, twice a second; ``q`` or Ctrl-C ends it."""
+"""The command ``top``: the overview as a live screen, refreshed twice a second; ``q`` or Ctrl-C quits."""
 
 from __future__ import annotations
 
@@ -21,53 +21,53 @@ from ..model.job import Job, JobState
 from ..model.reading import LaneReading
 from . import display
 from .command import Command, json_option, run, store_options
-from .context import Target
+from .context import CommandContext
 from .display import number, plain
-from .overview import NARROW, Overview, look, queue_table, worker_table
+from .overview import NARROW, Overview, queue_table, read_overview, worker_table
 
 if TYPE_CHECKING:
     from ..client import Client
 
 INTERVAL = 0.5
 RATE_SECONDS = 5.0
-"""The rate is that of the last seconds: shorter it flickers, longer it lags."""
+"""The window of the rates: a shorter one flickers, a longer one lags."""
 LONGEST_LANES = 8
-LOW = 40
-"""Lines of a terminal below which only a few jobs and lanes are shown."""
+SHORT_TERMINAL = 40
+"""Height of a terminal below which only a few jobs and lanes are shown."""
 FEW = 4
 MOST_RUNNING = 8
-"""Jobs of which it is shown that they run."""
+"""The most running jobs that are shown."""
 QUEUES_READ = 5
-"""Lanes are read for this many queues, those with the most waiting: a look must stay cheap."""
+"""Lanes are read only for this many queues, those with the most pending jobs, to keep a refresh cheap."""
 
 
 @click.command("top", cls=Command)
 @store_options
 @json_option
 def top_command(app_name: str | None, url: str | None, as_json: bool) -> None:
-    """Watch queues, workers, what runs and the longest lanes live. Without a terminal, or with --json, look once."""
-    target = Target(app_name, url)
+    """Watch queues, workers, running jobs and the longest lanes. Prints once without a terminal or with --json."""
+    context = CommandContext(app_name, url)
     if not as_json and sys.stdout.isatty():
         with contextlib.suppress(KeyboardInterrupt):
-            run(_live(target))
+            run(_live(context))
         return
-    sight = run(_once(target))
+    snapshot = run(_once(context))
     if as_json:
-        display.show_json({"store": target.shown_url, **sight.record()})
+        display.show_json({"store": context.shown_url, **snapshot.record()})
     else:
-        display.show(screen(target.shown_url, sight, Rates(), display.console().width))
+        display.show(screen(context.shown_url, snapshot, Rates(), display.console().width))
 
 
-class Sight(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that one look shows."""
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that one refresh shows."""
 
     overview: Overview
     lanes: list[LaneReading]
     running: tuple[Job, ...]
-    """The latest of what runs now."""
+    """The newest running jobs."""
 
     def record(self) -> documents.Record:
-        """All of it as a document."""
+        """The snapshot as a document."""
         return {
             **self.overview.record(),
             "lanes": [documents.lane_record(lane) for lane in self.lanes],
@@ -75,22 +75,22 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-async def see(client: Client, most: int = MOST_RUNNING) -> Sight:
-    """Read it all."""
-    overview = await look(client)
+async def take_snapshot(client: Client, most: int = MOST_RUNNING) -> Snapshot:
+    """Read everything that the screen shows."""
+    overview = await read_overview(client)
     lanes = await longest_lanes(client, overview)
     busy = any(queue.counts.running for queue in overview.queues)
     page = await client.find(state=JobState.RUNNING, limit=most) if busy else None
-    return Sight(overview=overview, lanes=lanes, running=() if page is None else page.jobs)
+    return Snapshot(overview=overview, lanes=lanes, running=() if page is None else page.jobs)
 
 
-async def _once(target: Target) -> Sight:
-    async with target.client() as client:
-        return await see(client)
+async def _once(context: CommandContext) -> Snapshot:
+    async with context.client() as client:
+        return await take_snapshot(client)
 
 
 async def longest_lanes(client: Client, overview: Overview) -> list[LaneReading]:
-    """The lanes with the most waiting jobs, over all queues."""
+    """The lanes with the most pending jobs in all queues."""
     busy = sorted(overview.queues, key=lambda queue: -queue.counts.pending)[:QUEUES_READ]
     found = [
         lane
@@ -102,47 +102,47 @@ async def longest_lanes(client: Client, overview: Overview) -> list[LaneReading]
 
 
 class Rates:
-    """Jobs that ended per second, by what the counts say at each look: completed ones, and failed ones."""
+    """Completed and failed jobs per second, from the counts of recent refreshes."""
 
     def __init__(self) -> None:
-        self._looks: list[tuple[float, int, int]] = []
+        self._samples: list[tuple[float, int, int]] = []
 
-    def see(self, overview: Overview) -> None:
-        """Take a look in."""
+    def add(self, overview: Overview) -> None:
+        """Add the counts of a refresh."""
         now = time.monotonic()
-        self._looks = [each for each in self._looks if now - each[0] <= RATE_SECONDS]
+        self._samples = [each for each in self._samples if now - each[0] <= RATE_SECONDS]
         counts = [queue.counts for queue in overview.queues]
-        self._looks.append((now, sum(each.completed for each in counts), sum(each.failed for each in counts)))
+        self._samples.append((now, sum(each.completed for each in counts), sum(each.failed for each in counts)))
 
     def per_second(self) -> tuple[float, float] | None:
-        """Completed and failed; None before there are two looks."""
-        if len(self._looks) < 2:
+        """Completed and failed jobs per second; None before the second refresh."""
+        if len(self._samples) < 2:
             return None
-        first, last = self._looks[0], self._looks[-1]
+        first, last = self._samples[0], self._samples[-1]
         passed = last[0] - first[0]
         return ((last[1] - first[1]) / passed, (last[2] - first[2]) / passed) if passed > 0 else None
 
 
-def screen(store: str, sight: Sight, rates: Rates, width: int, height: int = LOW) -> RenderableType:
-    """Everything below each other, as wide as the terminal; a low one sees fewer jobs and lanes."""
-    overview = sight.overview
+def screen(store: str, snapshot: Snapshot, rates: Rates, width: int, height: int = SHORT_TERMINAL) -> RenderableType:
+    """The whole screen, as wide as the terminal. A short terminal shows fewer jobs and lanes."""
+    overview = snapshot.overview
     head = Text("store ", style="dim") + plain(store) + Text("   leader ", style="dim") + overview.leader_text()
     parts: list[RenderableType] = [
         head,
         _summary(overview, rates),
         queue_table(overview.queues, store, width),
     ]
-    most = FEW if height < LOW else None
-    if sight.running:
-        parts.append(running_table(sight.running[:most], width))
+    most = FEW if height < SHORT_TERMINAL else None
+    if snapshot.running:
+        parts.append(running_table(snapshot.running[:most], width))
     parts.append(worker_table(overview.workers, store, width))
-    if sight.lanes:
-        parts.append(lane_table(sight.lanes[:most]))
+    if snapshot.lanes:
+        parts.append(lane_table(snapshot.lanes[:most]))
     return Group(*parts)
 
 
 def _summary(overview: Overview, rates: Rates) -> Text:
-    """The numbers that matter most, in one line."""
+    """The most important numbers on one line."""
     waits = [queue.oldest_wait for queue in overview.queues if queue.oldest_wait is not None]
     failed = sum(queue.counts.failed for queue in overview.queues)
     words = [
@@ -160,11 +160,11 @@ def _summary(overview: Overview, rates: Rates) -> Text:
 
 
 def running_table(jobs: tuple[Job, ...], width: int) -> RenderableType:
-    """What runs now; a narrow terminal sees the end of an id, which tells jobs apart, and the last part of a name."""
+    """Running jobs. A narrow terminal shows the end of an id, which is unique, and the last part of a task's name."""
     now = time.time()
     narrow = width < NARROW
     return display.table(
-        ("|runs now", "task", "lane", "|worker", ">since"),
+        ("|running", "task", "lane", "|worker", ">since"),
         [
             (
                 plain(f"…{job.id[-8:]}" if narrow and len(job.id) > 9 else job.id),
@@ -179,7 +179,7 @@ def running_table(jobs: tuple[Job, ...], width: int) -> RenderableType:
 
 
 def lane_table(lanes: list[LaneReading]) -> RenderableType:
-    """Lanes of several queues."""
+    """Lanes of several queues as a table."""
     return display.table(
         ("longest lanes", "queue", ">pending", ">running", "terms"),
         [
@@ -196,7 +196,7 @@ def lane_table(lanes: list[LaneReading]) -> RenderableType:
 
 
 def lane_terms(lane: LaneReading) -> Text:
-    """What holds for a lane, in words; nothing when it is as usual."""
+    """The settings of a lane that differ from the default."""
     terms = lane.terms
     if terms.paused:
         return Text("paused", style="bold yellow")
@@ -206,27 +206,27 @@ def lane_terms(lane: LaneReading) -> Text:
     return Text(", ".join(words), style="dim")
 
 
-async def _live(target: Target) -> None:
+async def _live(context: CommandContext) -> None:
     rates = Rates()
     ended = asyncio.Event()
-    async with target.client() as client:
+    async with context.client() as client:
         with _keys(ended), Live(screen=True, auto_refresh=False, console=display.console()) as live:
             while not ended.is_set():
                 try:
-                    sight = await see(client)
-                    rates.see(sight.overview)
-                    shown = screen(target.shown_url, sight, rates, *live.console.size)
+                    snapshot = await take_snapshot(client)
+                    rates.add(snapshot.overview)
+                    shown = screen(context.shown_url, snapshot, rates, *live.console.size)
                 except FairlaneError as exc:
-                    # A store that is away for a while is something to watch, not a reason to end.
-                    shown = plain(f"the store cannot be read: {exc}", "bold red")
-                live.update(Group(shown, Text("q ends", style="dim")), refresh=True)
+                    # Keep running through an outage of the store.
+                    shown = plain(f"cannot read the store: {exc}", "bold red")
+                live.update(Group(shown, Text("q quits", style="dim")), refresh=True)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(ended.wait(), INTERVAL)
 
 
 @contextlib.contextmanager
 def _keys(ended: asyncio.Event) -> Iterator[None]:
-    """Set `ended` when q is pressed; the terminal is as before afterwards."""
+    """Set `ended` when q is pressed, and restore the terminal afterwards."""
     if not sys.stdin.isatty():
         yield
         return

@@ -1,5 +1,5 @@
-"""The command ``worker``: reads what one worker is to do, tells every problem at once, and runs it, alone or as
-several processes under a supervisor.
+"""The command ``worker``: reads its options, reports all invalid ones together, and runs one worker process or
+several under a supervisor.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ..model.slots import MOST_SLOTS, Reserved, Slots
 from ..runtime.logs import configure
 from . import display
 from .command import Command, log_options, run, store_options
-from .context import Target, Use
+from .context import CommandContext, StoreAccess
 from .display import plain
-from .ending import end_after
+from .process_exit import exit_after_grace
 from .worker_index import choose_index
 
 if TYPE_CHECKING:
@@ -39,14 +39,14 @@ logger = logging.getLogger("fairlane.worker")
 MOST_PROCESSES = 1_000
 
 
-class Attempt:
-    """Reads options one by one, and tells of all that cannot be read together."""
+class OptionReader:
+    """Reads options one by one and reports all invalid ones together."""
 
     def __init__(self) -> None:
         self._problems: list[str] = []
 
-    def __call__(self, option: str, read: Callable[[], T], otherwise: T) -> T:
-        """What `read` returns; `otherwise` stands in when it refuses, so that the others are looked at too."""
+    def read(self, option: str, read: Callable[[], T], otherwise: T) -> T:
+        """Return the value of `read`, or `otherwise` if it is invalid, so that the other options are read too."""
         try:
             return read()
         except InvalidInput as exc:
@@ -54,28 +54,40 @@ class Attempt:
             return otherwise
 
     def finish(self) -> None:
-        """Refuse to go on if anything was wrong."""
+        """Raise InvalidInput if any option was invalid."""
         if self._problems:
             raise InvalidInput("options", "; ".join(self._problems))
 
 
 @click.command("worker", cls=Command)
-@click.option("--queues", "-Q", metavar="NAME[=WEIGHT],…", help="Queues to serve; else all the application names.")
-@click.option("--slots", "-c", type=int, help="Jobs to run at once. [10, or FAIRLANE_MAX_CONCURRENT_TASKS]")
+@click.option("--queues", "-Q", metavar="NAME[=WEIGHT],…", help="Queues to serve. [default: all of the application]")
+@click.option("--slots", "-c", type=int, help="Jobs to run at once. [default: 10, or FAIRLANE_MAX_CONCURRENT_TASKS]")
 @click.option(
-    "--reserved", metavar="high=N,normal=N", help="Slots kept for a class and those above it. [high=1 from 4 slots on]"
+    "--reserved",
+    metavar="high=N,normal=N",
+    help="Slots for this priority and higher. [default: high=1 with 4 slots or more]",
 )
-@click.option("--processes", type=int, metavar="N", help="N processes under a supervisor, each with these slots.")
-@click.option("--pool", help="The pool whose sticky keys and broadcasts it takes. [default]")
-@click.option("--index", metavar="N|host|auto", help="Its place in the pool. auto: the host name's number, if free.")
-@click.option("--grace", type=float, metavar="SECONDS", help="How long bodies may go on at a stop. [30]")
-@click.option("--no-manager", is_flag=True, help="Host no standby of the manager.")
-@click.option("--burst", is_flag=True, help="Stop when there is nothing left to run.")
+@click.option(
+    "--processes", type=int, metavar="N", help="Run N worker processes under a supervisor, each with its own slots."
+)
+@click.option("--pool", help="The pool whose sticky keys and broadcasts it serves. [default: default]")
+@click.option(
+    "--index",
+    metavar="N|host|auto",
+    help="Its index in the pool. auto: the number at the end of the host name, if free.",
+)
+@click.option(
+    "--grace", type=float, metavar="SECONDS", help="How long running jobs may continue on shutdown. [default: 30]"
+)
+@click.option("--no-manager", is_flag=True, help="Do not stand by as manager.")
+@click.option("--burst", is_flag=True, help="Stop when no job is left to run.")
 @log_options
 @click.option(
-    "--metrics-port", type=click.IntRange(1, 65_535), help="Answer Prometheus and health probes on this port."
+    "--metrics-port", type=click.IntRange(1, 65_535), help="Serve Prometheus metrics and health probes on this port."
 )
-@click.option("--metrics-host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="… of this address.")
+@click.option(
+    "--metrics-host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="The address of that port."
+)
 @store_options
 def worker_command(
     app_name: str | None,
@@ -87,27 +99,27 @@ def worker_command(
     metrics_host: str,
     **options: Any,
 ) -> None:
-    """Run the jobs of some queues. SIGTERM or Ctrl-C ends it when its jobs have ended, a second one at once."""
+    """Run jobs. SIGTERM or Ctrl-C stops it after its running jobs, a second one immediately."""
     from ..supervisor.parent_pipe import supervised
 
-    target = Target(app_name, url, Use.MAKE)
-    target.demand_code()
-    settings = read_settings(target, processes=processes, **options)
+    context = CommandContext(app_name, url, StoreAccess.CREATE)
+    context.require_tasks()
+    settings = read_settings(context, processes=processes, **options)
     configure(log_level, log_format)
-    unknown = sorted(settings.queues.keys() - target.app.queue_names() - {"default"})
+    unknown = sorted(settings.queues.keys() - context.app.queue_names() - {"default"})
     if unknown:
-        logger.warning("no task or declaration of the application names the queue %s", ", ".join(unknown))
-    # A process under a supervisor was started by the same command line, and is one of those it asks for.
-    leash = supervised(os.environ)
-    if processes is not None and leash is None:
-        run(_supervise(target, settings, processes))
+        logger.warning("the application has no task and no declaration for queue %s", ", ".join(unknown))
+    # A supervisor starts its processes with this same command line, so --processes is ignored in them.
+    parent = supervised(os.environ)
+    if processes is not None and parent is None:
+        run(_supervise(context, settings, processes))
     else:
-        place = None if metrics_port is None else (metrics_host, metrics_port)
-        run(_serve(target, settings, options["index"], place, leash))
+        metrics = None if metrics_port is None else (metrics_host, metrics_port)
+        run(_serve(context, settings, options["index"], metrics, parent))
 
 
 def read_settings(
-    target: Target,
+    context: CommandContext,
     *,
     queues: str | None,
     slots: int | None,
@@ -119,46 +131,46 @@ def read_settings(
     no_manager: bool,
     burst: bool,
 ) -> WorkerSettings:
-    """What the worker is to do: the command line, else the application's settings. All problems are told at once."""
+    """Combine the command line with the application's settings. All invalid options are reported together."""
     from ..worker.settings import WorkerSettings
 
-    base = target.app.settings
-    attempt = Attempt()
+    base = context.app.settings
+    options = OptionReader()
     none: dict[str, int] = {}
     found: dict[str, Any] = {
-        "queues": attempt("--queues", lambda: _queues(target, queues), none),
-        "slots": _slots(base, slots, reserved, attempt),
-        "index": attempt("--index", lambda: _index(base.index, index), None),
-        "pool": attempt("--pool", lambda: base.pool if pool is None else check_name("--pool", pool), base.pool),
-        "grace": attempt(
+        "queues": options.read("--queues", lambda: _queues(context, queues), none),
+        "slots": _slots(base, slots, reserved, options),
+        "index": options.read("--index", lambda: _index(base.index, index), None),
+        "pool": options.read("--pool", lambda: base.pool if pool is None else check_name("--pool", pool), base.pool),
+        "grace": options.read(
             "--grace", lambda: base.grace if grace is None else check_seconds("--grace", grace), base.grace
         ),
     }
     if processes is not None:
-        attempt("--processes", lambda: check_count("--processes", processes, least=1, most=MOST_PROCESSES), 1)
-    attempt.finish()
+        options.read("--processes", lambda: check_count("--processes", processes, least=1, most=MOST_PROCESSES), 1)
+    options.finish()
     return WorkerSettings(
         **found, manager=not no_manager, burst=burst, intervals=base.intervals, retention=base.retention
     )
 
 
-def _queues(target: Target, text: str | None) -> dict[str, int]:
+def _queues(context: CommandContext, text: str | None) -> dict[str, int]:
     if text is None:
-        return target.app.settings.queues or dict.fromkeys(sorted(target.app.queue_names() | {"default"}), 1)
+        return context.app.settings.queues or dict.fromkeys(sorted(context.app.queue_names() | {"default"}), 1)
     queues = parse_queues("--queues", text)
     if not queues:
-        raise InvalidInput("--queues", "names no queue")
+        raise InvalidInput("--queues", "is empty")
     return queues
 
 
-def _slots(base: Settings, given: int | None, reserved: str | None, attempt: Attempt) -> Slots:
+def _slots(base: Settings, given: int | None, reserved: str | None, options: OptionReader) -> Slots:
     usual = base.slots
     total = usual.total if given is None else given
-    total = attempt("--slots", lambda: check_count("--slots", total, least=1, most=MOST_SLOTS), usual.total)
+    total = options.read("--slots", lambda: check_count("--slots", total, least=1, most=MOST_SLOTS), usual.total)
     if reserved is not None:
-        kept = attempt("--reserved", lambda: _reserved(reserved), Reserved())
-        return attempt("--reserved", lambda: Slots(total=total, reserved=kept), usual)
-    return attempt("--slots", lambda: usual if given is None else base.slots_for(total), usual)
+        kept = options.read("--reserved", lambda: _reserved(reserved), Reserved())
+        return options.read("--reserved", lambda: Slots(total=total, reserved=kept), usual)
+    return options.read("--slots", lambda: usual if given is None else base.slots_for(total), usual)
 
 
 def _reserved(text: str) -> Reserved:
@@ -166,61 +178,61 @@ def _reserved(text: str) -> Reserved:
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, count = part.partition("=")
         if name not in Reserved.__struct_fields__ or not equals or not count.isdecimal():
-            raise InvalidInput("--reserved", f"{part!r} is not like high=1 or normal=2")
+            raise InvalidInput("--reserved", f"{part!r} is invalid; write high=1 or normal=2")
         kept[name] = int(count)
     return Reserved(**kept)
 
 
 def _index(usual: int | None, text: str | None) -> int | None:
-    """The index that was named; None while the host's name or the store is to choose."""
+    """The given index; None if the host name or the store determines it."""
     if text is None:
         return usual
     if text in ("auto", "host"):
         return None
     if not text.isdecimal():
-        raise InvalidInput("--index", f"{text!r} is neither a number, nor 'host', nor 'auto'")
+        raise InvalidInput("--index", f"{text!r} is not a number, 'host' or 'auto'")
     return check_count("--index", int(text), least=0, most=1_000_000)
 
 
-# -- running one -----------------------------------------------------------------------------------------------------
+# -- running ---------------------------------------------------------------------------------------------------------
 
 
-async def _supervise(target: Target, settings: WorkerSettings, processes: int) -> None:
+async def _supervise(context: CommandContext, settings: WorkerSettings, processes: int) -> None:
     from ..supervisor.supervisor import Supervisor
 
     supervisor = Supervisor(
         [sys.executable, "-m", "fairlane", *sys.argv[1:]],
         processes=processes,
-        open_store=target.app.open_store,
+        open_store=context.app.open_store,
         intervals=settings.intervals,
         grace=settings.grace,
         until_done=settings.burst,
     )
     if sys.stderr.isatty():
-        _greet(target, settings, f"{processes} worker process{'es' if processes > 1 else ''}")
+        _print_banner(context, settings, f"{processes} worker process{'es' if processes > 1 else ''}")
     code = 1
     try:
         await supervisor.run()
         code = 0
     finally:
-        end_after(lambda: 0.0, code)
+        exit_after_grace(lambda: 0.0, code)
 
 
 async def _serve(
-    target: Target,
+    context: CommandContext,
     settings: WorkerSettings,
     index: str | None,
     metrics: tuple[str, int] | None,
-    leash: Supervised | None,
+    parent: Supervised | None,
 ) -> None:
     from ..supervisor.parent_pipe import PROCESS_NUMBER
     from ..worker.worker import Worker
 
-    app, signals = target.app, Signals(supervised=leash is not None)
+    app, signals = context.app, Signals(supervised=parent is not None)
     number = int(os.environ.pop(PROCESS_NUMBER, "0"))
     if settings.index is None:
         settings = msgspec.structs.replace(
-            settings, index=await choose_index(target, settings, index or "auto", number)
+            settings, index=await choose_index(context, settings, index or "auto", number)
         )
     else:
         settings = msgspec.structs.replace(settings, index=settings.index + number)
@@ -231,15 +243,15 @@ async def _serve(
         settings,
         release=app.connection.release,
         declare=app.declare,
-        crash_state=leash and leash.crash_state,
+        crash_state=parent and parent.crash_state,
         tracer=app.tracer,
-        modules=target.modules,
-        registered=lambda session: _registered(target, settings, session) if leash is None else None,
-        hooks=[each.hooks for each in target.apps],
+        modules=context.modules,
+        registered=lambda session: _registered(context, settings, session) if parent is None else None,
+        hooks=[each.hooks for each in context.apps],
     )
-    signals.end(worker)
-    stop_metrics = serve_metrics(target, worker, None if metrics is None else (metrics[0], metrics[1] + number))
-    tied = asyncio.ensure_future(_stop_when_alone(worker, leash)) if leash is not None else None
+    signals.attach(worker)
+    stop_metrics = serve_metrics(context, worker, None if metrics is None else (metrics[0], metrics[1] + number))
+    parent_watch = asyncio.ensure_future(_stop_with_parent(worker, parent)) if parent is not None else None
     code = 1
     try:
         await worker.run()
@@ -249,26 +261,29 @@ async def _serve(
             raise
         code = 0
     finally:
-        if tied is not None:
-            tied.cancel()
+        if parent_watch is not None:
+            parent_watch.cancel()
         stop_metrics()
-        await target.close()
+        await context.close()
         ended = time.monotonic()
-        end_after(lambda: signals.grace_left(since=ended, grace=settings.grace), code)
+        exit_after_grace(lambda: signals.grace_left(since=ended, grace=settings.grace), code)
 
 
-async def _stop_when_alone(worker: Worker, leash: Supervised) -> None:
-    await leash.parent_pipe.wait()
-    logger.warning("the supervisor is gone; finishing what runs")
+async def _stop_with_parent(worker: Worker, parent: Supervised) -> None:
+    await parent.parent_pipe.wait()
+    logger.warning("the supervisor has exited; finishing running jobs")
     worker.stop()
 
 
 class Signals:
-    """The first signal ends a worker in good order, the second at once. One that waits for its index just ends."""
+    """Handles signals: the first stops the worker gracefully, the second immediately.
+
+    A worker that still waits for its index is cancelled by the first.
+    """
 
     def __init__(self, *, supervised: bool) -> None:
-        # A service manager may signal every process of a service, and the supervisor passes its own signal on: one
-        # wish, told twice.
+        # A service manager may signal every process, and the supervisor forwards its own signal: the second one that
+        # arrives this soon is the same request.
         self._echo_seconds = 1.0 if supervised else 0.0
         self._first_at = 0.0
         self._task = asyncio.current_task()
@@ -277,12 +292,12 @@ class Signals:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
 
-    def end(self, worker: Worker) -> None:
-        """This is the worker to end."""
+    def attach(self, worker: Worker) -> None:
+        """Set the worker that signals stop."""
         self._worker = worker
 
     def grace_left(self, *, since: float, grace: float) -> float:
-        """Seconds until the grace is over, which began with the first signal, else at `since`; a second one ends it."""
+        """Seconds left of the grace period, which begins at the first signal or at `since`. 0 after a second one."""
         return 0.0 if self._again else (self._first_at or since) + grace - time.monotonic()
 
     def _stop(self, number: int) -> None:
@@ -290,10 +305,12 @@ class Signals:
             return
         self._again = self.asked
         self._first_at = self._first_at or time.monotonic()
-        words = "handing back what runs" if self.asked else "finishing what runs; once more, and it is handed back"
+        words = (
+            "returning running jobs" if self.asked else "finishing running jobs; repeat the signal to return them now"
+        )
         logger.info("%s: %s", signal.Signals(number).name, words)
-        # One that registers just now goes through with it and leaves again: a session that nobody serves would be
-        # given keys and broadcasts until its lease ends.
+        # A worker that is registering completes that and then leaves: an abandoned session would be assigned keys and
+        # broadcasts until its lease expires.
         if self._worker is not None and (self._worker.ready.is_set() or not self.asked):
             self._worker.stop(now=self.asked)
         elif self._task is not None:
@@ -301,9 +318,9 @@ class Signals:
         self.asked = True
 
 
-def serve_metrics(target: Target, worker: Worker, place: tuple[str, int] | None) -> Callable[[], None]:
-    """Answer Prometheus and health probes if an address is given; answers how to stop."""
-    if place is None:
+def serve_metrics(context: CommandContext, worker: Worker, address: tuple[str, int] | None) -> Callable[[], None]:
+    """Serve metrics and health probes if an address is given. Returns a function that stops it."""
+    if address is None:
         return lambda: None
     try:
         from ..integrations.prometheus import Metrics
@@ -311,31 +328,31 @@ def serve_metrics(target: Target, worker: Worker, place: tuple[str, int] | None)
         from ..worker.readiness import unready
     except ModuleNotFoundError as exc:
         raise click.ClickException(str(exc)) from None
-    reader = target.app.blocking
-    metrics = Metrics(target.app.events, queues=reader.queues, sessions=reader.sessions, counters=reader.counters)
-    host, port = place
+    reader = context.app.blocking
+    metrics = Metrics(context.app.events, queues=reader.queues, sessions=reader.sessions, counters=reader.counters)
+    host, port = address
     try:
         return metrics.serve(port, host, Readiness(lambda: unready(worker), reader.leader))
     except OSError as exc:
         where = f"--metrics-port {port}" + ("" if host == "127.0.0.1" else f" --metrics-host {host}")
-        raise click.ClickException(f"{where}: {exc.strerror}; choose another") from None
+        raise click.ClickException(f"{where}: {exc.strerror}; choose another port or address") from None
 
 
-def _registered(target: Target, settings: WorkerSettings, session: Session) -> None:
+def _registered(context: CommandContext, settings: WorkerSettings, session: Session) -> None:
     if sys.stderr.isatty():
-        _greet(target, settings, f"worker {session.worker}")
+        _print_banner(context, settings, f"worker {session.worker}")
 
 
-def _greet(target: Target, settings: WorkerSettings, name: str) -> None:
-    """Say on a terminal what was started; the log follows below."""
-    tasks = sorted(task.name for task in target.app.registry)
+def _print_banner(context: CommandContext, settings: WorkerSettings, name: str) -> None:
+    """Print what was started, on a terminal. The log follows."""
+    tasks = sorted(task.name for task in context.app.registry)
     queues = ", ".join(f"{queue}={weight}" if weight != 1 else queue for queue, weight in settings.queues.items())
     rows = [
         ("fairlane", plain(name, "bold green")),
-        ("store", plain(target.shown_url)),
+        ("store", plain(context.shown_url)),
         ("queues", plain(queues)),
         ("slots", plain(str(settings.slots))),
         ("tasks", plain(", ".join(tasks[:8]) + (f", and {len(tasks) - 8} more" if len(tasks) > 8 else ""))),
-        ("stop", plain("Ctrl-C", "dim")),
+        ("stop with", plain("Ctrl-C", "dim")),
     ]
     display.error_console().print(display.fields(rows))

@@ -1,8 +1,8 @@
-"""Which index a worker asks for when its host has a number of its own, as in a StatefulSet.
+"""Chooses the index of a worker on a numbered host, as in a StatefulSet.
 
-A named index that comes back on the same host takes over from whoever held it, which is right after a crash and wrong
-while the other one lives. So a living process of this host is left its index, and of several that start at once only
-one gets it: the lock on a small file is held until the process ends, however that happens.
+A worker that registers with an explicit index takes it over from the previous session of its host. This is right after
+a crash and wrong while the other process is alive. A live process of this host therefore keeps its index, and of
+several that start at once only one gets it: it holds a lock on a small file until it exits.
 """
 
 from __future__ import annotations
@@ -18,49 +18,51 @@ from typing import TYPE_CHECKING
 from ..errors import InvalidInput
 from ..model.session import SessionKind, SessionState
 from ..worker.worker_session import runs
-from .context import Target
+from .context import CommandContext
 
 if TYPE_CHECKING:
     from ..worker.settings import WorkerSettings
 
 NUMBERED_HOST = re.compile(r"-(\d{1,4})$")
-"""How a StatefulSet and many fleets name their hosts; a longer number is a hash or a date."""
+"""The host names of a StatefulSet and of many fleets. A longer number is a hash or a date."""
 
 
-async def choose_index(target: Target, settings: WorkerSettings, wish: str, number: int = 0) -> int | None:
-    """The index that the host's name gives to process `number` of it; None leaves the choice to the store."""
+async def choose_index(
+    context: CommandContext, settings: WorkerSettings, requested: str, number: int = 0
+) -> int | None:
+    """The index of process `number` by the host name; None leaves the choice to the store."""
     found = NUMBERED_HOST.search(settings.host)
     if found is None:
-        if wish == "host":
+        if requested == "host":
             raise InvalidInput("--index", f"the host name {settings.host!r} does not end in a dash and up to 4 digits")
         return None
     index = int(found[1]) + number
-    if wish == "host":
+    if requested == "host":
         return index
-    for session in await target.app.client.sessions():
+    for session in await context.app.client.sessions():
         if session.kind is SessionKind.WORKER and (session.pool, session.index) == (settings.pool, index):
             there = session.state in (SessionState.LIVE, SessionState.STOPPING)
             if there and (session.host != settings.host or runs(session.pid)):
                 return None
-    return index if _take(f"{Path.cwd()} {target.url} {settings.pool} {index}") else None
+    return index if _try_lock(f"{Path.cwd()} {context.url} {settings.pool} {index}") else None
 
 
-def _take(what: str) -> bool:
-    """Take something that only one process of this machine may have, until it ends."""
+def _try_lock(what: str) -> bool:
+    """Take a lock that one process of this machine holds until it exits."""
     name = f"fairlane-{os.getuid()}-{hashlib.sha256(what.encode()).hexdigest()[:24]}.lock"
-    if name in _taken:
+    if name in _held_locks:
         return False
-    # Never closed: the system lets go of the lock when the process ends.
+    # Never closed: the kernel releases the lock when the process exits.
     lock = os.open(Path(tempfile.gettempdir()) / name, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
     try:
-        # Not flock: that would live on in the children of a worker that was killed.
+        # Not flock: the children of a killed worker would keep that lock.
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(lock)
         return False
-    _taken.add(name)
+    _held_locks.add(name)
     return True
 
 
-_taken: set[str] = set()
-"""What this process has: the system does not tell its own callers apart."""
+_held_locks: set[str] = set()
+"""The locks of this process. The kernel grants a lock again to the process that holds it."""

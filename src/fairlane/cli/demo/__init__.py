@@ -1,1 +1,1 @@
-"""The command ``demo``: a story played by real workers on a temporary store."""
+"""The command ``demo``: a guided tour with real workers on a temporary store."""

@@ -1,6 +1,6 @@
-"""The command ``demo``: shows what Fairlane is about, with real workers on a temporary store.
+"""The command ``demo``: shows what Fairlane does, with real workers on a temporary store.
 
-On a terminal it is a live screen, elsewhere the same story line by line, with the same measured numbers.
+On a terminal it is a live screen, elsewhere the same story as lines of text. All numbers are measured.
 """
 
 from __future__ import annotations
@@ -32,53 +32,53 @@ from ..overview import slot_bar
 
 if TYPE_CHECKING:
     from ...handle import Handle
-    from .play import Play
-    from .stage import Stage
+    from .fleet import Fleet
+    from .story import Story
 
 FRAME = 0.2
-TOLD, TOLD_IN_SHORT = 6, 3
-"""Sentences on a screen that has room for everything, and on a small one."""
-ROOM_FOR_ALL = 34
+SENTENCES, FEW_SENTENCES = 6, 3
+"""Sentences shown on a tall terminal, and on a short one."""
+TALL_TERMINAL = 34
 LONGEST_LANE = 300
-ROOM_FOR_NUMBERS = 68
-"""Columns that the rest of the table of lanes needs beside its bars."""
+NUMBERS_WIDTH = 68
+"""Columns of the lane table beside its bars."""
 FAREWELL = """\
-That was Fairlane: real processes, one SQLite file, no server.
+This was Fairlane: real processes, one SQLite file, no server.
 
   fairlane worker -A module:app     run your own tasks
   fairlane top                      watch them
-  fairlane doctor                   see whether all is well"""
+  fairlane doctor                   look for problems"""
 
 
 @click.command("demo", cls=Command)
-@click.option("--once", is_flag=True, help="Play once and exit.")
-@click.option("--seconds", type=float, help="End after this many seconds.")
+@click.option("--once", is_flag=True, help="Run one round and exit.")
+@click.option("--seconds", type=float, help="Stop after this many seconds.")
 def demo_command(once: bool, seconds: float | None) -> None:
-    """See what it is about: fair lanes, places in line, urgent work, and a worker that is killed."""
+    """See it work: fair lanes, places in line, urgent jobs, and a worker that is killed."""
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
         event_loops.run(_show(once, seconds))
     click.echo(FAREWELL)
 
 
 async def _show(once: bool, seconds: float | None) -> None:
-    from . import scene
-    from .play import Play
-    from .stage import Stage
+    from . import application
+    from .fleet import Fleet
+    from .story import Story
 
-    stage = Stage()
-    scene.app.settings = msgspec.structs.replace(scene.app.settings, url=stage.url)
-    teller = Screen() if sys.stdout.isatty() else Lines()
-    play = Play(stage, teller.say)
-    told = asyncio.current_task()
-    assert told is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.cancel)
-    watching = asyncio.ensure_future(teller.watch(stage, play))
+    fleet = Fleet()
+    application.app.settings = msgspec.structs.replace(application.app.settings, url=fleet.url)
+    output = LiveScreen() if sys.stdout.isatty() else PlainOutput()
+    story = Story(fleet, output.narrate)
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    watching = asyncio.ensure_future(output.watch(fleet, story))
     try:
         async with asyncio.timeout(seconds) as limit:
-            await play.begin()
-            await play.play_round()
+            await story.begin()
+            await story.run_round()
             while not once:
-                await play.play_round()
+                await story.run_round()
     except TimeoutError:
         if not limit.expired():
             raise
@@ -86,88 +86,96 @@ async def _show(once: bool, seconds: float | None) -> None:
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watching
-        await stage.clear()
+        await fleet.clear()
 
 
-class Lines:
-    """The story for whoever reads it later."""
+class PlainOutput:
+    """Prints the story as lines of text."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
 
-    def say(self, markup: str) -> None:
-        """One sentence, with the time since the beginning."""
+    def narrate(self, markup: str) -> None:
+        """Print one sentence with the time since the start."""
         click.echo(f"{time.monotonic() - self._began:5.1f} s  {Text.from_markup(markup).plain}")
 
-    async def watch(self, stage: Stage, play: Play) -> None:
-        """The sentences are all there is to see."""
+    async def watch(self, fleet: Fleet, story: Story) -> None:
+        """Nothing to draw."""
 
 
-class Screen:
-    """The story with a live view of lanes, workers and the line before the model."""
+class LiveScreen:
+    """Draws the story with a live view of lanes, workers and the jobs that wait for the model."""
 
     def __init__(self) -> None:
-        self._most = TOLD if display.lines_of_terminal() >= ROOM_FOR_ALL else TOLD_IN_SHORT
-        self._told: deque[str] = deque(maxlen=self._most)
+        self._most = SENTENCES if display.terminal_height() >= TALL_TERMINAL else FEW_SENTENCES
+        self._sentences: deque[str] = deque(maxlen=self._most)
 
-    def say(self, markup: str) -> None:
-        """The next sentence; the oldest goes."""
-        self._told.append(markup)
+    def narrate(self, markup: str) -> None:
+        """Add a sentence; the oldest one is dropped."""
+        self._sentences.append(markup)
 
-    async def watch(self, stage: Stage, play: Play) -> None:
-        """Draw until cancelled."""
-        view = View(play)
+    async def watch(self, fleet: Fleet, story: Story) -> None:
+        """Redraw until cancelled."""
+        view = LiveView(story)
         console = display.console()
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 with contextlib.suppress(FairlaneError):
-                    await view.look(stage)
-                live.update(Group(self._narration(play), view.draw()), refresh=True)
+                    await view.refresh(fleet)
+                live.update(Group(self._narration(story), view.draw()), refresh=True)
                 await asyncio.sleep(FRAME)
 
-    def _narration(self, play: Play) -> RenderableType:
+    def _narration(self, story: Story) -> RenderableType:
         sentences = Table.grid(padding=(0, 1))
-        for number, markup in enumerate(self._told, start=1):
-            last = number == len(self._told)
+        for number, markup in enumerate(self._sentences, start=1):
+            last = number == len(self._sentences)
             sentences.add_row("▶" if last else " ", Text.from_markup(markup, style="" if last else "dim"))
-        title = Text("fairlane demo", style="bold") + Text(f" · round {max(1, play.round)} · Ctrl-C ends", style="dim")
-        # Of one height, so that what lies below stands still.
+        title = Text("fairlane demo", style="bold") + Text(
+            f" · round {max(1, story.round)} · Ctrl-C quits", style="dim"
+        )
+        # A fixed height, so that the tables below do not move.
         return Panel(
-            sentences, title=title, title_align="left", border_style="green", height=min(2 * TOLD, 2 * self._most + 2)
+            sentences,
+            title=title,
+            title_align="left",
+            border_style="green",
+            height=min(2 * SENTENCES, 2 * self._most + 2),
         )
 
 
-class View:
-    """What is drawn below the story."""
+class LiveView:
+    """The tables below the story."""
 
-    def __init__(self, play: Play) -> None:
-        self._play = play
+    def __init__(self, story: Story) -> None:
+        self._story = story
         self._lanes: dict[str, LaneReading] = {}
         self._workers: list[Session] = []
-        self._line: list[tuple[str, str]] = []
+        self._model_requests: list[tuple[str, str]] = []
 
-    async def look(self, stage: Stage) -> None:
+    async def refresh(self, fleet: Fleet) -> None:
         """Read the store."""
-        from .scene import app
+        from .application import app
 
-        self._workers = await stage.workers()
-        if self._play.people:
+        self._workers = await fleet.workers()
+        if self._story.people:
             self._lanes = {lane.lane: lane for lane in await app.client.lanes("pictures") if lane.lane is not None}
-        self._line = [(name, await _told_to(handle)) for name, handle in self._play.queue_of_the_model.items()]
+        self._model_requests = [
+            (name, await _status_for(handle)) for name, handle in self._story.model_requests.items()
+        ]
 
     def draw(self) -> RenderableType:
-        """Lanes, workers, and the line."""
+        """Draw lanes, workers, and the requests to the model."""
         beside = Table.grid(expand=True, padding=(0, 2))
         beside.add_column(ratio=1)
         beside.add_column(ratio=1)
-        beside.add_row(self._draw_workers(), self._draw_line())
+        beside.add_row(self._draw_workers(), self._draw_model_requests())
         return Group(self._draw_lanes(), beside)
 
     def _draw_lanes(self) -> RenderableType:
         width = display.console().width
-        scale = -(-LONGEST_LANE // max(10, width - ROOM_FOR_NUMBERS))
+        scale = -(-LONGEST_LANE // max(10, width - NUMBERS_WIDTH))
         rows = []
-        for person in self._play.people.values():
+        for person in self._story.people.values():
             lane = self._lanes.get(f"user:{person.name}")
             pending, running = (lane.pending, lane.running) if lane is not None else (0, 0)
             bar = Text("█" * running, style="bright_blue")
@@ -199,13 +207,13 @@ class View:
         ]
         return display.table(("|worker", "|slots ▫ kept", ">pid", "|"), rows)
 
-    def _draw_line(self) -> RenderableType:
-        rows = [(plain(name, "bold"), plain(why)) for name, why in self._line]
-        return display.table(("asks flux", "is told"), rows)
+    def _draw_model_requests(self) -> RenderableType:
+        rows = [(plain(name, "bold"), plain(why)) for name, why in self._model_requests]
+        return display.table(("asks flux", "status"), rows)
 
 
-async def _told_to(handle: Handle[str]) -> str:
-    """What somebody who waits for an answer is told."""
+async def _status_for(handle: Handle[str]) -> str:
+    """The status that an application would show to a waiting user."""
     position = await handle.position()
     if position is None:
         return {"running": "flux is answering you", "completed": "answered"}.get(await handle.state(), "…")

@@ -1,4 +1,4 @@
-"""The application that ``fairlane demo`` plays with; its workers are started with ``-A fairlane.cli.demo.scene``."""
+"""The application of ``fairlane demo``. Its workers run with ``-A fairlane.cli.demo.application:app``."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ app.queue("models").lane("*", limit=1)
 
 @app.task(queue="pictures", lane="user:{user}")
 async def draw(user: str, number: int) -> str:
-    """Draw a picture for somebody: every user has a lane of his own."""
+    """Draw a picture. Every user has a lane."""
     await asyncio.sleep(DRAWING_SECONDS)
     return f"{user}-{number}.png"
 
 
 @app.task(queue="pictures", lane="user:{user}", priority="high")
 async def rush(user: str) -> str:
-    """The same, urgent: there is a slot on every worker that nothing else may take."""
+    """Draw an urgent picture. Every worker reserves a slot for such jobs."""
     await asyncio.sleep(DRAWING_SECONDS)
     return f"{user}.png"
 
 
 @app.task(queue="models", lane="{model}")
 async def ask(model: str, person: str) -> str:
-    """Ask a model that answers one person at a time, in the order they came."""
+    """Ask a model that answers one request at a time, in the order of arrival."""
     await asyncio.sleep(MODEL_SECONDS)
     return f"{model} has answered {person}"

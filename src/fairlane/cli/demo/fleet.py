@@ -1,7 +1,7 @@
-"""The stage of the demo: a store in a temporary directory, and real worker processes on it.
+"""The fleet of the demo: a store in a temporary directory, and real worker processes on it.
 
-Leases are shortened, so that a death is noticed while somebody watches. Whatever happens, no process and no file stays
-behind: a worker that is left alone because the demo itself was killed ends as well.
+Leases are short, so that a dead worker is noticed within seconds. No process and no file is left behind: if the demo
+itself is killed, its workers stop too.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import click
 from ...model.session import Session, SessionKind, SessionState
 from ...supervisor.crash_state import CrashState
 from ...supervisor.parent_pipe import CRASH_STATE_FD, PARENT_PIPE_FD
-from .scene import app
+from .application import app
 
 SLOTS = 4
-"""Of each worker; one of them is kept for urgent work."""
+"""Slots of each worker. One of them is reserved for high-priority jobs."""
 SHORT_INTERVALS = {
     "HEARTBEAT": 0.4,
     "LEASE": 2.0,
@@ -40,15 +40,15 @@ START_SECONDS = 30.0
 STOP_SECONDS = 5.0
 
 
-class Stage:
-    """Starts, kills and clears away workers."""
+class Fleet:
+    """Starts, kills and stops workers, and removes their store."""
 
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="fairlane-demo-"))
         self.url = f"sqlite:///{self.directory / 'demo.db'}"
         self._processes: list[subprocess.Popen[bytes]] = []
-        # Held open by this process alone: when it ends, however that happens, its workers learn it and end too.
-        self._theirs, self._tether = os.pipe()
+        # Only this process holds the write end: when it exits for any reason, its workers read end-of-file and stop.
+        self._read_end, self._write_end = os.pipe()
         self._environ = {
             **{name: value for name, value in os.environ.items() if not name.startswith("FAIRLANE_")},
             **{f"FAIRLANE_{name}": str(value) for name, value in SHORT_INTERVALS.items()},
@@ -56,27 +56,27 @@ class Stage:
         }
 
     def start_worker(self) -> None:
-        """Start one more worker; it is there when the store knows it."""
-        command = [sys.executable, "-m", "fairlane", "worker", "-A", "fairlane.cli.demo.scene:app"]
+        """Start one more worker. It is ready once it has registered with the store."""
+        command = [sys.executable, "-m", "fairlane", "worker", "-A", "fairlane.cli.demo.application:app"]
         command += ["--slots", str(SLOTS), "--grace", "1", "--index", "auto", "--log-level", "warning"]
         marks = CrashState.make()
-        told = {CRASH_STATE_FD: str(marks.fd), PARENT_PIPE_FD: str(self._theirs)}
+        inherited = {CRASH_STATE_FD: str(marks.fd), PARENT_PIPE_FD: str(self._read_end)}
         with (self.directory / "workers.log").open("ab") as log:
             process = subprocess.Popen(
                 command,
-                env=self._environ | told,
+                env=self._environ | inherited,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=(marks.fd, self._theirs),
-                # A group of its own, so that Ctrl-C reaches the demo alone, which then ends them in good order.
+                pass_fds=(marks.fd, self._read_end),
+                # A process group of its own, so that Ctrl-C reaches only the demo, which then stops its workers.
                 process_group=0,
             )
         marks.close()
         self._processes.append(process)
 
     async def workers(self) -> list[Session]:
-        """The workers that the store believes to be there, by index."""
+        """The workers whose sessions are live or stopping, by index."""
         present = [
             session
             for session in await app.client.sessions()
@@ -85,17 +85,17 @@ class Stage:
         return sorted(present, key=lambda session: session.index or 0)
 
     async def wait_for_workers(self, count: int) -> None:
-        """Until that many are there; when they cannot start, their last words are told."""
+        """Wait until `count` workers are registered. If one cannot start, the error shows the end of its log."""
         try:
             async with asyncio.timeout(START_SECONDS):
                 while len(await self.workers()) < count:
                     self._check_alive()
                     await asyncio.sleep(0.05)
         except TimeoutError:
-            raise click.ClickException(f"the workers did not start in time.\n{self._last_words()}") from None
+            raise click.ClickException(f"the workers did not start in time.\n{self._log_tail()}") from None
 
     def kill(self, pid: int) -> None:
-        """End a worker as a power cut would."""
+        """Kill a worker with SIGKILL."""
         for process in self._processes:
             if process.pid == pid:
                 process.send_signal(signal.SIGKILL)
@@ -104,13 +104,13 @@ class Stage:
                 return
 
     async def clear(self) -> None:
-        """End every process and remove every file."""
+        """Stop every worker and remove the directory."""
         await app.close()
         for process in self._processes:
             process.terminate()
         await asyncio.to_thread(self._wait)
-        os.close(self._theirs)
-        os.close(self._tether)
+        os.close(self._read_end)
+        os.close(self._write_end)
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _wait(self) -> None:
@@ -122,8 +122,8 @@ class Stage:
 
     def _check_alive(self) -> None:
         if any(process.poll() is not None for process in self._processes):
-            raise click.ClickException(f"a worker of the demo has ended.\n{self._last_words()}")
+            raise click.ClickException(f"a worker of the demo exited.\n{self._log_tail()}")
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         log = (self.directory / "workers.log").read_text(errors="replace")
         return "\n".join(log.splitlines()[-10:])

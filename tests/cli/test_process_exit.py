@@ -1,4 +1,4 @@
-"""Worker processes and the user's code in them: what child processes import, and what bodies leave behind."""
+"""Worker processes and the user's code in them: what child processes import, and threads that jobs leave running."""
 
 import time
 from typing import Any
@@ -52,7 +52,7 @@ async def crash_once() -> str:
 
 
 @pytest.mark.parametrize("place", ["site_setup", "site_setup:app", "site_setup.py", "./site_setup.py:app"])
-def test_an_isolated_body_finds_what_the_named_module_has_set_up(project: Project, place: str) -> None:
+def test_an_isolated_job_finds_what_the_named_module_has_set_up(project: Project, place: str) -> None:
     project.write("things/__init__.py", "")
     project.write("things/tasks.py", TASKS)
     project.write("site_setup.py", SITE)
@@ -78,7 +78,7 @@ def test_a_suspect_finds_it_too(project: Project) -> None:
     project.stop(worker)
 
 
-# -- what bodies leave behind ---------------------------------------------------------------------------------------
+# -- what jobs leave running ----------------------------------------------------------------------------------------
 
 LITTER = """
 import asyncio, threading, time
@@ -124,12 +124,12 @@ async def idle_pool() -> None:
         ("thread", "threads still run: left-by-a-body"),
         ("pool", "threads still run: left-by-a-body_0"),
         ("to_thread", "threads still run: "),
-        ("stubborn", "ending the process although"),
+        ("stubborn", "exiting although"),
         ("idle_pool", None),
     ],
 )
 @pytest.mark.parametrize("processes", [(), ("--processes", "1")], ids=["alone", "supervised"])
-def test_what_bodies_leave_behind_does_not_keep_a_worker_from_ending(
+def test_what_jobs_leave_running_does_not_keep_a_worker_from_exiting(
     project: Project, task: str, words: str | None, processes: tuple[str, ...]
 ) -> None:
     project.write("litter.py", LITTER)
@@ -141,7 +141,7 @@ def test_what_bodies_leave_behind_does_not_keep_a_worker_from_ending(
     assert time.monotonic() - began < 10
     assert worker.returncode == 0
     assert "killed" not in told
-    assert ("the grace is over" in told) is (words is not None)
+    assert ("the grace period is over" in told) is (words is not None)
     assert words is None or words in told
 
 

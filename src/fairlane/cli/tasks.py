@@ -1,4 +1,4 @@
-"""Commands that show what an application does: ``tasks``, and by the store ``schedules``."""
+"""The commands ``tasks`` and ``schedules``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..model.schedule import FORGOTTEN_SECONDS, Timetable
 from ..model.session import SessionKind, SessionState
 from . import display
 from .command import Command, json_option, run, store_options
-from .context import Target
+from .context import CommandContext
 from .display import plain
 
 
@@ -21,10 +21,10 @@ from .display import plain
 @store_options
 @json_option
 def tasks_command(app_name: str | None, url: str | None, as_json: bool) -> None:
-    """List the tasks of an application: queue, lane, retries, timeout, schedule, arguments."""
-    target = Target(app_name, url)
-    target.demand_code()
-    tasks = sorted(target.app.registry, key=lambda task: task.name)
+    """List the tasks of an application with queue, lane, retries, timeout, schedule and arguments."""
+    context = CommandContext(app_name, url)
+    context.require_tasks()
+    tasks = sorted(context.app.registry, key=lambda task: task.name)
     if as_json:
         display.show_json({"app": app_name, "tasks": [task_record(task) for task in tasks]})
         return
@@ -45,7 +45,7 @@ def tasks_command(app_name: str | None, url: str | None, as_json: bool) -> None:
 
 
 def timetable_text(timetable: Timetable) -> str:
-    """When it runs."""
+    """Describe when a schedule fires."""
     if timetable.every is not None:
         return f"every {display.duration(timetable.every)}"
     zone = "" if timetable.timezone == "UTC" else f" {timetable.timezone}"
@@ -56,17 +56,17 @@ def timetable_text(timetable: Timetable) -> str:
 @store_options
 @json_option
 def schedules_command(app_name: str | None, url: str | None, as_json: bool) -> None:
-    """List the schedules: timetable, next and last run, and whether a live worker declares them."""
+    """List the schedules with timetable, next and last run, and when a worker last declared them."""
 
-    async def work(target: Target) -> None:
-        async with target.client() as client:
+    async def work(context: CommandContext) -> None:
+        async with context.client() as client:
             schedules = await client.schedules()
             sessions = await client.sessions()
         served = any(s.kind is SessionKind.WORKER and s.state is SessionState.LIVE for s in sessions)
         now = time.time()
         found = [schedule_record(each, served, now) for each in schedules]
         if as_json:
-            display.show_json({"store": target.shown_url, "schedules": found})
+            display.show_json({"store": context.shown_url, "schedules": found})
             return
         rows = [
             (
@@ -79,16 +79,16 @@ def schedules_command(app_name: str | None, url: str | None, as_json: bool) -> N
             for each, record in zip(schedules, found, strict=True)
         ]
         columns = ("schedule", "timetable", "next", "last", "declared")
-        display.show(display.table(columns, rows) if rows else display.nothing("no schedules", target.shown_url))
+        display.show(display.table(columns, rows) if rows else display.empty("no schedules", context.shown_url))
 
-    run(work(Target(app_name, url)))
+    run(work(CommandContext(app_name, url)))
 
 
 def _status(record: documents.Record, now: float) -> Text:
     age = display.ago(record["declared_at"], now)
     if record["stopped"]:
-        return Text(f"{age}; stopped, because no worker declares it", style="bold red")
+        return Text(f"{age}; stopped: no worker declares it", style="bold red")
     if not record["live"]:
         left = display.duration(record["declared_at"] + FORGOTTEN_SECONDS - now)
-        return Text(f"{age}, by no live worker; stops in {left}", style="yellow")
+        return Text(f"{age}, no live worker declares it; stops in {left}", style="yellow")
     return Text(age, style="dim")
