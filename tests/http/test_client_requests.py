@@ -150,7 +150,7 @@ async def test_a_lost_answer_is_asked_for_again_under_the_same_key(trouble: Answ
 
 async def test_patience_has_an_end() -> None:
     async with Service(httpx.ConnectError("refused")).client(patience=0) as client:
-        with pytest.raises(StoreUnavailable, match="http://service cannot be reached"):
+        with pytest.raises(StoreUnavailable, match="cannot reach the service at http://service"):
             await client.enqueue(render, "ann")
     # The service asks for more time than there is: it is not asked again.
     service = Service(problem(503, after=60))

@@ -169,7 +169,7 @@ def test_the_old_api_needs_a_task_without_arguments(store_url: str) -> None:
     async def needy(what: str) -> None: ...
 
     other = Fairlane(store_url)
-    with pytest.raises(InvalidInput, match="legacy_task: needy is run without arguments"):
+    with pytest.raises(InvalidInput, match="legacy_task: needy runs without arguments"):
         serve_app(app, legacy_task="needy")
     with pytest.raises(InvalidInput, match="legacy_task"):
         serve_app(other, legacy_task=needy)

@@ -170,7 +170,7 @@ async def test_one_caller_has_so_many_streams(app: Fairlane) -> None:
     async with Stream(web, f"{API}/jobs/{handle.id}/events") as first:
         await anext(first.parts())
         async with Stream(web, f"{API}/jobs/{handle.id}/events") as second:
-            assert "too many streams" in await anext(second.parts())
+            assert "too many open streams" in await anext(second.parts())
             assert second.status == 429
 
 

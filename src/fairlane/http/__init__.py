@@ -1,6 +1,6 @@
-"""The HTTP service: submit, watch and operate jobs from any language. Needs the extra ``fairlane[http]``.
+"""The HTTP service: submit, watch and operate jobs from any language. Requires the extra ``fairlane[http]``.
 
-Names are imported when they are first used, so that importing this package needs neither FastAPI nor httpx.
+Names are imported on first use, so that importing this package requires neither FastAPI nor httpx.
 """
 
 from __future__ import annotations
@@ -38,6 +38,6 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as exc:
         if exc.name in _LIBRARIES:
             raise ModuleNotFoundError(
-                f"fairlane.http needs {exc.name}: pip install 'fairlane[http]'", name=exc.name
+                f"fairlane.http requires {exc.name}: pip install 'fairlane[http]'", name=exc.name
             ) from None
         raise

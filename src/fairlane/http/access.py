@@ -1,8 +1,8 @@
-"""Who calls, and what the caller may do. Deny by default: an operation names the scope that it needs, and a token that
-is bound to queues or to a lane prefix is refused by every operation that does not check these bounds itself.
+"""Identifies the caller of a request and checks what it may do.
 
-Tokens are read from the store at most every few seconds, never once per request. Only digests are compared, and in
-constant time.
+Access is denied by default: an operation names the scope that it requires, and a token that is bound to queues or to a
+lane prefix is rejected by every operation that does not check these bounds itself. Tokens are read from the store at
+most every few seconds, not once per request. Only digests are compared, in constant time.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .settings import HttpSettings
 
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 FORWARDING = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"})
-"""Headers of a proxy: the request came from another machine although its address is this one's."""
+"""Headers of a proxy: the request came from another machine although its peer address is local."""
 
 
 class Scope(StrEnum):
     """What a token may do. `admin` includes the others, and `operate` includes `read`."""
 
     PUBLIC = "public"
-    """Of operations: no token is needed."""
+    """For operations only: no token is required."""
     READ = "read"
     ENQUEUE = "enqueue"
     OPERATE = "operate"
@@ -53,13 +53,13 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bound(self) -> bool:
-        """Whether it may see a part of the store only."""
+        """Whether it may see only a part of the store."""
         token = self.token
         return token is not None and (token.queues is not None or token.lane_prefix is not None)
 
     @property
     def lane_prefix(self) -> str | None:
-        """What its lanes begin with; None for a caller that is not bound to lanes."""
+        """The prefix of its lanes; None if it is not bound to lanes."""
         return None if self.token is None else self.token.lane_prefix
 
     def may(self, scope: Scope) -> bool:
@@ -69,7 +69,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         return self.token is not None and self.token.allows(tokens.Scope(scope.value))
 
     def covers_queue(self, queue: str) -> bool:
-        """Whether it may use a queue, or lanes of it."""
+        """Whether it may use a queue or lanes of it."""
         return self.token is None or self.token.covers_queue(queue)
 
     def covers(self, queue: str, lane: str | None) -> bool:
@@ -81,11 +81,11 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         return self.covers(job.queue, job.lane)
 
     def check_new(self, job: NewJob) -> None:
-        """Refuse a job for a queue or lane that is not its own."""
+        """Reject a job for a queue or lane outside its bounds."""
         self.check(job.queue, job.lane)
 
     def check(self, queue: str, lane: str | None) -> None:
-        """Refuse a queue or lane that is not its own."""
+        """Reject a queue or lane outside its bounds."""
         if not self.covers_queue(queue):
             raise Problem(403, "this token is bound to other queues", field="queue")
         if not self.covers(queue, lane):
@@ -93,14 +93,14 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
             raise Problem(403, f"this token is bound to {kind} {self.lane_prefix!r}", field="lane")
 
     def check_queue(self, queue: str) -> None:
-        """Refuse a whole queue that is not its own."""
+        """Reject a whole queue outside its bounds."""
         if self.lane_prefix is not None:
             raise Problem(403, "this token is bound to lanes, not to a whole queue; name a lane", field="lane")
         self.check(queue, None)
 
 
 LOCAL = Caller(id="local", everything=True)
-NOBODY = Caller(id="anonymous")
+ANONYMOUS = Caller(id="anonymous")
 
 
 class Access:
@@ -111,7 +111,7 @@ class Access:
         self._read = read
         self._callers: list[tuple[bytes, Caller]] = []
         self._read_at = float("-inf")
-        self._demanded = settings.access == "tokens"
+        self._required = settings.access == "tokens"
         self._reading = asyncio.Lock()
 
     @property
@@ -120,18 +120,18 @@ class Access:
         return self._settings.access == "open" or time.monotonic() - self._read_at <= self._settings.token_seconds
 
     def caller(self, scope: Connection, headers: dict[bytes, bytes], needed: Scope) -> Caller:
-        """The caller of a request that may use `needed`; any other one is refused."""
+        """The caller of a request. Raises a 401 or 403 problem unless it has the scope `needed`."""
         if needed is Scope.PUBLIC:
-            return NOBODY
+            return ANONYMOUS
         if self._settings.access == "open":
             return LOCAL
         sent = headers.get(b"authorization")
-        if sent is None and not self._demanded:
+        if sent is None and not self._required:
             return _local(scope, headers)
         caller = self._known(sent)
         if caller is None:
             raise Problem(
-                401, "send Authorization: Bearer <token> with a token that is valid; `fairlane tokens` makes one"
+                401, "send a valid token as Authorization: Bearer <token>; create one with `fairlane tokens new`"
             )
         if not caller.may(needed):
             raise Problem(403, f"this token does not have the scope {needed.value!r}")
@@ -143,7 +143,7 @@ class Access:
         return bool(self._callers)
 
     async def holds(self, caller: Caller) -> bool:
-        """Whether the token of a caller that was let in is still valid, as far as the store can be asked."""
+        """Whether the caller's token is still valid. During an outage of the store the last known list decides."""
         if caller.token is None:
             return True
         if not self.fresh:
@@ -158,14 +158,14 @@ class Access:
             return None
         digest = tokens.digest_of(secret.strip().decode("latin-1"))
         match: Caller | None = None
-        # All of them, so that the time does not tell which one is close.
+        # Compare with every digest, so that the time reveals nothing about a match.
         for known, caller in self._callers:
             if hmac.compare_digest(known, digest):
                 match = caller
         return match
 
     async def refresh(self) -> None:
-        """Read the tokens anew."""
+        """Read the tokens from the store."""
         began = time.monotonic()
         async with self._reading:
             if self._read_at >= began:
@@ -174,17 +174,17 @@ class Access:
             self._callers = [
                 (each.digest, Caller(id=each.id, token=each)) for each in found if each.is_valid(time.time())
             ]
-            # Once tokens were required they stay so: revoking the last one must not open the service.
-            self._demanded = self._demanded or bool(found)
+            # Once required, tokens stay required: revoking the last one must not open the service.
+            self._required = self._required or bool(found)
             self._read_at = time.monotonic()
 
 
 def _local(scope: Connection, headers: dict[bytes, bytes]) -> Caller:
-    """This machine, if nothing says that the request came from elsewhere."""
+    """The local caller. Raises a 401 problem if the request may come from another machine."""
     peer = scope.get("client")
     local = peer is None or peer[0] in ("127.0.0.1", "::1", "testclient")
     if not local or not FORWARDING.isdisjoint(headers) or host_name(headers) not in LOCAL_NAMES:
-        raise Problem(401, "a token is required from anywhere but this machine; `fairlane tokens` makes one")
+        raise Problem(401, "a token is required from other machines; create one with `fairlane tokens new`")
     return LOCAL
 
 
@@ -197,20 +197,20 @@ def host_name(headers: dict[bytes, bytes]) -> str:
 
 
 def check_host(settings: HttpSettings, headers: dict[bytes, bytes]) -> None:
-    """Refuse a name that is not served here: a page elsewhere may have made its own name lead to this machine."""
+    """Reject an unknown Host header: a foreign page may have pointed its own name at this machine (DNS rebinding)."""
     if settings.hosts is not None and host_name(headers) not in settings.hosts:
-        raise Problem(421, "this service is not addressed by this name; set hosts= to allow it", field="Host")
+        raise Problem(421, "this host name is not allowed; add it to hosts=", field="Host")
 
 
 def check_origin(settings: HttpSettings, headers: dict[bytes, bytes]) -> None:
-    """Refuse requests that a page of another site makes a browser send."""
+    """Reject requests that a page of another site makes a browser send."""
     origin = headers.get(b"origin")
     if origin is None:
         foreign = headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
         if foreign and headers.get(b"sec-fetch-mode") != b"navigate":
-            raise Problem(403, "pages of other sites may not call; set origins= to allow them", field="Origin")
+            raise Problem(403, "pages of other sites may not call this service; add them to origins=", field="Origin")
         return
     text = origin.decode("latin-1").lower()
     own = text.partition("://")[2].encode() == headers.get(b"host", b"").lower()
     if not own and text not in settings.origins:
-        raise Problem(403, "pages of this origin may not call; set origins= to allow it", field="Origin")
+        raise Problem(403, "pages of this origin may not call this service; add it to origins=", field="Origin")

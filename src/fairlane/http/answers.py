@@ -1,4 +1,4 @@
-"""Answers as plain ASGI messages. A body is bytes already: no framework encodes it again."""
+"""Responses as plain ASGI messages. A body is encoded once, here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Disconnected(Exception):
 
 
 class Answer:
-    """A whole answer."""
+    """A complete response."""
 
     __slots__ = ("body", "content_type", "headers", "status")
 
@@ -45,7 +45,7 @@ class Answer:
 
 
 def json_answer(document: Any, status: int = 200, headers: Headers = ()) -> Answer:
-    """A document as JSON."""
+    """A response with a JSON document."""
     return Answer(_encoder.encode(document), status, headers)
 
 

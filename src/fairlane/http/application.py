@@ -1,4 +1,4 @@
-"""Makes the ASGI application: the routes from the table of operations, the OpenAPI document, and the lifespan."""
+"""Builds the ASGI application: routes from the table of operations, the OpenAPI document, and the lifespan."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from .unread import UnreadBodies
 
 
 def create_app(app: Fairlane, *, settings: HttpSettings | None = None, extra: Iterable[Operations] = ()) -> FastAPI:
-    """The HTTP service of an application, to be served by itself or mounted in another FastAPI or Starlette.
+    """Create the HTTP service of an application, to serve it alone or to mount it in FastAPI or Starlette.
 
         web = create_app(app)                      # uvicorn module:web
         mine.mount("/queue", create_app(app))      # enter service_of(web).lifespan() in your own lifespan
 
-    `extra` has operations of your own, which are checked and documented like the rest.
+    `extra` are operations of your own. They get the same access checks and documentation.
     """
     service = Service(app, settings or HttpSettings())
 
@@ -69,7 +69,7 @@ def create_app(app: Fairlane, *, settings: HttpSettings | None = None, extra: It
 
 
 def add_operations(web: FastAPI, operations: Iterable[Operation]) -> None:
-    """Add operations to a service that was made before; to be called before it is served."""
+    """Add operations to a service before it is served."""
     service = service_of(web)
     known: list[Operation] = getattr(web.state, "operations", [])
     added = [*operations]
@@ -83,7 +83,7 @@ def add_operations(web: FastAPI, operations: Iterable[Operation]) -> None:
 
 
 def service_of(web: FastAPI) -> Service:
-    """The service behind an application that `create_app` made."""
+    """The service of an application that `create_app` returned."""
     service = web.state.fairlane
     assert isinstance(service, Service)
     return service
@@ -98,9 +98,9 @@ class _ProblemPage:
 
 
 async def _problem_page(_request: object, exc: Exception) -> Any:
-    """What the framework itself refuses: an unknown path."""
+    """Turn an error of the framework, such as an unknown path, into a problem document."""
     status = exc.status_code if isinstance(exc, HTTPException) else 500
-    detail = "there is nothing at this path" if status == 404 else str(getattr(exc, "detail", "the request failed"))
+    detail = "this path does not exist" if status == 404 else str(getattr(exc, "detail", "the request failed"))
     headers = tuple(
         (name.lower().encode(), value.encode()) for name, value in (getattr(exc, "headers", None) or {}).items()
     )

@@ -15,7 +15,7 @@ logger = logging.getLogger("fairlane.audit")
 
 
 def record(exchange: Exchange, action: str, **target: Any) -> None:
-    """Log that a caller did something."""
+    """Log a change that a caller made."""
     peer = exchange.scope.get("client")
     entry = {
         "action": action,

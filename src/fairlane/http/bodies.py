@@ -1,4 +1,4 @@
-"""Reads what a client sends, within bounds: bytes, nesting, time and content type."""
+"""Reads request bodies within limits of size, nesting, time and content type."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from .settings import HttpSettings
 
 T = TypeVar("T")
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
-NESTED = "arrays and objects are nested more than {} deep"
+NESTED = "arrays and objects are nested more than {} levels deep"
 
 
 async def chunks(receive: Receive, seconds: float) -> AsyncIterator[bytes]:
-    """The parts of a body as they come, each within so many seconds."""
+    """Yield the parts of a body as they arrive, each within `seconds`."""
     more = True
     while more:
         try:
             async with asyncio.timeout(seconds):
                 message = await receive()
         except TimeoutError:
-            raise Problem(408, f"nothing of the body came for {seconds:g} s") from None
+            raise Problem(408, f"no part of the body arrived for {seconds:g} s") from None
         if message["type"] == "http.disconnect":
             raise Disconnected
         more = message.get("more_body", False)
@@ -37,11 +37,11 @@ async def chunks(receive: Receive, seconds: float) -> AsyncIterator[bytes]:
 
 
 async def read_body(receive: Receive, headers: dict[bytes, bytes], most: int, seconds: float) -> bytes:
-    """The whole body."""
+    """Read the whole body."""
     length = headers.get(b"content-length", b"")
     if length.isdigit() and int(length) > most:
         raise _too_large(most)
-    # What most requests are: one message, there already.
+    # The common case: the whole body in one message.
     message = await _first(receive, seconds)
     if not message.get("more_body", False):
         body: bytes = message.get("body", b"")
@@ -56,7 +56,7 @@ async def read_body(receive: Receive, headers: dict[bytes, bytes], most: int, se
                 if len(parts) > most:
                     raise _too_large(most)
     except TimeoutError:
-        raise Problem(408, f"the body took longer than {seconds:g} s") from None
+        raise Problem(408, f"the body took longer than {seconds:g} s to arrive") from None
     return bytes(parts)
 
 
@@ -65,14 +65,14 @@ async def _first(receive: Receive, seconds: float) -> Any:
         async with asyncio.timeout(seconds):
             message = await receive()
     except TimeoutError:
-        raise Problem(408, f"nothing of the body came for {seconds:g} s") from None
+        raise Problem(408, f"no part of the body arrived for {seconds:g} s") from None
     if message["type"] == "http.disconnect":
         raise Disconnected
     return message
 
 
 def _too_large(most: int) -> Problem:
-    return Problem(413, f"the body may have {most} bytes at most")
+    return Problem(413, f"the body is larger than {most} bytes")
 
 
 def media_type(headers: dict[bytes, bytes]) -> str:
@@ -81,13 +81,13 @@ def media_type(headers: dict[bytes, bytes]) -> str:
 
 
 def check_json(headers: dict[bytes, bytes]) -> None:
-    """Refuse what is not said to be JSON: a form of another site can send any other type without being asked."""
+    """Reject other content types than JSON: browsers send those of HTML forms across sites without a preflight."""
     if media_type(headers) != "application/json":
         raise Problem(415, "send the body with Content-Type: application/json", field="Content-Type")
 
 
 def check_nesting(raw: bytes, most: int) -> None:
-    """Refuse JSON whose arrays and objects are nested deeper than `most`."""
+    """Reject JSON whose arrays and objects are nested deeper than `most`."""
     if raw.count(b"[") + raw.count(b"{") <= most:
         return
     depth = 0
@@ -104,7 +104,7 @@ def check_nesting(raw: bytes, most: int) -> None:
 async def read_json(
     decoder: msgspec.json.Decoder[T], receive: Receive, headers: dict[bytes, bytes], settings: HttpSettings
 ) -> T:
-    """A body as a value of the decoder's type. An empty one is an empty object."""
+    """Decode the body. An empty body is an empty object."""
     raw = await read_body(receive, headers, settings.body_bytes, settings.body_seconds)
     if not raw:
         return decoder.decode(b"{}")

@@ -1,4 +1,4 @@
-"""Clients of an HTTP service, with the surface that code in the service's own process has.
+"""Clients of an HTTP service, with the same methods as the client inside the service's process.
 
     async with AsyncClient("http://127.0.0.1:8000", token) as client:
         handle = await client.enqueue(render, "ann", "a cat")     # Handle[str]: the task's own types
@@ -41,9 +41,9 @@ class _Accepted(msgspec.Struct, frozen=True):
 
 
 class AsyncClient:
-    """Sends jobs to an HTTP service, and asks about them.
+    """Sends jobs to an HTTP service and reads their state.
 
-    `timeout` bounds one request. A request that found no answer is repeated for `patience` seconds, with the same
+    `timeout` limits one request. A request without a response is repeated for `patience` seconds, with the same
     ``Idempotency-Key``, before `StoreUnavailable` is raised.
     """
 
@@ -65,17 +65,17 @@ class AsyncClient:
     @overload
     async def enqueue(self, what: str, /, *args: Any, **kwargs: Any) -> Handle[Any]: ...
     async def enqueue(self, what: Any, /, *args: Any, **kwargs: Any) -> Handle[Any]:
-        """Store a job: of a call, of a task with its arguments, or of a task's name with its arguments.
+        """Send a job: a call, a task with its arguments, or a task's name with its arguments.
 
-        Options of a task are those of `task.options(…)`; for a name there is `send`.
+        Set options with `task.options(…)`; to set them for a name, use `send`.
         """
         if isinstance(what, str):
             return await self.send(what, args, kwargs)
         call = what.call(*args, **kwargs) if isinstance(what, Task) else what
         if not isinstance(call, Call):
             got = type(call).__name__
-            raise InvalidInput("task", f"give a task, its name, or a call such as render.call('ann'), not a {got}")
-        # The id of a task's call is made here too, and nobody knows it: then the service may choose one by the key.
+            raise InvalidInput("task", f"must be a task, its name, or a call such as render.call('ann'), not a {got}")
+        # An id that was generated here is unknown to the user, so it serves as the key and the service derives the id.
         named = isinstance(what, Call) or "id" in call.task.chosen
         answer = await self._post(body_of(call, named=named), None if named else call.job.id)
         return RemoteHandle(self._transport, answer.id, call.task.read_result, answer.created)
@@ -87,19 +87,19 @@ class AsyncClient:
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[OneCall],
     ) -> Handle[Any]:
-        """Store a job of a task that is known by its name alone; the service checks its arguments."""
+        """Send a job of a task that is known only by name. The service validates its arguments."""
         given: dict[str, Any] = {**options}
         body = {"task": task, "args": list(args), "kwargs": dict(kwargs or {}), "options": plain(given)}
         answer = await self._post(body, None if "id" in given else new_id())
         return RemoteHandle(self._transport, answer.id, read_anything, answer.created)
 
     async def _post(self, body: dict[str, Any], key: str | None) -> Submitted:
-        """Store a job, once, however often the request has to be repeated: by its id, else by a key."""
+        """Send a job. Its id or the key makes repeated requests create it once."""
         content = codec.encode("arguments", body, MOST_BYTES_PER_ENQUEUE)
         return read((await self._transport.post("/jobs", content, key=key)).content, Submitted)
 
     async def enqueue_many(self, calls: Sequence[Call[R]]) -> list[Handle[R]]:
-        """Store any number of jobs, in their order, 1,000 at a time; after an error the same list may be sent again."""
+        """Send any number of jobs in order, 1,000 at a time. After an error the same list may be sent again."""
         handles: list[Handle[R]] = []
         for part in parts_of(calls, lambda call: call.job.size, most_bytes=MOST_BYTES_PER_ENQUEUE // 2):
             body = msgspec.json.encode([body_of(call, named=True) for call in part])
@@ -115,7 +115,7 @@ class AsyncClient:
     @overload
     def handle(self, id: str, task: Task[..., R]) -> Handle[R]: ...
     def handle(self, id: str, task: Task[..., Any] | None = None) -> Handle[Any]:
-        """The handle of a job that was sent before; with its task, the result is read as the task's type."""
+        """The handle of an existing job. With its task, the result is decoded as the task's type."""
         reader = read_anything if task is None else task.read_result
         return RemoteHandle(self._transport, id, reader, created=False)
 
@@ -136,7 +136,7 @@ class AsyncClient:
 
 
 class Client:
-    """The same for code without an event loop. `AsyncClient` says what the verbs do."""
+    """`AsyncClient` for code without an event loop, with the same methods."""
 
     def __init__(
         self, url: str, token: str | None = None, *, timeout: float = TIMEOUT, patience: float = PATIENCE
@@ -151,7 +151,7 @@ class Client:
     @overload
     def enqueue(self, what: str, /, *args: Any, **kwargs: Any) -> BlockingHandle[Any]: ...
     def enqueue(self, what: Any, /, *args: Any, **kwargs: Any) -> BlockingHandle[Any]:
-        """Store a job."""
+        """Send a job."""
         return self._blocking(lambda: self._client.enqueue(what, *args, **kwargs))
 
     def send(
@@ -161,11 +161,11 @@ class Client:
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[OneCall],
     ) -> BlockingHandle[Any]:
-        """Store a job of a task that is known by its name alone."""
+        """Send a job of a task that is known only by name."""
         return self._blocking(lambda: self._client.send(task, args, kwargs, **options))
 
     def enqueue_many(self, calls: Sequence[Call[R]]) -> list[BlockingHandle[R]]:
-        """Store any number of jobs."""
+        """Send any number of jobs."""
         handles = self._thread.run(lambda: self._client.enqueue_many(calls))
         return [BlockingHandle(self._thread, handle) for handle in handles]
 
@@ -174,12 +174,12 @@ class Client:
     @overload
     def handle(self, id: str, task: Task[..., R]) -> BlockingHandle[R]: ...
     def handle(self, id: str, task: Task[..., Any] | None = None) -> BlockingHandle[Any]:
-        """The handle of a job that was sent before."""
+        """The handle of an existing job."""
         found = self._client.handle(id) if task is None else self._client.handle(id, task)
         return BlockingHandle(self._thread, found)
 
     def close(self) -> None:
-        """Close the connections to the service, and end the thread."""
+        """Close the connections and stop the thread."""
         self._thread.run(self._client.close)
         self._thread.stop()
 
@@ -199,9 +199,9 @@ class Client:
 
 
 def body_of(call: Call[Any], *, named: bool) -> dict[str, Any]:
-    """A call as the service takes it: with the options that its task was given, and none that nobody chose.
+    """Encode a call for the service, with only those options that were set explicitly.
 
-    With `named` the job has the call's own id.
+    With `named` the job keeps the call's own id.
     """
     args, kwargs = codec.decode_call(call.job.payload)
     given = {name: getattr(call.job, name) for name in call.task.chosen - {"id"}}
@@ -213,7 +213,7 @@ def body_of(call: Call[Any], *, named: bool) -> dict[str, Any]:
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as JSON has them."""
+    """Convert options to JSON values."""
     return {name: _plain(value) for name, value in options.items()}
 
 
@@ -231,5 +231,5 @@ _anything: codec.Reader[Any] = codec.Reader("result", Any)
 
 
 def read_anything(raw: bytes | None) -> Any:
-    """A result of a task that is known by its name alone."""
+    """Decode the result of a task that is known only by name."""
     return _anything.read(raw or b"null")

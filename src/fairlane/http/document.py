@@ -1,4 +1,4 @@
-"""The OpenAPI document, written from the table of operations and from the structs that decode and describe."""
+"""The OpenAPI document, generated from the table of operations and the structs of requests and responses."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class ProblemDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     status: int
     detail: str
     field: str | None = None
-    """The field, parameter or header at fault."""
+    """The invalid field, parameter or header."""
     retry_after: float | None = None
-    """Seconds after which the request may succeed; the Retry-After header has it in whole seconds."""
+    """Seconds after which to repeat the request; also in the Retry-After header, in whole seconds."""
 
 
 def openapi_document(operations: Sequence[Operation]) -> dict[str, Any]:
-    """The document of a service."""
+    """Generate the document of a service."""
     from .. import __version__
 
     shown = list(operations)

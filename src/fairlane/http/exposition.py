@@ -1,4 +1,4 @@
-"""Metrics of a service for Prometheus. Needs the extra ``fairlane[prometheus]``."""
+"""Prometheus metrics of a service. Requires the extra ``fairlane[prometheus]``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Exposition:
-    """Counts what this process does, and shows the store at each scrape."""
+    """Counts the events of this process, and reads the store at each scrape."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -43,7 +43,7 @@ class Exposition:
         return self._counters
 
     async def text(self) -> bytes:
-        """The metrics as Prometheus reads them."""
+        """The metrics in the text format of Prometheus."""
         client = self._service.app.client
         try:
             self._queues = await self._service.timed(client.queues())

@@ -3,8 +3,8 @@
     app = Fairlane()
     web = serve_app(app)     # uvicorn shop:web
 
-The worker starts and ends with the server. The first SIGTERM or SIGINT stops claiming, ends open streams and lets
-running jobs finish within their grace; the second hands back what still runs.
+The worker starts and stops with the server. The first SIGTERM or SIGINT stops claiming, ends open streams and lets
+running jobs finish within the grace period; the second returns the jobs that still run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def slots_from_env(usual: Slots, environ: Mapping[str, str]) -> Slots:
-    """The slots of an instance. Variables with the prefix FAIRLANE_ win; an error names the variable at fault."""
+    """The slots of an instance. Variables with the prefix FAIRLANE_ take precedence. Errors name the variable."""
     total_name, total = _read(environ, SLOTS, BARE_SLOTS, least=1)
     high_name, high = _read(environ, RESERVED, BARE_RESERVED, least=0)
     if total is None and high is None:
@@ -51,12 +51,12 @@ def slots_from_env(usual: Slots, environ: Mapping[str, str]) -> Slots:
         return Slots(total=slots, reserved=default_reserved(slots))
     if high >= slots:
         named = f" ({total_name})" if total is not None else ""
-        raise InvalidInput(high_name, f"{high} reserved of {slots} slots{named} would leave none for other work")
+        raise InvalidInput(high_name, f"{high} reserved of {slots} slots{named} leaves none for other jobs")
     return Slots(total=slots, reserved=Reserved(high=high))
 
 
 def _read(environ: Mapping[str, str], name: str, bare: str, *, least: int) -> tuple[str, int | None]:
-    # An empty variable is how shells and compose files unset one.
+    # Shells and compose files unset a variable by making it empty.
     for found in (name, bare):
         text = environ.get(found, "").strip()
         if text:
@@ -81,10 +81,10 @@ class Instance:
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = self._signalled_before = False
         self.workers: list[Worker] = []
-        """Those that run now."""
+        """The running workers."""
 
     async def start(self) -> None:
-        """Start the workers, and wait until they claim. An error of one of them is raised here."""
+        """Start the workers and wait until they are ready. Raises the error of a worker that cannot start."""
         self._stopping = self._signalled_before = False
         self.workers = [self._app.worker(slots=self._slots, grace=self._grace) for _ in range(self._count)]
         self._tasks = [asyncio.create_task(worker.run()) for worker in self.workers]
@@ -102,13 +102,13 @@ class Instance:
             task.add_done_callback(self._ended)
 
     def stop(self, *, now: bool = False) -> None:
-        """Claim nothing more: let what runs finish within its grace, or hand it back at once."""
+        """Stop claiming. Running jobs finish within the grace period, or are returned at once with `now`."""
         self._stopping = True
         for worker in self.workers:
             worker.stop(now=now)
 
     async def join(self, *, now: bool = False) -> None:
-        """Stop, and wait until the workers have ended."""
+        """Stop, and wait for the workers."""
         self.stop(now=now)
         outcomes = await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks, self.workers = [], []
@@ -117,7 +117,7 @@ class Instance:
                 logger.error("a worker of this instance failed: %r", outcome)
 
     def unready(self) -> str | None:
-        """What keeps a worker from claiming; None when nothing does."""
+        """The reason why a worker cannot claim; None if all can."""
         from ..worker.readiness import unready
 
         if len(self.workers) < self._count:
@@ -127,15 +127,17 @@ class Instance:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if self._stopping or task.cancelled():
             return
-        # Jobs would be accepted here that nobody runs: the service manager starts a whole instance instead.
-        logger.critical("the worker of this instance has ended; stopping the instance", exc_info=task.exception())
+        # Do not keep accepting jobs without a worker: exit, so that the service manager restarts the instance.
+        logger.critical(
+            "the worker of this instance stopped unexpectedly; stopping the instance", exc_info=task.exception()
+        )
         if callable(signal.getsignal(signal.SIGTERM)):
-            # Else no server is there to end it in good order, and the signal would kill the program.
+            # Without a handler the signal would kill the program instead of stopping a server.
             signal.raise_signal(signal.SIGTERM)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the workers while the block does."""
+        """Run the workers inside the block."""
         await self.start()
         with _on_signal(self._signalled):
             try:
@@ -146,15 +148,15 @@ class Instance:
     def _signalled(self) -> None:
         again, self._signalled_before = self._signalled_before, True
         if again:
-            logger.info("a second signal: handing back what still runs")
+            logger.info("second signal: returning running jobs")
         self.stop(now=again)
 
 
 @contextlib.contextmanager
 def _on_signal(call: Callable[[], None]) -> Iterator[None]:
-    """Make `call` in the event loop at each signal that ends a server, before the server's own handler acts.
+    """Call `call` in the event loop at each signal that stops a server, before the server's own handler runs.
 
-    A server waits for open requests before it ends the application; a worker that were told only then would claim
+    A server waits for open requests before it shuts the application down. Without this, the worker would keep claiming
     jobs all that time.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -170,7 +172,7 @@ def _on_signal(call: Callable[[], None]) -> Iterator[None]:
 
     for each in SIGNALS:
         present = signal.getsignal(each)
-        # Without a handler of a server nobody would end the program: the signal keeps its usual effect.
+        # Without a server's handler the signal must keep its default effect, or nothing would stop the program.
         if callable(present) and present is not signal.default_int_handler:
             before[each] = present
             signal.signal(each, handle)
@@ -192,11 +194,11 @@ def serve_app(
     grace: Seconds | None = None,
     extra: Iterable[Operations] = (),
 ) -> FastAPI:
-    """One complete instance of an application: ``web = serve_app(app)``, then ``uvicorn module:web``.
+    """Create a complete instance of an application: ``web = serve_app(app)``, then ``uvicorn module:web``.
 
-    The slots of each worker are those of FAIRLANE_MAX_CONCURRENT_TASKS and FAIRLANE_HIGH_PRIORITY_RESERVED, or of the
-    same names without the prefix, unless `slots` is given. `legacy_task` is what ``GET /task`` runs; without one, or
-    with ``HttpSettings(legacy=False)``, that route does not exist. With ``workers=0`` it only serves HTTP.
+    The slots of each worker come from FAIRLANE_MAX_CONCURRENT_TASKS and FAIRLANE_HIGH_PRIORITY_RESERVED, or from the
+    same names without the prefix, unless `slots` is given. `legacy_task` is the task that ``GET /task`` runs; without
+    it, or with ``HttpSettings(legacy=False)``, that route does not exist. With ``workers=0`` it only serves HTTP.
     """
     from .application import create_app, service_of
     from .routes.legacy import legacy_operations

@@ -1,7 +1,6 @@
-"""Operations: one method of one path, the scope that it needs, and what it takes and answers.
+"""Operations: a method and a path, the required scope, and the types of request and response.
 
-The table of operations is the whole truth: routes are made from it, access is checked by it, and the OpenAPI document
-is written from it.
+The table of operations is the only source: routes, access checks and the OpenAPI document are derived from it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ logger = logging.getLogger("fairlane.http")
 
 
 class Response(Protocol):
-    """An answer as an ASGI application."""
+    """A response as an ASGI application."""
 
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None: ...
 
@@ -49,9 +48,9 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     tag: str
     bound: bool = False
-    """Whether tokens that are bound to queues or lanes may call it: it checks these bounds itself."""
+    """Whether tokens that are bound to queues or lanes may call it. If so, it checks these bounds itself."""
     timed: bool = True
-    """Whether the store's deadline holds for the whole of it. Streams and long polls have deadlines of their own."""
+    """Whether the store's deadline applies to the whole operation. Streams and long polls have their own deadlines."""
     query: type[msgspec.Struct] | None = None
     body: Any = None
     body_optional: bool = False
@@ -61,28 +60,28 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 200
     content: str = "application/json"
     other_bodies: Mapping[str, Any] = {}
-    """Other content types of the body, with an example of each."""
+    """Other content types of the request body, with an example of each."""
     headers: Mapping[str, str] = {}
-    """Request headers that it reads, with what they mean."""
+    """Request headers that it reads, with their descriptions."""
     also: Mapping[int, str] = {}
-    """Other successful answers."""
+    """Other successful status codes, with their descriptions."""
     example: Any = None
-    """An example of the body."""
+    """An example of the request body."""
     shows: Any = None
-    """An example of the answer."""
+    """An example of the response."""
     parameters: Mapping[str, Any] = {}
     """Examples of parameters by name."""
 
 
 class Operations:
-    """Operations of one subject, in the order in which their paths are tried."""
+    """Operations of one subject, in the order in which their paths are matched."""
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
         self.all: list[Operation] = []
 
     def add(self, method: str, path: str, scope: Scope, **rest: Any) -> Declare:
-        """Declare a coroutine function as an operation. Its docstring's first line is the summary."""
+        """Declare a coroutine function as an operation. The first line of its docstring is the summary."""
 
         def declare(handler: Handler) -> Handler:
             name = str(handler.__name__)
@@ -105,7 +104,7 @@ class Operations:
 
 
 class Exchange:
-    """One request while it is answered."""
+    """A request while it is handled."""
 
     __slots__ = ("caller", "content", "headers", "operation", "receive", "scope", "service")
 
@@ -125,7 +124,7 @@ class Exchange:
         self.headers = headers
         self.caller = caller
         self.content: Any = None
-        """The body, if the operation has a type for it."""
+        """The decoded body, if the operation has a type for it."""
 
     @property
     def client(self) -> Client:
@@ -142,20 +141,20 @@ class Exchange:
         return None if value is None else value.decode("latin-1")
 
     def query(self, type_: type[T]) -> T:
-        """The query as a value of a struct. Unknown and repeated names are refused."""
+        """Decode the query into a struct. Unknown and repeated names are rejected."""
         given: dict[str, str] = {}
         for name, value in _pairs(self.scope.get("query_string", b"")):
             if name in given:
-                raise Problem(422, "is given twice", field=name)
+                raise Problem(422, "is repeated", field=name)
             given[name] = value
         known = {field.encode_name for field in msgspec.structs.fields(type_)}  # type: ignore[arg-type]  # a struct
         for name in given:
             if name not in known:
-                raise Problem(422, f"is no parameter here (there are: {', '.join(sorted(known))})", field=name)
+                raise Problem(422, f"is not a parameter of this path (known: {', '.join(sorted(known))})", field=name)
         return msgspec.convert(given, type_, strict=False)
 
     def url(self, path: str) -> str:
-        """The path of another operation, as a client sees it."""
+        """The path of another operation, as the client sees it."""
         return str(self.scope.get("root_path", "")) + self.service.prefix + path
 
 
@@ -171,7 +170,7 @@ def _pairs(query: bytes) -> Sequence[tuple[str, str]]:
             errors="strict",
         )
     except ValueError:
-        raise Problem(400, "the query cannot be read") from None
+        raise Problem(400, "the query string is malformed") from None
 
 
 class Endpoint:
@@ -205,14 +204,14 @@ class Endpoint:
             problem = problem_of(exc)
             if problem is None:
                 logger.exception("%s %s failed", scope["method"], self.path_of(scope))
-                problem = Problem(500, "an error of the service; its log says more")
+                problem = Problem(500, "internal error; see the log of the service")
             if started:
-                # The status is gone already: end the connection, so that nobody takes the part for the whole.
+                # The status was already sent: close the connection, so that the client notices the incomplete body.
                 raise
             await problem.answer()(scope, receive, send)
 
     def path_of(self, scope: Connection) -> str:
-        """The path as it is declared, which has nothing that a client sent."""
+        """The declared path, which contains no input of the client."""
         operation = self.operations.get(scope["method"]) or next(iter(self.operations.values()))
         return operation.path
 
@@ -220,24 +219,24 @@ class Endpoint:
         settings = service.settings
         pairs = scope["headers"]
         if sum(map(len, (part for pair in pairs for part in pair))) > settings.header_bytes:
-            raise Problem(431, f"all headers together may have {settings.header_bytes} bytes")
+            raise Problem(431, f"the headers are larger than {settings.header_bytes} bytes in total")
         if len(scope.get("raw_path") or b"") + len(scope.get("query_string", b"")) > settings.header_bytes // 2:
-            raise Problem(414, f"path and query may have {settings.header_bytes // 2} bytes")
+            raise Problem(414, f"path and query are longer than {settings.header_bytes // 2} bytes")
         headers = dict(pairs)
         check_host(settings, headers)
         check_origin(settings, headers)
         operation = self.operations.get(scope["method"])
         if operation is None:
-            raise Problem(405, "this path does not have this method", headers=((b"allow", self._allow),))
+            raise Problem(405, "this path does not support this method", headers=((b"allow", self._allow),))
         if operation.scope is not Scope.PUBLIC and not service.access.fresh:
             await service.timed(service.access.refresh())
         caller = service.access.caller(scope, headers, operation.scope)
         if caller.bound and not operation.bound:
-            raise Problem(403, "this token is bound to queues or lanes, and this is about the whole system")
+            raise Problem(403, "this token is bound to queues or lanes and may not use operations of the whole system")
         exchange = Exchange(service, operation, scope, receive, headers, caller)
         decoder = self._decoders.get(operation.method)
         if decoder is not None:
-            # Before the store's deadline begins: a client may be slow.
+            # Read the body before the store's deadline starts: a client may be slow.
             exchange.content = await read_json(decoder, receive, headers, settings)
         if operation.timed:
             return await service.timed(operation.handler(exchange))
@@ -245,10 +244,10 @@ class Endpoint:
 
 
 def check_id(value: str) -> str:
-    """The id of a job in a path."""
+    """Validate the id of a job in a path."""
     from ..model.names import check_key
 
     try:
         return check_key("id", value)
     except InvalidInput as exc:
-        raise Problem(404, f"there is no such job: {exc.problem}", field="id") from None
+        raise Problem(404, f"no such job: {exc.problem}", field="id") from None

@@ -1,5 +1,5 @@
-"""Every error as ``application/problem+json`` (RFC 9457): a type, a title, a status, a detail that says what to do, and
-the field at fault where there is one. No detail repeats an argument, a password or a token.
+"""Errors as ``application/problem+json`` (RFC 9457): type, title, status, a detail that helps to fix the request, and
+the invalid field if there is one. No detail contains an argument, a password or a token.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from .answers import Answer, Headers
 
 PROBLEM_JSON = b"application/problem+json"
 RETRY_STORE = 1
-"""Seconds after which a client should try again when the store cannot be reached."""
+"""Seconds after which a client should repeat the request while the store is unreachable."""
 
 TITLES = {
-    400: ("malformed", "The request cannot be read"),
+    400: ("malformed", "The request is malformed"),
     401: ("unauthorized", "A token is required"),
-    403: ("forbidden", "This is not allowed"),
-    404: ("not-found", "There is no such thing"),
-    405: ("method-not-allowed", "This path does not have this method"),
-    406: ("not-acceptable", "No such representation"),
-    408: ("too-slow", "The request took too long to arrive"),
-    409: ("conflict", "The request conflicts with what is stored"),
+    403: ("forbidden", "Not allowed"),
+    404: ("not-found", "Not found"),
+    405: ("method-not-allowed", "This path does not support this method"),
+    406: ("not-acceptable", "This representation is not available"),
+    408: ("too-slow", "The request arrived too slowly"),
+    409: ("conflict", "The request conflicts with stored data"),
     413: ("too-large", "The body is too large"),
-    414: ("too-long", "The path is too long"),
+    414: ("too-long", "The path or query is too long"),
     415: ("content-type", "The content type is not supported"),
-    421: ("host", "This host name is not served here"),
-    422: ("invalid-input", "A value was refused"),
-    429: ("too-many", "There is no room at present"),
+    421: ("host", "This host name is not allowed"),
+    422: ("invalid-input", "A value is invalid"),
+    429: ("too-many", "Too many jobs or streams"),
     431: ("headers-too-large", "The headers are too large"),
-    500: ("error", "The service failed"),
-    501: ("not-supported", "This is not supported here"),
-    503: ("unavailable", "The store cannot be reached"),
-    507: ("store-full", "The store has no room left"),
+    500: ("error", "Internal error"),
+    501: ("not-supported", "Not supported"),
+    503: ("unavailable", "The store is unavailable"),
+    507: ("store-full", "The store is full"),
 }
 
 
 class Problem(Exception):
-    """An error answer."""
+    """An error response."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Problem(Exception):
         self.headers = headers
 
     def document(self) -> dict[str, Any]:
-        """The body of the answer."""
+        """The body of the response."""
         kind, title = TITLES.get(self.status, ("error", "The request failed"))
         found: dict[str, Any] = {
             "type": f"urn:fairlane:problem:{kind}",
@@ -90,7 +90,7 @@ class Problem(Exception):
         return found
 
     def answer(self) -> Answer:
-        """The answer with its headers."""
+        """The response with its headers."""
         headers = [*self.headers]
         if self.retry_after is not None:
             headers.append((b"retry-after", str(max(1, math.ceil(self.retry_after))).encode()))
@@ -104,14 +104,14 @@ _FIELD = re.compile(r"field `([^`]*)`")
 
 
 def problem_of(exc: Exception) -> Problem | None:
-    """The problem that an error is for a client; None for an error that nobody expected."""
+    """Map an error to a problem; None for an unexpected error."""
     match exc:
         case Problem():
             return exc
         case InvalidInput():
             return Problem(422, exc.problem, field=exc.field)
         case msgspec.ValidationError():
-            return _misshapen(exc)
+            return _invalid_value(exc)
         case msgspec.DecodeError() | UnicodeDecodeError():
             return Problem(400, f"the body is not JSON: {exc}" if isinstance(exc, msgspec.DecodeError) else NOT_UTF8)
         case RecursionError():
@@ -127,11 +127,11 @@ def problem_of(exc: Exception) -> Problem | None:
         case NotSupported():
             return Problem(501, str(exc))
         case StoreFull():
-            return Problem(507, "the store has no room left; nothing was stored")
+            return Problem(507, "the store is full; nothing was stored")
         case StoreUnavailable():
-            return Problem(503, "the store cannot be reached; repeat the request", retry_after=RETRY_STORE)
+            return Problem(503, "the store is unavailable; repeat the request", retry_after=RETRY_STORE)
         case TimeoutError():
-            return Problem(503, "the store did not answer in time; repeat the request", retry_after=RETRY_STORE)
+            return Problem(503, "the store did not respond in time; repeat the request", retry_after=RETRY_STORE)
         case StoreError():
             return Problem(503, f"the store cannot be used ({type(exc).__name__})", retry_after=RETRY_STORE)
         case FairlaneError():
@@ -142,8 +142,8 @@ def problem_of(exc: Exception) -> Problem | None:
 NOT_UTF8 = "the body is not UTF-8"
 
 
-def _misshapen(exc: msgspec.ValidationError) -> Problem:
-    """A value of the wrong type, or one that is missing or unknown: the message names the field."""
+def _invalid_value(exc: msgspec.ValidationError) -> Problem:
+    """The problem of a value with a wrong type, or of a missing or unknown field. It names the field."""
     text = hide_values(str(exc))
     path, name = _PATH.search(text), _FIELD.search(text)
     parts = [path[1].lstrip(".") if path else "", name[1] if name else ""]

@@ -1,4 +1,4 @@
-"""Handles of jobs behind an HTTP service: the surface of `Handle`, answered by requests."""
+"""Handles of jobs behind an HTTP service: `Handle` implemented by requests."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .transport import ServerEvent, Transport, event_error, path_of
 R = TypeVar("R")
 T = TypeVar("T")
 LONG_POLL = 20.0
-"""Seconds for which one request waits for a result. Proxies cut connections that are silent for 30 s and more."""
+"""Seconds that one request waits for a result. Proxies close connections that are silent for 30 s or more."""
 RECONNECT = 0.5
 LONGEST_RECONNECT = 5.0
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as the service shows it. What a service does not show has its default."""
+    """A job as the service returns it. Missing fields have their defaults."""
 
     id: str
     state: JobState
@@ -68,7 +68,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     eta: float | None = None
 
     def job(self) -> Job:
-        """The record."""
+        """Convert it to a `Job`."""
         same = {name: getattr(self, name) for name in Job.__struct_fields__ if hasattr(self, name)}
         ended = self.state is JobState.COMPLETED
         return Job(
@@ -84,7 +84,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a job that was sent."""
+    """The response to a job that was sent."""
 
     id: str
     created: bool = True
@@ -95,7 +95,7 @@ class _Cancelled(msgspec.Struct, frozen=True):
 
 
 class RemoteHandle(Handle[R], Generic[R]):
-    """A job behind an HTTP service. `Handle` says what the verbs do."""
+    """A job behind an HTTP service. The methods are documented in `Handle`."""
 
     __slots__ = ("_transport",)
 
@@ -131,7 +131,7 @@ class RemoteHandle(Handle[R], Generic[R]):
         return view.why or view.state.value
 
     async def result(self, timeout: float | timedelta | None = None) -> R:
-        # The first look does not wait and tells of an outage at once; what follows waits through it, as the job does.
+        # The first request does not wait and raises at once during an outage; later ones wait until the outage is over.
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         if seconds is not None:
             check_seconds("timeout", seconds)
@@ -160,11 +160,11 @@ class RemoteHandle(Handle[R], Generic[R]):
             pause = RECONNECT
             if view.state.final:
                 return self._outcome(view.job())
-            # A service that is stopping answers at once.
+            # A service that is stopping ends long polls at once.
             await asyncio.sleep(0.05)
 
     async def _ended(self, wait: float) -> JobView:
-        """The job when it has ended, or as it is after `wait` seconds."""
+        """The job once it has ended, or its state after `wait` seconds."""
         return read((await self._transport.get(path_of("jobs", self._id, "result"), wait=wait)).content, JobView)
 
     async def watch(self) -> AsyncGenerator[Update, None]:
@@ -178,7 +178,7 @@ class RemoteHandle(Handle[R], Generic[R]):
                         seen = seen if event.id is None else event.id
                         pause = RECONNECT if event.retry is None else event.retry
                         if event.event == "gone":
-                            raise NotFound(f"there is no job {self._id!r} any more; the retention is over")
+                            raise NotFound(f"job {self._id!r} no longer exists; its retention is over")
                         if event.event == "problem":
                             raise event_error(event)
                         update = merged(last, event)
@@ -198,7 +198,7 @@ class RemoteHandle(Handle[R], Generic[R]):
         return read(response.content, _Cancelled).answer
 
     async def retry(self) -> RemoteHandle[R]:
-        # Each retry is a new job, so an answer that was lost is not asked for again.
+        # Each retry creates a new job, so the request is not repeated after a lost response.
         response = await self._transport.post(path_of("jobs", self._id, "retry"), repeat=False)
         answer = read(response.content, Submitted)
         return RemoteHandle(self._transport, answer.id, self._read_result, answer.created)
@@ -208,7 +208,7 @@ class RemoteHandle(Handle[R], Generic[R]):
 
 
 class _Change(msgspec.Struct, frozen=True, kw_only=True):
-    """What one event tells; the rest is as it was."""
+    """The fields of one event. Missing ones are unchanged."""
 
     state: JobState | msgspec.UnsetType = msgspec.UNSET
     position: Position | msgspec.UnsetType | None = msgspec.UNSET
@@ -216,14 +216,14 @@ class _Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def merged(last: Update | None, event: ServerEvent) -> Update | None:
-    """What is known of a job after an event; None while its state is not."""
+    """Merge an event into the last update; None while the state is unknown."""
     change = read(event.data.encode(), _Change)
     state = last.state if change.state is msgspec.UNSET and last is not None else change.state
     if state is msgspec.UNSET:
         return None
     position = change.position
     if position is msgspec.UNSET:
-        # A job that stopped waiting has no place, also if the event does not say so.
+        # A job that no longer waits has no position, even if the event omits it.
         position = last.position if last is not None and last.state is state else None
     progress = change.progress
     if progress is msgspec.UNSET:
@@ -232,8 +232,8 @@ def merged(last: Update | None, event: ServerEvent) -> Update | None:
 
 
 def read(raw: bytes, type_: type[T]) -> T:
-    """An answer of the service; one that cannot be read is an error of the service."""
+    """Decode a response of the service. Raises StoreError if it is malformed."""
     try:
         return msgspec.json.decode(raw, type=type_)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise StoreError(f"the service answered what this client cannot read: {exc}") from None
+        raise StoreError(f"the service sent a malformed response: {exc}") from None

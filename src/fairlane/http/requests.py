@@ -1,4 +1,4 @@
-"""What clients send, and the calls that it stands for. Everything is checked here, before anything is stored."""
+"""Request bodies and their conversion to calls. Everything is validated here, before anything is stored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAMED = re.compile(r"'(\w+)'")
 
 
 class JobOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a job is sent; what is left out is as the task declares it. Durations are seconds."""
+    """Options of a job. The task supplies what is left out. Durations are in seconds."""
 
     queue: str | UnsetType = UNSET
     lane: str | UnsetType | None = UNSET
@@ -40,10 +40,10 @@ class JobOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sticky: str | UnsetType | None = UNSET
     worker: int | UnsetType | None = UNSET
     id: str | UnsetType = UNSET
-    """Sending the same id again makes no second job."""
+    """Sending the same id again creates no second job."""
 
     def given(self) -> dict[str, Any]:
-        """The options that are there."""
+        """The options that were sent."""
         return {f: value for f in self.__struct_fields__ if (value := getattr(self, f)) is not UNSET}
 
 
@@ -56,12 +56,12 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     options: JobOptions | None = None
 
     def call(self, service: Service, caller: Caller, id: str | None = None) -> Call[Any]:
-        """The call, checked against the function's signature and the caller's bounds."""
+        """Build the call, validated against the function's signature and the caller's bounds."""
         task = service.task(self.task)
         given = {} if self.options is None else self.options.given()
         if id is not None:
             if "id" in given:
-                raise Problem(422, "give either an Idempotency-Key or an id, not both", field="options.id")
+                raise Problem(422, "cannot be combined with an Idempotency-Key", field="options.id")
             given["id"] = id
         try:
             call = (task.options(**given) if given else task).call(*self.args, **self.kwargs)
@@ -76,7 +76,7 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def idempotent_id(caller: Caller, key: str | None, number: int | None = None) -> str | None:
-    """The job id that an Idempotency-Key stands for: the same for the same token and key, and nobody else's."""
+    """Derive the job id from an Idempotency-Key. Each token has key space of its own."""
     if key is None:
         return None
     if not key or len(key) > KEY_LENGTH:

@@ -1,4 +1,4 @@
-"""One look at the queues a second for everybody who listens to the whole system. Nobody listens: nobody looks."""
+"""Reads the queues once a second for all listeners of the system events together, and only while there are any."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ logger = logging.getLogger("fairlane.http")
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What one look saw."""
+    """The result of one read."""
 
     number: int
     data: bytes
-    """The JSON document that is sent, the same for every listener."""
+    """The JSON document to send, the same for every listener."""
 
 
 class Sampler:
-    """Looks while somebody listens, and keeps the latest look alone: a slow listener misses some of them."""
+    """Reads while there are listeners, and keeps only the latest sample: a slow listener skips some."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -42,7 +42,7 @@ class Sampler:
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[Sampler]:
-        """Keep looking inside the block."""
+        """Keep sampling inside the block."""
         self._listeners += 1
         if self._task is None or self._task.done():
             self._latest, self._ended = None, {}
@@ -70,24 +70,24 @@ class Sampler:
                     queues = await self._service.app.client.queues()
             except (FairlaneError, TimeoutError) as exc:
                 if not away:
-                    logger.warning("the store cannot be read for /events: %s", type(exc).__name__)
+                    logger.warning("cannot read the store for /events: %s", type(exc).__name__)
                 away = True
                 document: dict[str, Any] = {"store": "away", "queues": []}
             else:
                 away = False
                 document = {"store": "up", "queues": [self._record(queue) for queue in queues]}
-            told = msgspec.json.encode(document)
-            if told != last:
-                last = told
+            data = msgspec.json.encode(document)
+            if data != last:
+                last = data
                 number += 1
-                self._latest = Sample(number, told)
-                # A new event each time: a waiter for the old one wakes once.
+                self._latest = Sample(number, data)
+                # A new event each time, so that each waiter wakes exactly once.
                 news, self._news = self._news, asyncio.Event()
                 news.set()
             await asyncio.sleep(self._service.settings.sample)
 
     def _record(self, queue: QueueReading) -> dict[str, Any]:
-        """A queue with the jobs that started waiting and that ended per second since the last look."""
+        """A queue with the jobs that arrived and ended per second since the last sample."""
         now, counts = time.monotonic(), queue.counts
         ended = counts.completed + counts.failed + counts.cancelled
         seen = ended + counts.pending + counts.scheduled + counts.running
@@ -100,7 +100,7 @@ class Sampler:
                 "arrived_per_second": round((seen - before[2]) / took, 1),
                 "ended_per_second": round((ended - before[1]) / took, 1),
             }
-        # The age of the oldest job moves all the time; whole seconds keep an idle system silent for longer.
+        # The oldest wait changes all the time; whole seconds avoid an event for every fraction.
         record = queue_record(queue)
         waited = record["oldest_wait"]
         return record | {"oldest_wait": None if waited is None else float(int(waited))} | rates

@@ -1,4 +1,4 @@
-"""JSON Schemas of what tasks take and return, from their annotations. What has no schema is described as anything."""
+"""JSON Schemas of the arguments and results of tasks, from their annotations. Other types accept any value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEMA = "https://json-schema.org/draft/2020-12/schema"
 
 
 def argument_schema(task: Task[..., Any]) -> dict[str, Any]:
-    """An object with every argument by its name."""
+    """The schema of an object with every argument by name."""
     hints = _hints(task)
     properties: dict[str, Any] = {}
     required: list[str] = []
@@ -39,7 +39,7 @@ def argument_schema(task: Task[..., Any]) -> dict[str, Any]:
 
 
 def result_schema(task: Task[..., Any]) -> dict[str, Any]:
-    """What the function returns."""
+    """The schema of the return value."""
     return type_schema(_hints(task).get("return", Any))
 
 

@@ -1,4 +1,4 @@
-"""One HTTP service: its application, settings and access, its open streams, and what begins and ends with it."""
+"""The state of one HTTP service: application, settings, access, open streams, and lifespan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Unready = Callable[[], str | None]
 
 
 class Service:
-    """What the operations of one service share."""
+    """The state that all operations of a service share."""
 
     prefix = "/api/v1"
 
@@ -38,32 +38,32 @@ class Service:
         self.access = Access(settings, app.client.tokens)
         self.sampler = Sampler(self)
         self.lifespans: list[Lifespan] = []
-        """Entered in order when the service starts, left in reverse when it stops: an embedded worker, for example."""
+        """Entered in order on startup, exited in reverse on shutdown; an embedded worker, for example."""
         self.unready: list[Unready] = []
-        """Each returns what keeps a part of the service from its work, None when nothing does; for ``/readyz``."""
+        """Each returns the reason why a part of the service is not ready, or None; for ``/readyz``."""
         self.on_stop: list[Callable[[], None]] = []
-        """Called in the event loop when the stop begins, before the server waits for open connections."""
+        """Called in the event loop when shutdown begins, before the server waits for open connections."""
         self.exposition = _exposition(self)
-        """The metrics, if they are wanted and prometheus-client is installed."""
+        """The metrics, if they are enabled and prometheus-client is installed."""
         self._open: Counter[str] = Counter()
         self._stopping = asyncio.Event()
 
     # -- tasks ---------------------------------------------------------------------------------------------------
 
     def task(self, name: str) -> Task[..., Any]:
-        """The task of this name, which must be one of the application."""
+        """Find a task of the application by name."""
         task = self.app.registry.get(name)
         if task is None:
             self.app.load_tasks()
             task = self.app.registry.get(name)
         if task is None:
-            raise Problem(422, "is not a task of this application; GET /tasks lists them", field="task")
+            raise Problem(422, "is not a task of this application; see GET /tasks", field="task")
         return task
 
     # -- deadlines -----------------------------------------------------------------------------------------------
 
     async def timed(self, work: Awaitable[T]) -> T:
-        """The answer of the store, or `TimeoutError` when it does not come in time."""
+        """Await a call of the store. Raises `TimeoutError` if it takes too long."""
         async with asyncio.timeout(self.settings.store_seconds):
             return await work
 
@@ -71,16 +71,16 @@ class Service:
 
     @property
     def stopping(self) -> bool:
-        """Whether streams are to end."""
+        """Whether the service is shutting down."""
         return self._stopping.is_set()
 
     async def stopped(self) -> None:
-        """Wait until streams are to end."""
+        """Wait until the service shuts down."""
         await self._stopping.wait()
 
     def stop(self) -> None:
-        """End all streams and long polls. A server calls this by its lifespan; call it yourself in a mounted service
-        whose lifespan does not run."""
+        """End all streams and long polls. The lifespan calls this; call it yourself in a mounted service whose lifespan
+        does not run."""
         if not self._stopping.is_set():
             self._stopping.set()
             for call in self.on_stop:
@@ -88,14 +88,14 @@ class Service:
 
     @property
     def open_streams(self) -> int:
-        """Streams and long polls at present."""
+        """The number of open streams and long polls."""
         return self._open.total()
 
     @contextmanager
     def stream(self, caller: Caller) -> Iterator[None]:
-        """Count one stream of a caller; one too many is refused."""
+        """Count a stream of a caller. Raises a 429 problem beyond the limit."""
         if self._open[caller.id] >= self.settings.streams_per_caller or self._open.total() >= self.settings.streams:
-            raise Problem(429, "too many streams are open; close some, or try again later", retry_after=5)
+            raise Problem(429, "too many open streams; close some, or try again later", retry_after=5)
         self._open[caller.id] += 1
         try:
             yield
@@ -104,11 +104,11 @@ class Service:
             if not self._open[caller.id]:
                 del self._open[caller.id]
 
-    # -- beginning and end ---------------------------------------------------------------------------------------
+    # -- lifespan ------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """Begin and end what belongs to the service. For a mounted service, enter it in the lifespan of the host."""
+        """Start and stop the service. If it is mounted, enter this in the lifespan of the host application."""
         self._stopping.clear()
         self.app.load_tasks()
         async with AsyncExitStack() as stack:
@@ -122,7 +122,7 @@ class Service:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """End streams at the signal that stops the server: it waits for open connections before its lifespan ends."""
+        """End streams on the signal that stops the server, which waits for connections before the lifespan ends."""
         if not self.settings.signals or threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -1,4 +1,4 @@
-"""The shapes of the documents that clients get, for OpenAPI. `views` makes the documents; a test compares the two."""
+"""The types of response documents, for OpenAPI. `views` builds the documents; a test compares the two."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ Priority = Literal["high", "normal", "low"]
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """A job that was stored, or was there already."""
+    """A job that was stored or existed already."""
 
     id: str
     created: bool
-    """False: a job with this id, or with this unique value, existed before."""
+    """False if a job with this id or unique value existed already."""
     state: JobState
 
 
 class SentMany(msgspec.Struct, frozen=True):
-    """The answers to a batch, in its order."""
+    """The results of a batch, in its order."""
 
     jobs: list[Sent]
 
 
 class PositionView(msgspec.Struct, frozen=True):
-    """Where a waiting job is in its lane."""
+    """The position of a waiting job in its lane."""
 
     place: int
-    """1 for the next of its lane."""
+    """1 for the next job of the lane."""
     of: int
-    """Waiting jobs of its lane."""
+    """Waiting jobs of the lane."""
     ahead: int
-    """Jobs of its lane that go before it."""
+    """Jobs of the lane that start before it."""
     exact: bool
-    """False: `place` and `ahead` are lower bounds."""
+    """If false, `place` and `ahead` are lower bounds."""
     eta: float | None
-    """Seconds until it starts, null when that cannot be told."""
+    """Estimated seconds until it starts; null if unknown."""
     queue_ahead: int
-    """An estimate of the jobs of its whole queue that start before it."""
+    """An estimate of the jobs of the whole queue that start before it."""
     of_exact: bool
 
 
@@ -63,7 +63,7 @@ class AttemptView(msgspec.Struct, frozen=True):
 
 
 class JobSummary(msgspec.Struct, frozen=True):
-    """A job as one of many."""
+    """A job in a list."""
 
     id: str
     task: str
@@ -90,7 +90,7 @@ class JobSummary(msgspec.Struct, frozen=True):
 
 
 class JobView(JobSummary, frozen=True):
-    """A job with all that is known of it."""
+    """A job with all its fields."""
 
     payload: Any
     """[args, kwargs]"""
@@ -106,15 +106,15 @@ class JobView(JobSummary, frozen=True):
     suspect: bool
     attempts: list[AttemptView]
     position: PositionView | None
-    """null unless it waits."""
+    """null unless the job waits."""
     eta: float | None
-    """Seconds until it starts, null when it does not wait or when that cannot be told."""
+    """Estimated seconds until it starts; null if it does not wait or if unknown."""
     why: str
-    """What it waits for, or what became of it."""
+    """What the job waits for, or how it ended."""
 
 
 class JobPage(msgspec.Struct, frozen=True):
-    """Jobs, newest first; `cursor` leads to the next page, null at the end."""
+    """Jobs, newest first. `cursor` is for the next page; null on the last one."""
 
     jobs: list[JobSummary]
     cursor: str | None
@@ -163,7 +163,7 @@ class Retried(msgspec.Struct, frozen=True):
 
 
 class BulkView(msgspec.Struct, frozen=True):
-    """What a bulk change found and did."""
+    """The result of a bulk change."""
 
     dry_run: bool
     matched: int
@@ -171,16 +171,16 @@ class BulkView(msgspec.Struct, frozen=True):
     requested: int
     """Running jobs that were asked to stop."""
     unchanged: dict[str, int]
-    """Jobs that stayed as they are, by reason."""
+    """Jobs that were not changed, by reason."""
     refusal: str | None
     more: bool
-    """It ended at `most`; repeat it for the rest."""
+    """Whether it stopped at `most`; repeat the request for the rest."""
     jobs: list[JobSummary]
-    """The first few of the selection."""
+    """The first few jobs of the selection."""
 
 
 class CountsView(msgspec.Struct, frozen=True):
-    """Jobs by state; the final ones count all that ever ended."""
+    """Jobs by state. Final states count all jobs that ever ended."""
 
     scheduled: int
     pending: int
@@ -199,7 +199,7 @@ class Classes(msgspec.Struct, frozen=True):
 
 
 class QueueView(CountsView, frozen=True):
-    """A queue with its counts and what it allows."""
+    """A queue with its counts and limits."""
 
     name: str
     workers: int
@@ -217,7 +217,7 @@ class QueueDetail(QueueView, frozen=True):
     declared: Any
     override: Any
     lanes: list[LaneRule]
-    """The rules that count for its lanes."""
+    """The lane rules in force."""
 
 
 class Queues(msgspec.Struct, frozen=True):
@@ -227,7 +227,7 @@ class Queues(msgspec.Struct, frozen=True):
 
 
 class LaneView(msgspec.Struct, frozen=True):
-    """A lane that has work."""
+    """A lane that has jobs."""
 
     queue: str
     lane: str | None
@@ -235,9 +235,9 @@ class LaneView(msgspec.Struct, frozen=True):
     running: int
     exact: bool
     oldest_wait: float | None
-    """Seconds for which its oldest waiting job has waited; null when none waits."""
+    """Seconds that its oldest waiting job has waited; null if none waits."""
     share: float | None
-    """The part of the queue's starts that is due to it by weight; null on a page that does not have all lanes."""
+    """The lane's share of the queue's starts by weight; null on a page that does not have all lanes."""
     limit: int | None
     weight: float
     ordered: bool
@@ -246,14 +246,14 @@ class LaneView(msgspec.Struct, frozen=True):
 
 
 class Lanes(msgspec.Struct, frozen=True):
-    """Lanes of a queue, the longest backlog first."""
+    """Lanes of a queue, longest backlog first."""
 
     lanes: list[LaneView]
     cursor: str | None
 
 
 class LineJob(msgspec.Struct, frozen=True):
-    """A job of a lane that runs or waits."""
+    """A running or waiting job of a lane."""
 
     id: str
     task: str
@@ -262,13 +262,13 @@ class LineJob(msgspec.Struct, frozen=True):
     enqueued_at: float
     attempt: int
     started_at: float | None
-    """null for a job that waits."""
+    """null for a waiting job."""
     place: int | None
-    """1 for the next of the waiting jobs; null for a job that runs."""
+    """1 for the next waiting job; null for a running job."""
 
 
 class Line(msgspec.Struct, frozen=True):
-    """The jobs of a lane in the order in which they start."""
+    """The jobs of a lane in their order."""
 
     queue: str
     lane: str | None
@@ -279,7 +279,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class WorkerView(msgspec.Struct, frozen=True):
-    """A process that the store knows."""
+    """A session: a worker, a manager, or a process that waits for a turn."""
 
     id: str
     kind: SessionKind
@@ -299,7 +299,7 @@ class WorkerView(msgspec.Struct, frozen=True):
 
 
 class Workers(msgspec.Struct, frozen=True):
-    """Workers, managers and waiters, the newest first."""
+    """Sessions, newest first."""
 
     workers: list[WorkerView]
 
@@ -319,13 +319,13 @@ class BindingView(msgspec.Struct, frozen=True):
 
 
 class Bindings(msgspec.Struct, frozen=True):
-    """Bindings, open ones first."""
+    """Bindings, open bindings first."""
 
     bindings: list[BindingView]
 
 
 class Released(msgspec.Struct, frozen=True):
-    """The answer to a release."""
+    """The result of a release."""
 
     key: str
     pool: str
@@ -333,7 +333,7 @@ class Released(msgspec.Struct, frozen=True):
 
 
 class FailureView(msgspec.Struct, frozen=True):
-    """Failed jobs of a task that failed alike and are still kept."""
+    """Failed jobs of a task with the same error group, within the retention."""
 
     task: str
     error_group: str
@@ -341,17 +341,17 @@ class FailureView(msgspec.Struct, frozen=True):
     first_at: float
     last_at: float
     reason: Reason
-    """Of the newest."""
+    """The reason of the newest job."""
     example_id: str
-    """The newest of them."""
+    """The id of the newest job."""
     error_line: str | None
-    """The last line of its error."""
+    """The last line of the newest job's error."""
     exact: bool
-    """False: `count` is a lower bound."""
+    """If false, `count` is a lower bound."""
 
 
 class Failures(msgspec.Struct, frozen=True):
-    """Groups of failed jobs, the largest first."""
+    """Groups of failed jobs, largest first."""
 
     failures: list[FailureView]
 
@@ -376,7 +376,7 @@ class Schedules(msgspec.Struct, frozen=True):
 
 
 class LeaderView(msgspec.Struct, frozen=True):
-    """The present term."""
+    """The current term."""
 
     term: int
     session: str
@@ -385,13 +385,13 @@ class LeaderView(msgspec.Struct, frozen=True):
 
 
 class Leader(msgspec.Struct, frozen=True):
-    """Who leads; null when nobody does."""
+    """The current leader; null if there is none."""
 
     leader: LeaderView | None
 
 
 class TaskView(msgspec.Struct, frozen=True):
-    """A task with the JSON Schema of what it takes and returns."""
+    """A task with the JSON Schemas of its arguments and result."""
 
     name: str
     queue: str
@@ -403,7 +403,7 @@ class TaskView(msgspec.Struct, frozen=True):
     isolate: bool
     signature: str
     arguments: Any
-    """JSON Schema of an object with every argument by its name."""
+    """JSON Schema of an object with every argument by name."""
     result: Any
     """JSON Schema of the result."""
 

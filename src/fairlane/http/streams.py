@@ -1,8 +1,8 @@
-"""Server-sent events: of one job, and of the whole system.
+"""Server-sent events of one job and of the whole system.
 
-A stream holds no history. Each begins with the true state, read from the store, so a client that comes back after a
-restart misses nothing that matters. Between two sends only the latest news is kept; a client that does not read what
-was sent is disconnected. Streams end when the service stops.
+A stream keeps no history. It begins with the current state from the store, so a client that reconnects has the latest
+state. Between two sends only the latest update is kept. A client that does not read is disconnected. Streams end when
+the service stops.
 """
 
 from __future__ import annotations
@@ -29,23 +29,22 @@ from .views import update_view
 EVENT_STREAM = b"text/event-stream"
 HEARTBEAT = b": alive\n\n"
 RETRY = b"retry: 1000\n\n"
-"""Milliseconds after which a browser comes back when the connection broke."""
+"""Milliseconds after which a browser reconnects."""
 FINAL = "final-"
-"""How the id of a job's last event begins: a client that comes back with it has seen the end."""
+"""The prefix of the id of a job's last event: a client that reconnects with it has received the final state."""
 _encoder = msgspec.json.Encoder()
 
 Events = AsyncGenerator[bytes, None]
 
 
 def event(kind: str, data: bytes, id: str | None = None) -> bytes:
-    """One event. `data` is JSON, which has no line breaks."""
+    """Encode an event. `data` is JSON without line breaks."""
     head = f"event: {kind}\n" if id is None else f"event: {kind}\nid: {id}\n"
     return head.encode() + b"data: " + data + b"\n\n"
 
 
 class EventStream:
-    """A stream as an answer: sends what `events` yields until it ends, the client goes, its token is revoked, or the
-    service stops."""
+    """Sends `events` until they end, the client disconnects, its token is revoked, or the service stops."""
 
     def __init__(self, service: Service, caller: Caller, events: Events) -> None:
         self._service = service
@@ -97,7 +96,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def job_events(service: Service, job: Job) -> Events:
-    """The events of a job, the first at once with the true state; the last tells its final state."""
+    """The events of a job. The first has the current state, the last one the final state."""
     last: Update | None = None
     async with Watch(service.app.connection, job.id, places=True) as watch:
         while last is None or not last.state.final:
@@ -117,7 +116,7 @@ async def job_events(service: Service, job: Job) -> Events:
 
 
 def _kind(update: Update, last: Update | None) -> str:
-    """What an event is about: a new state, else the progress, else the place in line."""
+    """The kind of an event: a new state, else new progress, else a new position."""
     if last is None or update.state is not last.state:
         return "state"
     return "progress" if update.progress != last.progress else "position"
@@ -130,14 +129,14 @@ def _job_event(kind: str, job: Job, standing: JobPosition | None) -> bytes:
 
 
 def _failed(exc: FairlaneError) -> bytes:
-    """The store cannot be read: say so and end, so that the client comes back and gets the true state."""
+    """A problem event. The stream ends after it, so that the client reconnects and gets the current state."""
     problem = problem_of(exc)
     assert problem is not None
     return event("problem", _encoder.encode(problem.document()))
 
 
 async def system_events(service: Service) -> Events:
-    """The queues of the whole system whenever they differ from the last look."""
+    """The queues of the whole system, whenever they have changed."""
     number = 0
     async with service.sampler.listening() as sampler:
         while True:

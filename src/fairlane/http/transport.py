@@ -1,7 +1,7 @@
-"""Requests to an HTTP service: repeated while that is safe, with its problems as Fairlane's own errors.
+"""Requests to an HTTP service, repeated while that is safe. Problem documents become Fairlane errors.
 
-A job is sent with its id or with an ``Idempotency-Key`` made here, so that repeating the request after a lost answer
-stores nothing twice.
+A job is sent with its id or with a generated ``Idempotency-Key``, so that repeating the request after a lost response
+creates no second job.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from ..errors import (
 from ..model.names import check_seconds
 
 REPEATED = frozenset({502, 503, 504})
-"""Answers that say nothing about the request itself."""
-FIRST_REST, LONGEST_REST = 0.1, 2.0
-"""Seconds between two tries, where the service does not say how long."""
+"""Status codes that do not depend on the request itself."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+"""Seconds between two attempts, if the service sends no Retry-After."""
 SILENCE = 60.0
-"""A stream without a word, not even a heartbeat, for so long is taken for lost."""
+"""Seconds without any data, not even a heartbeat, after which a stream counts as broken."""
 MOST_EVENT_BYTES = 4 * 1024 * 1024
 
 
@@ -52,11 +52,11 @@ class ServerEvent(msgspec.Struct, frozen=True):
     data: str
     id: str | None = None
     retry: float | None = None
-    """Seconds that the server wants a client to wait before it connects again."""
+    """The seconds to wait before a reconnect, as requested by the server."""
 
 
 class Transport:
-    """One service and how to talk to it."""
+    """Sends requests to one service."""
 
     def __init__(
         self,
@@ -72,15 +72,15 @@ class Transport:
         except (TypeError, httpx.InvalidURL):
             parts = httpx.URL("")
         if parts.scheme not in ("http", "https") or not parts.host:
-            raise InvalidInput("url", "must be the address of a service, such as http://127.0.0.1:8000")
+            raise InvalidInput("url", "must be the URL of a service, such as http://127.0.0.1:8000")
         self.timeout = check_seconds("timeout", timeout, least=0.001)
         self.patience = check_seconds("patience", patience)
-        # The address without the user's name and password, which it may hold.
+        # The URL without user name and password.
         self.shown = str(parts.copy_with(userinfo=b"", query=None))
         headers = {"Accept": "application/json"}
         if token is not None:
             if not token or not token.isascii() or not token.isprintable():
-                raise InvalidInput("token", "must be a token as `fairlane tokens` prints it")
+                raise InvalidInput("token", "must be a token as printed by `fairlane tokens new`")
             headers["Authorization"] = f"Bearer {token}"
         base = str(parts).rstrip("/")
         self._make = partial(
@@ -95,27 +95,27 @@ class Transport:
 
     @property
     def _http(self) -> httpx.AsyncClient:
-        """Connections belong to one event loop of one process: another loop, or a child process, gets its own."""
+        """The HTTP client of this process and event loop: connections cannot be shared between them."""
         owner = os.getpid(), asyncio.get_running_loop()
         if self._client is None or self._owner != owner:
             self._client, self._owner = self._make(), owner
         return self._client
 
     async def close(self) -> None:
-        """Close its connections. The next request opens others."""
+        """Close the connections. The next request opens new ones."""
         client, self._client = self._client, None
         if client is not None and self._owner == (os.getpid(), asyncio.get_running_loop()):
             await client.aclose()
 
     async def get(self, path: str, *, wait: float | None = None) -> httpx.Response:
-        """Read something; with `wait` the service may take so many seconds more to answer."""
+        """Send a GET request. With `wait` the service may take that many more seconds."""
         query = {} if wait is None else {"wait": f"{wait:.3f}"}
         return await self._request("GET", path, params=query, timeout=self.timeout + (wait or 0.0))
 
     async def post(
         self, path: str, body: bytes | None = None, *, key: str | None = None, repeat: bool = True
     ) -> httpx.Response:
-        """Change something. What must not happen twice has a key, or says that it is not to be repeated."""
+        """Send a POST request. One that must not run twice has a key, or `repeat=False`."""
         headers = {} if key is None else {"Idempotency-Key": key}
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -123,7 +123,7 @@ class Transport:
 
     async def _request(self, method: str, path: str, *, repeat: bool = True, **options: Any) -> httpx.Response:
         until = time.monotonic() + self.patience
-        rest = FIRST_REST
+        backoff = FIRST_PAUSE
         while True:
             wanted: float | None = None
             try:
@@ -139,15 +139,15 @@ class Transport:
                 wanted = retry_after(response)
             if not repeat:
                 raise error
-            pause = max(rest if wanted is None else wanted, rest) * random.uniform(0.8, 1.2)
+            pause = max(backoff if wanted is None else wanted, backoff) * random.uniform(0.8, 1.2)
             if time.monotonic() + pause > until:
                 raise error
             await asyncio.sleep(pause)
-            rest = min(rest * 2, LONGEST_REST)
+            backoff = min(backoff * 2, LONGEST_PAUSE)
 
     @contextlib.asynccontextmanager
     async def events(self, path: str, last_id: str | None) -> AsyncIterator[AsyncGenerator[ServerEvent, None]]:
-        """The events of one stream, until it ends or breaks, which is `StoreUnavailable`."""
+        """The events of a stream until it ends. Raises `StoreUnavailable` if the connection breaks."""
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
         if last_id is not None:
             headers["Last-Event-ID"] = last_id
@@ -166,11 +166,11 @@ class Transport:
             raise self._unreachable(exc) from exc
 
     def _unreachable(self, exc: httpx.HTTPError) -> StoreUnavailable:
-        return StoreUnavailable(f"the service at {self.shown} cannot be reached ({type(exc).__name__}: {exc})")
+        return StoreUnavailable(f"cannot reach the service at {self.shown} ({type(exc).__name__}: {exc})")
 
 
 async def parse_events(lines: AsyncIterator[str]) -> AsyncGenerator[ServerEvent, None]:
-    """Server-sent events in lines of text; what is cut off at the end is dropped."""
+    """Parse server-sent events. An incomplete event at the end is dropped."""
     event, data, size = "message", list[str](), 0
     id: str | None = None
     retry: float | None = None
@@ -196,12 +196,12 @@ async def parse_events(lines: AsyncIterator[str]) -> AsyncGenerator[ServerEvent,
 
 
 def path_of(*parts: str) -> str:
-    """A path whose parts may hold any character."""
+    """Build a path from parts that may contain any character."""
     return "/" + "/".join(quote(part, safe="") for part in parts)
 
 
 def retry_after(response: httpx.Response) -> float | None:
-    """Seconds after which the service wants the request again; None when it does not say."""
+    """The Retry-After header in seconds; None if it is missing or no number."""
     try:
         return max(0.0, float(response.headers["Retry-After"]))
     except (KeyError, ValueError):
@@ -209,20 +209,20 @@ def retry_after(response: httpx.Response) -> float | None:
 
 
 def error_of(response: httpx.Response) -> FairlaneError:
-    """The error that an answer stands for."""
+    """Convert a response to an error."""
     return problem_error(response.status_code, _problem(response.content), retry_after(response))
 
 
 def event_error(event: ServerEvent) -> FairlaneError:
-    """The error that an event of a stream stands for."""
+    """Convert a problem event of a stream to an error."""
     problem = _problem(event.data.encode())
     status = problem.get("status")
     return problem_error(status if isinstance(status, int) else 503, problem)
 
 
 def problem_error(status: int, problem: Mapping[str, Any], wanted: float | None = None) -> FairlaneError:
-    """A problem as the error that the call in process would have raised."""
-    detail = str(problem.get("detail") or problem.get("title") or f"the service answered {status}")
+    """Convert a problem document to the error that a local call would have raised."""
+    detail = str(problem.get("detail") or problem.get("title") or f"the service responded with status {status}")
     field = problem.get("field")
     again = problem.get("retry_after")
     if isinstance(again, int | float):

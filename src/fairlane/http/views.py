@@ -1,5 +1,5 @@
-"""The documents that clients get. Words and units are those of the command line's ``--json`` (`cli.records`): times are
-seconds since 1970 by the store's clock, durations are seconds. `shapes` describes them.
+"""Builds response documents. Names and units are those of the command line's ``--json`` (`fairlane.documents`): times
+are seconds since 1970 by the store's clock, durations are seconds. `shapes` describes their types.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ..task import Task
 
 
 def job_view(job: Job, standing: JobPosition | None) -> Record:
-    """A job with its place in line."""
+    """A job with its position."""
     return whole_job(job) | place_view(job, standing)
 
 
 def place_view(job: Job, standing: JobPosition | None) -> Record:
-    """Where a job stands, and why."""
+    """The position of a job and why it waits."""
     position = position_of(standing)
     return {
         "position": None if position is None else msgspec.to_builtins(position),
@@ -32,7 +32,7 @@ def place_view(job: Job, standing: JobPosition | None) -> Record:
 
 
 def update_view(job: Job, standing: JobPosition | None) -> Record:
-    """What an event of a job tells; result and error with the final state alone."""
+    """The data of an event of a job. Result and error are set only in the final state."""
     return {
         "id": job.id,
         "state": job.state.value,
@@ -46,7 +46,7 @@ def update_view(job: Job, standing: JobPosition | None) -> Record:
 
 
 def outcome_view(job: Job) -> Record:
-    """How a job ended, or where it is."""
+    """The outcome of a job, or its current state."""
     return {
         "id": job.id,
         "state": job.state.value,
@@ -58,17 +58,17 @@ def outcome_view(job: Job) -> Record:
     }
 
 
-def bulk_view(told: Bulk) -> Record:
-    """What a bulk change found and did, so far or in all."""
+def bulk_view(result: Bulk) -> Record:
+    """The result of a bulk change, final or so far."""
     return {
-        "dry_run": told.dry_run,
-        "matched": told.matched,
-        "changed": told.changed,
-        "requested": told.requested,
-        "unchanged": {why.value: count for why, count in told.unchanged.items()},
-        "refusal": told.refusal,
-        "more": told.more,
-        "jobs": [listed_job(job) for job in told.sample],
+        "dry_run": result.dry_run,
+        "matched": result.matched,
+        "changed": result.changed,
+        "requested": result.requested,
+        "unchanged": {why.value: count for why, count in result.unchanged.items()},
+        "refusal": result.refusal,
+        "more": result.more,
+        "jobs": [listed_job(job) for job in result.sample],
     }
 
 
@@ -77,7 +77,7 @@ def task_view(task: Task[..., Any]) -> Record:
     from .schemas import argument_schema, result_schema
 
     record = task_record(task)
-    # Where the code lies is nobody's business who only calls it.
+    # Callers need not know where the code is.
     del record["module"]
     return record | {"arguments": argument_schema(task), "result": result_schema(task)}
 

@@ -16,7 +16,7 @@ AT_THE_ROOT = ("/healthz", "/readyz", "/metrics")
 
 
 def operations_of(service: Service) -> list[Operation]:
-    """Every operation with its whole path."""
+    """Every operation with its full path."""
     subjects = [each.operations for each in (jobs, batches, bulk, queues, system, health)]
     return [
         operation

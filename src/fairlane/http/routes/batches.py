@@ -1,4 +1,4 @@
-"""Many jobs in one request: an array that is stored as a whole, or lines of any number that are answered one by one."""
+"""Many jobs in one request: an array that is stored atomically, or a stream of lines with a response to each."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _encoder = msgspec.json.Encoder()
     streams_in=True,
     answer=shapes.SentMany,
     status=202,
-    also={200: "The answers to lines, one line each: `line`, and `id`, `created`, `state` or `problem`."},
+    also={200: "For NDJSON: a line for each job with `line`, and with `id`, `created` and `state` or with `problem`."},
     headers=KEY,
     example=[REQUEST],
     shows={"jobs": [SENT]},
@@ -45,8 +45,8 @@ _encoder = msgspec.json.Encoder()
 async def send_batch(exchange: Exchange) -> Response:
     """Send many jobs.
 
-    An array of up to 1,000 jobs is stored as a whole or not at all. With `Content-Type: application/x-ndjson` there is
-    one job in each line, any number of them, and each line is answered by one line as soon as it is stored or refused.
+    An array of up to 1,000 jobs is stored as a whole or not at all. With `Content-Type: application/x-ndjson` the body
+    has one job per line, without a limit, and the response has a line for each as soon as it is stored or rejected.
     """
     if media_type(exchange.headers) in ("application/x-ndjson", "application/jsonl"):
         return _Lines(exchange)
@@ -56,7 +56,7 @@ async def send_batch(exchange: Exchange) -> Response:
     parts = _many.decode(raw)
     if len(parts) > settings.batch_jobs:
         raise Problem(
-            422, f"{len(parts)} jobs are more than the {settings.batch_jobs} of one batch; send lines (NDJSON)"
+            422, f"{len(parts)} jobs exceed the limit of {settings.batch_jobs} per batch; send them as NDJSON"
         )
     calls: list[Call[Any]] = []
     for number, part in enumerate(parts):
@@ -83,7 +83,7 @@ def _call(exchange: Exchange, raw: bytes, number: int) -> Call[Any]:
 
 
 def _at(number: int, exc: Exception) -> Exception:
-    """The problem of one job of a batch, which says which one."""
+    """The problem of one job of a batch, with its index in the field."""
     problem = problem_of(exc)
     if problem is None:
         return exc
@@ -92,7 +92,7 @@ def _at(number: int, exc: Exception) -> Exception:
 
 
 class _Lines:
-    """Reads lines, stores them in parts, and answers each with a line."""
+    """Reads lines, stores them in parts, and responds to each with a line."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -133,7 +133,7 @@ class _Lines:
             if len(part) == 1:
                 part[0][0]["problem"] = _document(exc)
                 return
-            # One of them is refused; the others need not be.
+            # One of them was rejected: send each alone, so that the others are stored.
             for one in part:
                 await self._store([one])
         except (FairlaneError, TimeoutError) as exc:
@@ -150,7 +150,7 @@ class _Lines:
                 answer |= {"id": sent.id, "created": sent.created, "state": sent.state.value}
 
     async def _parts(self) -> AsyncIterator[list[bytes]]:
-        """Lines, as many as came together, each within the size and the time of a body."""
+        """Yield lines as they arrive, each within the size and the time limit of a body."""
         most, seconds, rest = self._settings.body_bytes, self._settings.body_seconds, b""
         began = time.monotonic()
         async for chunk in chunks(self._exchange.receive, seconds):
@@ -158,9 +158,9 @@ class _Lines:
             if lines:
                 began = time.monotonic()
             elif time.monotonic() - began > seconds:
-                raise Problem(408, f"a line took longer than {seconds:g} s")
+                raise Problem(408, f"a line took longer than {seconds:g} s to arrive")
             if len(rest) > most or any(len(line) > most for line in lines):
-                raise Problem(413, f"a line may have {most} bytes at most")
+                raise Problem(413, f"a line is larger than {most} bytes")
             lines = [line for line in lines if line.strip()]
             for start in range(0, len(lines), self._settings.batch_jobs):
                 yield lines[start : start + self._settings.batch_jobs]
@@ -169,7 +169,7 @@ class _Lines:
 
 
 def _within(calls: list[tuple[dict[str, Any], NewJob]]) -> Iterator[list[tuple[dict[str, Any], NewJob]]]:
-    """Parts of a size that one call of the store takes."""
+    """Split jobs into parts that fit one call of the store."""
     part: list[tuple[dict[str, Any], NewJob]] = []
     size = 0
     for each in calls:

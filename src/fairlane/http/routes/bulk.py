@@ -1,4 +1,4 @@
-"""Changes of many jobs by a selection: cancel, retry, purge; with a dry run, and with progress line by line."""
+"""Bulk changes by selection: cancel, retry, purge; with a dry run, and with progress as lines."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .jobs import LISTED, check_selection
 
 operations = Operations("jobs")
 MOST = 10_000
-"""Jobs that one request looks at, unless it says otherwise."""
+"""The default number of jobs that one request examines."""
 SECONDS = 60.0
-"""How long one request may take without progress lines. After that it says so; repeating it does the rest."""
+"""The time limit of a request without progress lines. Repeating the request continues the work."""
 
 
 class Selection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which jobs, and how. Ages are seconds since a job was sent."""
+    """The jobs to change. Ages are seconds since a job was sent."""
 
     state: JobState | None = None
     queue: str | None = None
@@ -40,12 +40,12 @@ class Selection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     older_than: float | None = None
     newer_than: float | None = None
     all: bool = False
-    """Every job; must be said if nothing else selects."""
+    """Select every job. Required if no other field selects."""
     dry_run: bool = False
     most: int = MOST
 
     def which(self, exchange: Exchange) -> dict[str, Any]:
-        """The selection as the client takes it; within the caller's bounds."""
+        """The arguments for the client, checked against the caller's bounds."""
         found = {
             field: value
             for field in self.__struct_fields__
@@ -54,16 +54,20 @@ class Selection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if exchange.caller.bound:
             check_selection(exchange, self.queue, self.lane)
         if bool(found) == self.all:
-            text = "does not go with a selection" if found else "select by queue, task, state …, or say all: true"
+            text = (
+                "cannot be combined with other selectors"
+                if found
+                else "select by queue, task, state, …, or set all to true"
+            )
             raise Problem(422, text, field="all")
         return found
 
 
 class Purge(Selection, frozen=True, forbid_unknown_fields=True):
-    """The same for a purge."""
+    """The jobs to purge."""
 
     cancel_waiting: bool = False
-    """Also what waits: it is cancelled first."""
+    """Include waiting jobs: cancel them first."""
 
 
 EXAMPLE = {"state": "failed", "queue": "default", "dry_run": True}
@@ -77,7 +81,9 @@ SHOWN = {
     "more": False,
     "jobs": [LISTED],
 }
-PROGRESS = {"Accept": "application/x-ndjson answers with a line after each page; the last line is the whole answer."}
+PROGRESS = {
+    "Accept": "With application/x-ndjson the response has a line after each page; the last line is the full result."
+}
 Verb = Callable[..., Awaitable[Bulk]]
 
 
@@ -102,29 +108,29 @@ async def cancel_jobs(exchange: Exchange) -> Response:
 
 @_bulk("retry", Scope.OPERATE, Selection)
 async def retry_jobs(exchange: Exchange) -> Response:
-    """Run every job of a selection that has ended once more; failed ones unless `state` says otherwise."""
+    """Run every ended job of a selection again, as new jobs; failed jobs unless `state` selects others."""
     return await _change(exchange, "retry_all", exchange.client.retry_all)
 
 
 @_bulk("purge", Scope.ADMIN, Purge)
 async def purge_jobs(exchange: Exchange) -> Response:
-    """Forget every job of a selection that has ended, before its retention is over."""
+    """Delete every ended job of a selection before its retention is over."""
     return await _change(exchange, "purge", exchange.client.purge)
 
 
 async def _change(exchange: Exchange, action: str, verb: Verb) -> Response:
-    asked: Selection = exchange.content
-    options = asked.which(exchange) | {"dry_run": asked.dry_run, "most": asked.most}
-    if not asked.dry_run:
+    selection: Selection = exchange.content
+    options = selection.which(exchange) | {"dry_run": selection.dry_run, "most": selection.most}
+    if not selection.dry_run:
         audit.record(exchange, action, **options)
 
     async def recorded(**options: Any) -> Bulk:
-        told = await verb(**options)
-        if not told.dry_run:
-            # A record of its own: the one before is there even if this process dies on the way.
-            counts = {"matched": told.matched, "changed": told.changed, "requested": told.requested}
+        result = await verb(**options)
+        if not result.dry_run:
+            # A second record: the first one exists even if this process dies in between.
+            counts = {"matched": result.matched, "changed": result.changed, "requested": result.requested}
             audit.record(exchange, f"{action} ended", **counts)
-        return told
+        return result
 
     if b"application/x-ndjson" in exchange.headers.get(b"accept", b""):
         return _Progress(exchange, recorded, options)
@@ -133,7 +139,7 @@ async def _change(exchange: Exchange, action: str, verb: Verb) -> Response:
 
 
 class _Progress:
-    """A change whose progress is told line by line. It ends with the client: what is done stays done."""
+    """A bulk change with progress as lines. It stops when the client disconnects; completed changes stay."""
 
     def __init__(self, exchange: Exchange, verb: Verb, options: dict[str, Any]) -> None:
         self._exchange = exchange
@@ -148,8 +154,8 @@ class _Progress:
             news = asyncio.Event()
             latest: list[Bulk] = []
 
-            def note(told: Bulk) -> None:
-                latest[:] = [told]
+            def note(result: Bulk) -> None:
+                latest[:] = [result]
                 news.set()
 
             async def line(document: dict[str, Any]) -> None:
@@ -161,9 +167,9 @@ class _Progress:
             stopped = asyncio.ensure_future(service.stopped())
             try:
                 while not work.done() and not stopped.done():
-                    told = asyncio.ensure_future(news.wait())
-                    await asyncio.wait([work, told, stopped], return_when=asyncio.FIRST_COMPLETED)
-                    told.cancel()
+                    update = asyncio.ensure_future(news.wait())
+                    await asyncio.wait([work, update, stopped], return_when=asyncio.FIRST_COMPLETED)
+                    update.cancel()
                     news.clear()
                     if latest and not work.done():
                         await line(bulk_view(latest[0]) | {"done": False, "jobs": []})

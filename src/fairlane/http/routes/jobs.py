@@ -1,4 +1,4 @@
-"""Jobs: send one, list them, look at one, wait for its result, cancel it, run it again."""
+"""Jobs: send, list, get, wait for the result, watch, cancel, retry."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ operations = Operations("jobs")
 REQUEST = {"task": "shop.render", "args": ["ann"], "kwargs": {"size": 2}, "options": {"lane": "user:ann"}}
 ID = "01hzy3v9k7e8m4q2n6p5r1s0t0"
 SENT = {"id": ID, "created": True, "state": "pending"}
-KEY = {"Idempotency-Key": "The same key and content make no second job; the same key with other content is a conflict."}
+KEY = {
+    "Idempotency-Key": "The same key and content create no second job; the same key with other content is a conflict."
+}
 OUTCOME = {
     "id": ID,
     "state": "completed",
@@ -73,14 +75,14 @@ async def send_job(exchange: Exchange) -> Answer:
 
 
 async def check_own(exchange: Exchange, sent: str, found: str) -> None:
-    """Refuse a job whose unique value is held by a job that the caller may not see."""
+    """Reject a job whose unique value belongs to a job that the caller may not see."""
     if found != sent:
-        taken = Problem(409, "another job holds the unique value", field="options.unique")
+        taken = Problem(409, "another job has this unique value", field="options.unique")
         await visible_job(exchange, found, hidden=taken)
 
 
 class JobQuery(msgspec.Struct, frozen=True):
-    """Which jobs to list."""
+    """Filters of a list of jobs."""
 
     state: JobState | None = None
     queue: str | None = None
@@ -166,12 +168,12 @@ async def list_jobs(exchange: Exchange) -> Answer:
 
 
 def check_selection(exchange: Exchange, queue: str | None, lane: str | None) -> None:
-    """A bound token selects within its bounds."""
+    """Check that a bound token selects within its bounds."""
     if queue is None:
         own = (
             "name a queue and one of its lanes" if exchange.caller.lane_prefix is not None else "name one of its queues"
         )
-        raise Problem(403, f"this token sees a part of the jobs only: {own}", field="queue")
+        raise Problem(403, f"this token sees only a part of the jobs: {own}", field="queue")
     if lane is None:
         exchange.caller.check_queue(queue)
     else:
@@ -179,14 +181,14 @@ def check_selection(exchange: Exchange, queue: str | None, lane: str | None) -> 
 
 
 def clamped(limit: int, most: int = MOST_PER_PAGE) -> int:
-    """The length of a page: what is too long is cut."""
+    """The length of a page, reduced to the maximum."""
     if limit < 1:
         raise Problem(422, "must be 1 or more", field="limit")
     return min(limit, most)
 
 
 async def visible_job(exchange: Exchange, id: str, *, hidden: Problem | None = None) -> Job:
-    """A job that the caller may see; any other one does not exist for it."""
+    """Find a job. One that the caller may not see is reported as missing."""
     store = await exchange.service.app.connection.store()
     job = await find_job(store, check_id(id))
     if exchange.caller.bound and not exchange.caller.sees(job):
@@ -194,11 +196,11 @@ async def visible_job(exchange: Exchange, id: str, *, hidden: Problem | None = N
     return job
 
 
-# The paths with something behind the id come first: an id may contain slashes.
+# Paths with a suffix after the id come first, because an id may contain slashes.
 
 
 class ResultQuery(msgspec.Struct, frozen=True):
-    """How long to wait."""
+    """How long to wait for the job to end, in seconds."""
 
     wait: float = 0.0
 
@@ -224,12 +226,12 @@ async def job_result(exchange: Exchange) -> Answer:
         with service.stream(exchange.caller):
             job = await _ended(exchange, job, min(query.wait, service.settings.longest_wait))
             if not await service.access.holds(exchange.caller):
-                raise Problem(401, "the token was revoked or has expired meanwhile")
+                raise Problem(401, "the token was revoked or expired in the meantime")
     return json_answer(views.outcome_view(job), 200 if job.state.final else 202)
 
 
 async def _ended(exchange: Exchange, job: Job, seconds: float) -> Job:
-    """The job when it has ended, or as it is after so many seconds, or when the service stops."""
+    """The job once it has ended, or its state after `seconds` or when the service stops."""
     async with Watch(exchange.service.app.connection, job.id) as watch:
 
         async def end() -> Job:
@@ -262,16 +264,18 @@ async def _gone(exchange: Exchange) -> None:
     bound=True,
     timed=False,
     content="text/event-stream",
-    headers={"Last-Event-ID": "The id of the last event that came; 204 if that one had the final state."},
-    also={204: "The client has seen the final state already."},
+    headers={
+        "Last-Event-ID": "The id of the last event received; the response is 204 if that event had the final state."
+    },
+    also={204: "The client has already received the final state."},
     shows=EVENT,
     parameters={"id": ID},
 )
 async def job_events(exchange: Exchange) -> Response:
     """Watch a job: place in line, estimate, progress and state, as server-sent events.
 
-    The first event tells the true state at once, whatever `Last-Event-ID` says; the last one tells the final state,
-    with the result or the error. Events are called `state`, `position` and `progress`, and each has the whole picture.
+    The first event has the current state, regardless of `Last-Event-ID`. The last event has the final state, with the
+    result or the error. Events are named `state`, `position` and `progress`, and each has all fields.
     """
     service = exchange.service
     job = await service.timed(visible_job(exchange, exchange.path("id")))
@@ -287,7 +291,7 @@ async def job_events(exchange: Exchange) -> Response:
     parameters={"id": ID},
 )
 async def job_copies(exchange: Exchange) -> Answer:
-    """The copies of a broadcast; none for any other job."""
+    """List the copies of a broadcast; empty for any other job."""
     jobs = await exchange.client.children(check_id(exchange.path("id")))
     return json_answer({"jobs": [listed_job(job) for job in jobs], "cursor": None})
 
@@ -300,7 +304,7 @@ async def job_copies(exchange: Exchange) -> Answer:
     parameters={"id": ID},
 )
 async def cancel_job(exchange: Exchange) -> Answer:
-    """Cancel a job: a waiting one at once, a running one by asking it to stop."""
+    """Cancel a job. A waiting job ends at once; a running job is asked to stop."""
     job = await visible_job(exchange, exchange.path("id"))
     [answer] = await exchange.client.cancel([job.id])
     audit.record(exchange, "cancel", id=job.id, answer=answer.value)
@@ -316,10 +320,10 @@ async def cancel_job(exchange: Exchange) -> Answer:
     parameters={"id": ID},
 )
 async def retry_job(exchange: Exchange) -> Answer:
-    """Run a job that has ended once more, as a new job."""
+    """Run an ended job again, as a new job."""
     job = await visible_job(exchange, exchange.path("id"))
     if not job.state.final:
-        raise Problem(409, f"the job is {job.state.value}; only a job that has ended can be run again", field="id")
+        raise Problem(409, f"the job is {job.state.value}; only a job that has ended can be retried", field="id")
     again = await exchange.client.retry(job.id)
     audit.record(exchange, "retry", id=job.id, retried_as=again.id)
     location = exchange.url(f"/jobs/{quote(again.id, safe='')}").encode()
@@ -330,7 +334,7 @@ async def retry_job(exchange: Exchange) -> Answer:
     "GET", "/jobs/{id:path}", Scope.READ, bound=True, answer=shapes.JobView, shows=WHOLE, parameters={"id": ID}
 )
 async def get_job(exchange: Exchange) -> Answer:
-    """A job: state, attempts, place in line and why, progress, result or error."""
+    """Get a job: state, attempts, place in line, why it waits, progress, result or error."""
     store: Store = await exchange.service.app.connection.store()
     job = await visible_job(exchange, exchange.path("id"))
     standing = None

@@ -1,7 +1,7 @@
-"""The small old API: ``GET /task`` submits, ``GET /task/{task_id}`` reports, in four words.
+"""The legacy API: ``GET /task`` submits a job, ``GET /task/{task_id}`` returns its status, one of four words.
 
-A GET that creates is kept for programs that exist; proxies, prefetchers and retries may repeat it, and each repetition
-is another job. ``POST /api/v1/jobs`` with an ``Idempotency-Key`` is the documented way.
+A GET that creates a job is kept for existing programs: proxies, prefetchers and retries may repeat it, and each
+repetition creates another job. New programs use ``POST /api/v1/jobs`` with an ``Idempotency-Key``.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ WORDS: dict[JobState, Word] = {
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """The query of a submission."""
+    """The query parameters of a submission."""
 
     priority: Literal["low", "high"] = "low"
 
 
 class LegacyStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A job in the words of the old API. Times are seconds since 1970, durations are seconds."""
+    """A job as the legacy API describes it. Times are seconds since 1970, durations are seconds."""
 
     id: str
     status: Word
     priority: str
     submitted_at: float
     worker: str | None = None
-    """The worker that runs it, or ran it last."""
+    """The worker that runs it or last ran it."""
     started_at: float | None = None
     finished_at: float | None = None
     latency: float | None = None
-    """From the submission to the end; null before that."""
+    """From submission to end; null before the end."""
     error: str | None = None
 
 
 def legacy_operations(app: Fairlane, task: Task[..., Any] | str) -> Operations:
-    """The old API of an application: each submission runs `task` without arguments."""
+    """The legacy API of an application: each submission runs `task` without arguments."""
     found = app.registry.find(task) if isinstance(task, str) else task
     if app.registry.get(found.name) is None:
         raise InvalidInput("legacy_task", f"{found.name!r} is not a task of this application")
@@ -61,42 +61,42 @@ def legacy_operations(app: Fairlane, task: Task[..., Any] | str) -> Operations:
         found.call()
     except TypeError:
         raise InvalidInput(
-            "legacy_task", f"{found.name} is run without arguments, so every parameter needs a default"
+            "legacy_task", f"{found.name} runs without arguments, so every parameter needs a default"
         ) from None
-    operations = Operations("old API")
+    operations = Operations("legacy API")
     example = LegacyStatus(
         id="01990f5e-8a70-7000-8000-000000000000", status="queued", priority="low", submitted_at=1.7e9
     )
 
     @operations.add("GET", "/task", Scope.ENQUEUE, bound=True, query=Submission, answer=LegacyStatus, shows=example)
     async def submit_task(exchange: Exchange) -> Answer:
-        """Submit a job, as the old API did; new programs use POST /api/v1/jobs."""
+        """Submit a job (legacy); new programs use POST /api/v1/jobs."""
         try:
             priority = exchange.query(Submission).priority
         except msgspec.ValidationError:
-            raise Problem(422, "is none of 'low', 'high'", field="priority") from None
+            raise Problem(422, "must be 'low' or 'high'", field="priority") from None
         call = found.options(priority=priority).call()
         exchange.caller.check_new(call.job)
         handle = await exchange.client.enqueue(call)
         job = await handle.job()
-        # It may run by now; a submission is answered with what it was accepted as.
+        # It may already run; the response reports the state in which it was accepted.
         return json_answer(
             LegacyStatus(id=job.id, status="queued", priority=job.priority.label, submitted_at=job.enqueued_at)
         )
 
     @operations.add("GET", "/task/{task_id}", Scope.READ, bound=True, answer=LegacyStatus, shows=example)
     async def task_status(exchange: Exchange) -> Answer:
-        """Report a job in the words queued, processing, completed, failed."""
+        """Get the status of a job: queued, processing, completed or failed."""
         job = await exchange.client.job(check_id(exchange.path("task_id")))
         if not exchange.caller.sees(job):
-            raise NotFound(f"there is no job {job.id!r}")
+            raise NotFound(f"no job {job.id!r}")
         return json_answer(legacy_status(job))
 
     return operations
 
 
 def legacy_status(job: Job) -> LegacyStatus:
-    """A job in the words of the old API."""
+    """Describe a job as the legacy API does."""
     started = job.state not in (JobState.SCHEDULED, JobState.PENDING)
     ended = job.finished_at if job.state.final else None
     error = None

@@ -1,4 +1,4 @@
-"""Queues and lanes: what is in them, and what an operator lays over their declaration."""
+"""Queues and lanes: their jobs, and the overrides of their settings."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ NAMED = {"queue": "default"}
 
 @operations.add("GET", "/queues", Scope.READ, bound=True, answer=shapes.Queues, shows={"queues": [QUEUE]})
 async def list_queues(exchange: Exchange) -> Answer:
-    """Every queue with its jobs by state."""
+    """List the queues with their jobs by state."""
     if exchange.caller.lane_prefix is not None:
         return json_answer({"queues": []})
     queues = [each for each in await exchange.client.queues() if exchange.caller.covers_queue(each.name)]
@@ -93,7 +93,7 @@ def queue_name(exchange: Exchange) -> str:
     *("GET", "/queues/{queue}", Scope.READ), bound=True, answer=shapes.QueueDetail, shows=DETAIL, parameters=NAMED
 )
 async def get_queue(exchange: Exchange) -> Answer:
-    """A queue with its counts, its settings, and what an operator laid over them."""
+    """Get a queue with its counts, its declared settings and their override."""
     exchange.caller.check_queue(queue_name(exchange))
     return json_answer(_detail(await found_queue(exchange)))
 
@@ -107,7 +107,7 @@ def _detail(queue: QueueReading) -> dict[str, Any]:
 
 
 class LaneQuery(msgspec.Struct, frozen=True):
-    """How many lanes, and where to go on."""
+    """The page of lanes to return."""
 
     limit: int = 100
     cursor: str | None = None
@@ -122,7 +122,7 @@ class LaneQuery(msgspec.Struct, frozen=True):
     parameters=NAMED,
 )
 async def list_lanes(exchange: Exchange) -> Answer:
-    """The lanes of a queue that have work, the longest backlog first."""
+    """List the lanes of a queue that have jobs, longest backlog first."""
     query, name = exchange.query(LaneQuery), queue_name(exchange)
     exchange.caller.check_queue(name)
     lanes = await exchange.client.lanes(name, limit=clamped(query.limit), cursor=query.cursor)
@@ -130,7 +130,7 @@ async def list_lanes(exchange: Exchange) -> Answer:
 
 
 class LineQuery(msgspec.Struct, frozen=True):
-    """Which lane, and where to go on. Without a lane, the jobs of the queue that have none."""
+    """The lane and the page. Without a lane: the jobs of the queue that have none."""
 
     lane: str | None = None
     limit: int = 50
@@ -146,7 +146,7 @@ class LineQuery(msgspec.Struct, frozen=True):
     parameters=NAMED | {"lane": "user:ann"},
 )
 async def lane_line(exchange: Exchange) -> Answer:
-    """The jobs of a lane in the order in which they start: those that run, then those that wait."""
+    """List the jobs of a lane in their order: running jobs, then waiting jobs by place."""
     query, name = exchange.query(LineQuery), queue_name(exchange)
     if query.lane is not None:
         check_key("lane", query.lane)
@@ -157,19 +157,19 @@ async def lane_line(exchange: Exchange) -> Answer:
 
 
 class LaneName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One lane of the queue; without it the whole queue is meant."""
+    """One lane of the queue, or the whole queue without it."""
 
     lane: str | None = None
 
 
 class LimitRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many jobs run at once; null: as many as there are slots."""
+    """How many jobs may run at once; null for no limit."""
 
     limit: int | None
     lane: str | None = None
 
 
-def _steer(method: str, verb: str, body: Any = LaneName, example: Any = None) -> Declare:
+def _change(method: str, verb: str, body: Any = LaneName, example: Any = None) -> Declare:
     return operations.add(
         *(method, f"/queues/{{queue}}/{verb}", Scope.OPERATE),
         bound=True,
@@ -182,13 +182,13 @@ def _steer(method: str, verb: str, body: Any = LaneName, example: Any = None) ->
     )
 
 
-async def _steered(exchange: Exchange, action: str, **target: Any) -> Answer:
+async def _changed(exchange: Exchange, action: str, **target: Any) -> Answer:
     audit.record(exchange, action, queue=queue_name(exchange), **target)
     return json_answer(_detail(await found_queue(exchange)))
 
 
 def _lane(exchange: Exchange, lane: str | None) -> tuple[str, str | None]:
-    """The queue and the lane of a change, within the caller's bounds."""
+    """The queue and the lane to change, checked against the caller's bounds."""
     name = queue_name(exchange)
     if lane is None:
         exchange.caller.check_queue(name)
@@ -197,37 +197,37 @@ def _lane(exchange: Exchange, lane: str | None) -> tuple[str, str | None]:
     return name, lane
 
 
-@_steer("POST", "pause")
+@_change("POST", "pause")
 async def pause_queue(exchange: Exchange) -> Answer:
-    """Start nothing more of a queue, or of one lane of it; what runs goes on."""
+    """Start no more jobs of a queue or of one lane. Running jobs continue."""
     name, lane = _lane(exchange, exchange.content.lane)
     await exchange.client.pause(name, lane)
-    return await _steered(exchange, "pause", lane=lane)
+    return await _changed(exchange, "pause", lane=lane)
 
 
-@_steer("POST", "resume")
+@_change("POST", "resume")
 async def resume_queue(exchange: Exchange) -> Answer:
-    """Undo a pause."""
+    """Resume a paused queue or lane."""
     name, lane = _lane(exchange, exchange.content.lane)
     await exchange.client.resume(name, lane)
-    return await _steered(exchange, "resume", lane=lane)
+    return await _changed(exchange, "resume", lane=lane)
 
 
-@_steer("PUT", "limit", LimitRequest, {"limit": 2, "lane": "user:ann"})
+@_change("PUT", "limit", LimitRequest, {"limit": 2, "lane": "user:ann"})
 async def set_limit(exchange: Exchange) -> Answer:
-    """Override how many jobs of a queue, or of one lane of it, run at once."""
-    asked: LimitRequest = exchange.content
-    name, lane = _lane(exchange, asked.lane)
-    await exchange.client.set_limit(name, asked.limit, lane=lane)
-    return await _steered(exchange, "set_limit", lane=lane, limit=asked.limit)
+    """Override how many jobs of a queue or of one lane may run at once."""
+    request: LimitRequest = exchange.content
+    name, lane = _lane(exchange, request.lane)
+    await exchange.client.set_limit(name, request.limit, lane=lane)
+    return await _changed(exchange, "set_limit", lane=lane, limit=request.limit)
 
 
-@_steer("POST", "clear-limit")
+@_change("POST", "clear-limit")
 async def clear_limit(exchange: Exchange) -> Answer:
-    """Undo a limit that was set: the declared one counts again."""
+    """Remove the override of a limit; the declared limit applies again."""
     name, lane = _lane(exchange, exchange.content.lane)
     await exchange.client.clear_limit(name, lane=lane)
-    return await _steered(exchange, "clear_limit", lane=lane)
+    return await _changed(exchange, "clear_limit", lane=lane)
 
 
 @operations.add(
@@ -238,8 +238,8 @@ async def clear_limit(exchange: Exchange) -> Answer:
     parameters=NAMED,
 )
 async def clear_override(exchange: Exchange) -> Answer:
-    """Undo every pause and limit of a queue and of its lanes: the declaration counts alone."""
+    """Remove every pause and limit override of a queue and its lanes; the declared settings apply again."""
     name = queue_name(exchange)
     exchange.caller.check_queue(name)
     await exchange.client.clear_override(name)
-    return await _steered(exchange, "clear_override")
+    return await _changed(exchange, "clear_override")

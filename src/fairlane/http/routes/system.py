@@ -1,4 +1,4 @@
-"""The whole system: tasks, workers, bindings, schedules, broadcasts, the leader, and events of it all."""
+"""The whole system: tasks, workers, bindings, schedules, failures, broadcasts, the leader, and events."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TASK = {
 
 @operations.add("GET", "/tasks", Scope.READ, bound=True, answer=shapes.Tasks, shows={"tasks": [TASK]})
 async def list_tasks(exchange: Exchange) -> Answer:
-    """The tasks of the application, with the JSON Schema of their arguments and results."""
+    """List the tasks of the application with the JSON Schemas of their arguments and results."""
     exchange.service.app.load_tasks()
     tasks = sorted(exchange.service.app.registry, key=lambda task: task.name)
     return json_answer({"tasks": [task_view(task) for task in tasks]})
@@ -61,7 +61,7 @@ WORKER = {
 
 
 class WorkerQuery(msgspec.Struct, frozen=True):
-    """Which processes to list."""
+    """Filters of a list of sessions."""
 
     kind: SessionKind | None = None
     state: SessionState | None = None
@@ -75,7 +75,7 @@ class WorkerQuery(msgspec.Struct, frozen=True):
     parameters={"kind": "worker", "state": "live"},
 )
 async def list_workers(exchange: Exchange) -> Answer:
-    """Workers, managers and waiters that the store knows."""
+    """List the sessions in the store: workers, managers, and processes that wait for a turn."""
     query = exchange.query(WorkerQuery)
     found = [
         session_record(session)
@@ -99,7 +99,7 @@ BINDING = {
 
 
 class BindingQuery(msgspec.Struct, frozen=True):
-    """Which bindings to list."""
+    """Filters of a list of bindings."""
 
     pool: str | None = None
     key: str | None = None
@@ -114,7 +114,7 @@ class BindingQuery(msgspec.Struct, frozen=True):
     parameters={"pool": "default"},
 )
 async def list_bindings(exchange: Exchange) -> Answer:
-    """Sticky keys and their workers, open ones first."""
+    """List the sticky keys and their workers, open bindings first."""
     query = exchange.query(BindingQuery)
     found = await exchange.client.bindings(query.pool, query.key, limit=clamped(query.limit))
     return json_answer({"bindings": [binding_record(binding) for binding in found]})
@@ -126,7 +126,7 @@ class ReleaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
     pool: str = "default"
     cleanup: JobRequest | None = None
-    """A task that runs last and alone on the worker of the key."""
+    """A task that runs last, alone, on the key's worker."""
 
 
 @operations.add(
@@ -137,12 +137,12 @@ class ReleaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shows={"key": "session:7", "pool": "default", "answer": "released"},
 )
 async def release_binding(exchange: Exchange) -> Answer:
-    """Release a sticky key from its worker, once its jobs have ended."""
-    asked: ReleaseRequest = exchange.content
-    cleanup = None if asked.cleanup is None else asked.cleanup.call(exchange.service, exchange.caller)
-    answer = await exchange.client.release(asked.key, cleanup=cleanup, pool=asked.pool)
-    audit.record(exchange, "release", key=asked.key, pool=asked.pool, answer=answer.value)
-    return json_answer({"key": asked.key, "pool": asked.pool, "answer": answer.value})
+    """Release a sticky key from its worker once its jobs have ended."""
+    request: ReleaseRequest = exchange.content
+    cleanup = None if request.cleanup is None else request.cleanup.call(exchange.service, exchange.caller)
+    answer = await exchange.client.release(request.key, cleanup=cleanup, pool=request.pool)
+    audit.record(exchange, "release", key=request.key, pool=request.pool, answer=answer.value)
+    return json_answer({"key": request.key, "pool": request.pool, "answer": answer.value})
 
 
 SCHEDULE = {
@@ -159,7 +159,7 @@ SCHEDULE = {
 
 @operations.add("GET", "/schedules", Scope.READ, answer=shapes.Schedules, shows={"schedules": [SCHEDULE]})
 async def list_schedules(exchange: Exchange) -> Answer:
-    """Every schedule: timetable, next and last run, and whether a live worker declares it."""
+    """List the schedules: timetable, next and last run, and whether a live worker declares them."""
     schedules = await exchange.client.schedules()
     sessions = await exchange.client.sessions()
     served = any(s.kind is SessionKind.WORKER and s.state is SessionState.LIVE for s in sessions)
@@ -181,7 +181,7 @@ FAILURE = {
 
 
 class FailureQuery(msgspec.Struct, frozen=True):
-    """Which failures to group."""
+    """Filters of the failures."""
 
     queue: str | None = None
     task: str | None = None
@@ -196,7 +196,7 @@ class FailureQuery(msgspec.Struct, frozen=True):
     parameters={"queue": "default"},
 )
 async def list_failures(exchange: Exchange) -> Answer:
-    """Failed jobs grouped by task and error, the largest group first."""
+    """List failed jobs grouped by task and error, largest group first."""
     query = exchange.query(FailureQuery)
     groups = await exchange.client.failures(queue=query.queue, task=query.task, limit=clamped(query.limit))
     return json_answer({"failures": groups})
@@ -210,7 +210,7 @@ class BroadcastRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kwargs: dict[str, Any] = {}
     pool: str = "default"
     ttl: float = 0.0
-    """Workers that join within so many seconds run it too."""
+    """Workers that join within this many seconds run it too."""
 
 
 @operations.add(
@@ -223,12 +223,11 @@ class BroadcastRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 )
 async def send_broadcast(exchange: Exchange) -> Answer:
     """Run a task once on every live worker of a pool."""
-    asked: BroadcastRequest = exchange.content
-    request = JobRequest(asked.task, asked.args, asked.kwargs)
-    call = request.call(exchange.service, exchange.caller)
-    handle = await exchange.client.broadcast(call, pool=asked.pool, ttl=asked.ttl)
+    request: BroadcastRequest = exchange.content
+    call = JobRequest(request.task, request.args, request.kwargs).call(exchange.service, exchange.caller)
+    handle = await exchange.client.broadcast(call, pool=request.pool, ttl=request.ttl)
     job = await handle.job()
-    audit.record(exchange, "broadcast", id=handle.id, task=asked.task, pool=asked.pool)
+    audit.record(exchange, "broadcast", id=handle.id, task=request.task, pool=request.pool)
     answer = {"id": handle.id, "created": handle.created, "state": job.state.value}
     return json_answer(answer, 202, ((b"location", exchange.url(f"/jobs/{handle.id}").encode()),))
 
@@ -238,7 +237,7 @@ LEADER = {"leader": {"term": 3, "session": ID, "lease": 15.0, "remaining": 9.5}}
 
 @operations.add("GET", "/leader", Scope.READ, answer=shapes.Leader, shows=LEADER)
 async def get_leader(exchange: Exchange) -> Answer:
-    """The process that leads at present."""
+    """Get the current leader."""
     return json_answer({"leader": leader_record(await exchange.client.leader())})
 
 
@@ -251,7 +250,7 @@ async def get_leader(exchange: Exchange) -> Answer:
 async def system_events(exchange: Exchange) -> Response:
     """Watch all queues, as server-sent events.
 
-    There is one event at once, and one whenever a look once a second finds a change. It has every queue with its counts
-    and with the jobs that arrived and ended per second.
+    The first event is sent at once, another one whenever the queues have changed, checked once a second. Each has every
+    queue with its counts and with the jobs that arrived and ended per second.
     """
     return streams.EventStream(exchange.service, exchange.caller, streams.system_events(exchange.service))
