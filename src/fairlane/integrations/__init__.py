@@ -1,1 +1,1 @@
-"""Integrations with other people's libraries, one module each. A module needs the extra of its name."""
+"""Integrations with other libraries, one module each. A module requires the extra of the same name."""

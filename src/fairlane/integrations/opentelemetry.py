@@ -1,8 +1,8 @@
-"""Traces with OpenTelemetry: one span where a job is asked for, one for each run of it, in one trace.
+"""OpenTelemetry traces: a span for each enqueue and one for each run of the job, in one trace.
 
-Needs the extra ``fairlane[opentelemetry]``. The context travels in the job's `headers`, in the form of the configured
-propagator (``traceparent``), so a run is a child of the enqueue, however long it waited and wherever it runs. A
-context that is missing or damaged starts a new trace and never stops a job. Without an SDK every span is a no-op.
+Requires the extra ``fairlane[opentelemetry]``. The job's `headers` carry the context in the format of the configured
+propagator (``traceparent``), so a run is a child of the enqueue, regardless of how long it waited and where it
+runs. A missing or malformed context starts a new trace and never fails a job. Without an SDK every span is a no-op.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ try:
     from opentelemetry import propagate, trace
 except ModuleNotFoundError as exc:
     raise ModuleNotFoundError(
-        "fairlane.integrations.opentelemetry needs opentelemetry-api: pip install 'fairlane[opentelemetry]'",
+        "fairlane.integrations.opentelemetry requires opentelemetry-api: pip install 'fairlane[opentelemetry]'",
         name=exc.name,
     ) from None
 from opentelemetry.context import Context
@@ -30,14 +30,14 @@ MESSAGE_LENGTH = 1_000
 
 
 class Spans:
-    """A `fairlane.events.Tracer` that makes spans."""
+    """A `fairlane.events.Tracer` that creates spans."""
 
     def __init__(self, provider: trace.TracerProvider | None = None) -> None:
         self._tracer = trace.get_tracer("fairlane", tracer_provider=provider)
 
     @contextmanager
     def headers(self, task: str, queue: str) -> Iterator[dict[str, str] | None]:
-        """A producer's span around an enqueue, and its context for the job to carry."""
+        """A producer span around an enqueue. Yields its context for the job's headers."""
         attributes = _attributes("send", task, queue)
         with self._span(f"enqueue {task}", SpanKind.PRODUCER, attributes):
             carrier: dict[str, str] = {}
@@ -46,7 +46,7 @@ class Spans:
 
     @contextmanager
     def run(self, claimed: Claimed) -> Iterator[Callable[[Transition], None]]:
-        """A consumer's span around a run of a job, below the span that enqueued it."""
+        """A consumer span around a run of a job, as a child of the span that enqueued it."""
         attributes = _attributes("process", claimed.task, claimed.queue)
         attributes["messaging.message.id"] = claimed.id
         attributes["fairlane.attempt"] = claimed.attempt
@@ -60,7 +60,7 @@ class Spans:
     ) -> Iterator[Span]:
         span = self._tracer.start_span(name, context, kind, attributes)
         try:
-            # Recorded by hand below: a stack trace shows the values a body worked on.
+            # Recorded below without the stack trace, which may contain the values that a job works on.
             with trace.use_span(span, record_exception=False, set_status_on_exception=False):
                 yield span
         except (Snooze, Cancel):
@@ -73,12 +73,12 @@ class Spans:
 
 
 def instrument(provider: trace.TracerProvider | None = None) -> Spans:
-    """The tracer to hand to an app, with the process's own provider unless one is given."""
+    """Create the tracer to pass to an app. It uses the global provider unless one is given."""
     return Spans(provider)
 
 
 def carried(headers: bytes | None) -> dict[str, str]:
-    """The texts among the headers of a job; nothing when they are of another form, for anybody may have set them."""
+    """The string headers of a job; empty if the headers are malformed, since any client may set them."""
     if headers is None:
         return {}
     try:
@@ -98,7 +98,7 @@ def _attributes(operation: str, task: str, queue: str) -> dict[str, str | int]:
 
 
 def _decided(span: Span, transition: Transition) -> None:
-    """How a run ended; of a traceback only the last line, which has the message."""
+    """Record how a run ended. Only the last line of a traceback is kept, which has the message."""
     if not span.is_recording():
         return
     span.set_attribute("fairlane.outcome", transition.move.value)

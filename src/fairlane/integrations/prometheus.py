@@ -1,8 +1,8 @@
-"""Metrics for Prometheus: counters and histograms from events, and gauges read from the store when they are scraped.
+"""Prometheus metrics: counters and histograms from events, and gauges that are read from the store at each scrape.
 
-Needs the extra ``fairlane[prometheus]``. Labels are names of queues and tasks, verbs and states, never a lane or an
-id, and each metric has a bounded number of series. Counters tell what this process did: sum them over processes.
-Gauges tell of the whole store: give `queues` and `sessions` to one process, or take the maximum.
+Requires the extra ``fairlane[prometheus]``. Labels are names of queues and tasks, verbs and states, never a lane or an
+id, and each metric has a bounded number of series. Counters are of this process: sum them over processes. Gauges are of
+the whole store: give `queues` and `sessions` to one process, or take the maximum.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ try:
     import prometheus_client as prom
 except ModuleNotFoundError as exc:
     raise ModuleNotFoundError(
-        "fairlane.integrations.prometheus needs prometheus-client: pip install 'fairlane[prometheus]'", name=exc.name
+        "fairlane.integrations.prometheus requires prometheus-client: pip install 'fairlane[prometheus]'", name=exc.name
     ) from None
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.metrics import MetricWrapperBase
@@ -43,7 +43,7 @@ C = TypeVar("C", bound=Collector)
 
 
 class _Series(Generic[M]):
-    """A metric by its labels. Looking a child up in the client costs four times as much as counting with it."""
+    """A metric with a cache of its children: a lookup in prometheus_client costs four times as much as an increment."""
 
     def __init__(self, metric: M) -> None:
         self._metric = metric
@@ -52,7 +52,7 @@ class _Series(Generic[M]):
     def __call__(self, *labels: str) -> M:
         child = self._children.get(labels)
         if child is None:
-            # Whoever may enqueue can invent names; the memory for them is bounded.
+            # A client that may enqueue can invent names, so their number is bounded.
             named = labels if len(self._children) < MOST_SERIES else (OTHER,) * len(labels)
             child = self._metric.labels(*named)
             if named is labels:
@@ -61,10 +61,10 @@ class _Series(Generic[M]):
 
 
 class Metrics:
-    """Counts events, and shows the store at each scrape if it is told how to read it. `close` takes all of it back.
+    """Counts events, and reads the store at each scrape if it is given functions for that. `close` unregisters it.
 
-    `queues`, `sessions` and `counters` are called in the thread of the scrape and may wait for the store; when one
-    raises, the scrape goes on without gauges and ``fairlane_store_up`` is 0.
+    `queues`, `sessions` and `counters` are called in the thread of the scrape and may wait for the store. If one
+    raises, the scrape omits the gauges and ``fairlane_store_up`` is 0.
     """
 
     def __init__(
@@ -78,41 +78,47 @@ class Metrics:
     ) -> None:
         self.registry = registry or prom.REGISTRY
         self._collectors: list[Collector] = []
-        self._enqueued = self._counter("fairlane_jobs_enqueued", "Jobs made by this process.", "queue", "task")
+        self._enqueued = self._counter("fairlane_jobs_enqueued", "Jobs created by this process.", "queue", "task")
         self._started = self._counter("fairlane_jobs_started", "Jobs claimed by this process.", "queue", "task")
         self._finished = self._counter(
             "fairlane_jobs_finished",
-            "Runs that ended in this process: how, and the state of the job by it.",
+            "Runs that ended in this process, by outcome and resulting state of the job.",
             *("queue", "task", "state", "outcome"),
         )
         self._job_seconds = self._histogram(
-            "fairlane_job_seconds", "How long runs took, from claim to finish.", JOB_BUCKETS, "queue", "task"
+            "fairlane_job_seconds", "Duration of runs from claim to finish.", JOB_BUCKETS, "queue", "task"
         )
         self._wait_seconds = self._histogram(
             "fairlane_job_wait_seconds",
-            "How long jobs waited for their first start, from when they were sent or due.",
+            "Wait of jobs for their first start, since they were sent or due.",
             *(WAIT_BUCKETS, "queue", "priority"),
         )
         self._call_seconds = self._histogram(
-            "fairlane_store_call_seconds", "How long calls of the store took.", CALL_BUCKETS, "verb"
+            "fairlane_store_call_seconds", "Duration of calls to the store.", CALL_BUCKETS, "verb"
         )
-        self._errors = self._counter("fairlane_store_errors", "Calls of the store that raised.", "verb", "error")
-        self._refused = self._counter("fairlane_refused_writes", "Writes about jobs that were lost.", "verb")
-        self._upkeep = self._counter("fairlane_upkeep", "What the leader's passes did.", "verb", "what")
+        self._errors = self._counter(
+            "fairlane_store_errors", "Calls to the store that raised an error.", "verb", "error"
+        )
+        self._refused = self._counter(
+            "fairlane_refused_writes", "Rejected writes to jobs that the worker no longer owns.", "verb"
+        )
+        self._upkeep = self._counter(
+            "fairlane_upkeep", "Jobs and records that maintenance passes of the leader changed.", "verb", "what"
+        )
         self._terms = self._add(prom.Counter("fairlane_terms", "Elections won by this process.", registry=None))
         if queues or sessions or counters:
             self._add(_Gauges(queues, sessions, counters))
         self._unsubscribe = events.subscribe(self._count)
 
     def serve(self, port: int, host: str = "127.0.0.1", readiness: Readiness | None = None) -> Callable[[], None]:
-        """Answer scrapes on a thread of its own, from this machine unless told otherwise; answers how to stop.
+        """Serve metrics in a thread, by default only to this machine. Returns a function that stops it.
 
-        ``/healthz`` is answered too, and with `readiness` ``/readyz``.
+        It also serves ``/healthz``, and with `readiness` ``/readyz``.
         """
         return serve(prom.make_wsgi_app(self.registry), port, host, readiness)
 
     def close(self) -> None:
-        """Count no more, and leave the registry. Closing twice is harmless."""
+        """Stop counting, and unregister. It is safe to call it twice."""
         self._unsubscribe()
         while self._collectors:
             self.registry.unregister(self._collectors.pop())
@@ -132,7 +138,7 @@ class Metrics:
         match event:
             case Called():
                 self._call_seconds(event.verb).observe(event.seconds)
-                # Whoever stops waiting for an answer has not met an error of the store.
+                # A cancelled call is not an error of the store.
                 if event.error is not None and event.error != "CancelledError":
                     self._errors(event.verb, event.error).inc()
             case Enqueued():
@@ -158,13 +164,13 @@ class Metrics:
         for what in event.answer.__struct_fields__:
             value = getattr(event.answer, what)
             count = len(value) if isinstance(value, tuple) else value
-            # The rest of an answer are clocks and flags.
+            # The other fields are times and flags.
             if type(count) is int and count:
                 self._upkeep(event.verb, what).inc(count)
 
 
 class _Gauges(Collector):
-    """What the store shows at the moment of a scrape."""
+    """Gauges that are read from the store at each scrape."""
 
     def __init__(self, queues: ReadQueues | None, sessions: ReadSessions | None, counters: ReadCounters | None) -> None:
         self._queues = queues
@@ -173,7 +179,7 @@ class _Gauges(Collector):
         self._up = True
 
     def describe(self) -> Iterator[Metric]:
-        """The names alone; without this, registering would already read the store."""
+        """Yield empty families; without this method, registering would read the store."""
         yield from (*self._of_queues([]), *self._of_sessions([]), self._of_server({}), _up(True))
 
     def collect(self) -> Iterator[Metric]:
@@ -186,9 +192,9 @@ class _Gauges(Collector):
             if self._counters is not None:
                 families.append(self._of_server(self._counters()))
         except Exception as exc:
-            # Said once for each time it goes away, not at every scrape.
+            # Log once per outage, not at every scrape.
             if self._up:
-                log.warning("the store cannot be read for metrics, gauges are left out: %s", type(exc).__name__)
+                log.warning("cannot read the store for metrics, gauges are omitted: %s", type(exc).__name__)
             self._up, families = False, []
         else:
             self._up = True
@@ -196,11 +202,11 @@ class _Gauges(Collector):
 
     @staticmethod
     def _of_queues(readings: Iterable[QueueReading]) -> list[GaugeMetricFamily]:
-        jobs = GaugeMetricFamily("fairlane_jobs", "Jobs that are not over.", labels=("queue", "priority", "state"))
+        jobs = GaugeMetricFamily("fairlane_jobs", "Jobs that have not ended.", labels=("queue", "priority", "state"))
         workers = GaugeMetricFamily("fairlane_queue_workers", "Live workers that serve a queue.", labels=("queue",))
-        paused = GaugeMetricFamily("fairlane_queue_paused", "1 while a queue is paused.", labels=("queue",))
+        paused = GaugeMetricFamily("fairlane_queue_paused", "1 if the queue is paused.", labels=("queue",))
         oldest = GaugeMetricFamily(
-            "fairlane_queue_oldest_wait_seconds", "How long the oldest waiting job has waited.", labels=("queue",)
+            "fairlane_queue_oldest_wait_seconds", "Wait of the oldest waiting job.", labels=("queue",)
         )
         for reading in readings:
             for priority, counts in zip(Priority, reading.classes, strict=True):
@@ -213,7 +219,7 @@ class _Gauges(Collector):
 
     @staticmethod
     def _of_sessions(sessions: Iterable[Session]) -> list[GaugeMetricFamily]:
-        present = GaugeMetricFamily("fairlane_sessions", "Sessions that are not over.", labels=("kind", "state"))
+        present = GaugeMetricFamily("fairlane_sessions", "Sessions that have not ended.", labels=("kind", "state"))
         counts: dict[tuple[str, str], int] = {}
         for session in sessions:
             if session.state in (SessionState.LIVE, SessionState.STOPPING):
@@ -225,7 +231,7 @@ class _Gauges(Collector):
 
     @staticmethod
     def _of_server(counters: Mapping[str, int]) -> CounterMetricFamily:
-        text = "What the store's server has counted that should not happen."
+        text = "Incidents that the store's server has counted."
         counted = CounterMetricFamily("fairlane_server_incidents", text, labels=("what",))
         for what, count in counters.items():
             counted.add_metric((what,), count)
@@ -233,4 +239,4 @@ class _Gauges(Collector):
 
 
 def _up(value: bool) -> GaugeMetricFamily:
-    return GaugeMetricFamily("fairlane_store_up", "Whether the last scrape could read the store.", value=value)
+    return GaugeMetricFamily("fairlane_store_up", "1 if this scrape could read the store.", value=value)

@@ -1,4 +1,4 @@
-"""The pytest plugin: one fixture, `fairlane_lab`, and nothing that happens to a test which does not ask for it.
+"""The pytest plugin: the fixture `fairlane_lab`. Tests that do not use it are not affected.
 
 def test_a_signup_sends_one_mail(fairlane_lab: MakeLab) -> None:
     lab = fairlane_lab(app).blocking
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 
 class MakeLab(Protocol):
-    """What the fixture gives to a test: call it with the application. The options are those of `testing.embedded`."""
+    """The value of the fixture: call it with the application. The options are those of `testing.embedded`."""
 
     def __call__(
         self, app: Fairlane, *, clock: ManualClock | None = None, workers: Workers = 1, isolate: Isolate = "inline"
     ) -> Lab:
-        """Put the application into a lab until the test is over."""
+        """Put the application into a lab until the test ends."""
 
 
 @pytest.fixture
 def fairlane_lab() -> Iterator[MakeLab]:
-    """Put an application into a lab for this test: ``lab = fairlane_lab(app)``, in a sync test ``.blocking`` of it."""
+    """Put an application into a lab for this test: ``lab = fairlane_lab(app)``; in a sync test use ``lab.blocking``."""
     from ..testing.lab import laid_out
 
     with ExitStack() as labs:

@@ -1,4 +1,4 @@
-"""Sentry (``fairlane[sentry]``): an issue for every job that fails, with its stack and tags that say which job it was.
+"""Reports failed jobs to Sentry with stack trace and tags. Requires the extra ``fairlane[sentry]``.
 
     import sentry_sdk
     from fairlane.integrations import sentry
@@ -7,10 +7,10 @@
     app = Fairlane()
     sentry.instrument(app)
 
-What makes a job fail is reported once. What a job is retried after is not, unless ``retries=True`` asks for it; that is
-what Sentry's own integrations of Celery and RQ do. `Snooze` and `Cancel` are never reported, `Retry` only when no retry
-is left. Each run has a scope of its own. Arguments and results are not sent, though Sentry itself may send the local
-variables of a stack (``include_local_variables`` of its `init`).
+The error that finally fails a job is reported once. Errors that are followed by a retry are reported only with
+``retries=True``, as in Sentry's own integrations of Celery and RQ. `Snooze` and `Cancel` are never reported, `Retry`
+only if no retry is left. Each run has its own scope. Arguments and results are not sent, but Sentry itself may send the
+local variables of a stack (``include_local_variables`` of its `init`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ try:
     import sentry_sdk
 except ModuleNotFoundError as exc:
     raise ModuleNotFoundError(
-        "fairlane.integrations.sentry needs sentry-sdk: pip install 'fairlane[sentry]'", name=exc.name
+        "fairlane.integrations.sentry requires sentry-sdk: pip install 'fairlane[sentry]'", name=exc.name
     ) from None
 from sentry_sdk.integrations.logging import ignore_logger
 from sentry_sdk.utils import event_from_exception
@@ -38,19 +38,19 @@ from ..worker.body import users_frames
 MECHANISM = {"type": "fairlane", "handled": False}
 JOB_LOG = "fairlane.worker.jobs"
 WITHOUT_EXCEPTION = frozenset({Reason.TIMEOUT, Reason.CRASHED, Reason.BAD_PAYLOAD, Reason.UNKNOWN_TASK})
-"""Failures that no body raised, so no hook around it has seen them."""
+"""Failures that no task function raised, so that no hook has seen an exception."""
 BAD_RESULT = "result"
 """The error group of results that cannot be stored."""
 
 
 def instrument(app: Fairlane, *, retries: bool = False) -> None:
-    """Report the failures of an application's jobs to Sentry; with `retries` also those after which a job runs again.
+    """Report failures of an application's jobs to Sentry; with `retries` also errors that are followed by a retry.
 
-    Call it before other `around_job` hooks are declared: those are inside, and what they raise is reported too. Sentry
-    itself is set up by your own ``sentry_sdk.init``, in the module that declares the application, so that the child
-    processes of isolated bodies have it as well.
+    Call it before other `around_job` hooks are declared, so that their errors are reported too. Call
+    ``sentry_sdk.init`` in the module that declares the application, so that it also runs in the child processes of
+    isolated tasks.
     """
-    # The log has a record of level error for each failed job, which Sentry would report once more.
+    # The job log has an error record for each failed job, which Sentry would report a second time.
     ignore_logger(JOB_LOG)
 
     @app.around_job
