@@ -33,7 +33,7 @@ POSTGRESQL = {
     "timeout": "UPDATE fairlane.job SET timeout = 'NaN' WHERE id = $1",
     "retries": "UPDATE fairlane.job SET retries = -1 WHERE id = $1",
     "kind": "UPDATE fairlane.job SET kind = 9 WHERE id = $1",
-    "price": "UPDATE fairlane.live SET cost = 'NaN' WHERE seq = (SELECT seq FROM fairlane.job WHERE id = $1)",
+    "price": "UPDATE fairlane.active_job SET cost = 'NaN' WHERE seq = (SELECT seq FROM fairlane.job WHERE id = $1)",
     "headers": r"UPDATE fairlane.job SET headers = '\xff' WHERE id = $1",
 }
 REDIS: dict[str, Callable[[Any, str, bytes], Any]] = {

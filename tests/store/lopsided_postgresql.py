@@ -22,8 +22,8 @@ INSERT INTO fairlane.queue (name, declared) VALUES ('calm', '{{}}'),
 INSERT INTO fairlane.session (id, kind, state, host, pid, pool, idx, named, queues, slots, started_at, lease, expires)
 SELECT name, 'worker', state, 'host', 1, 'default', idx, false, '{{calm,crowd}}', 500, 0, 15, 1e12
 FROM (VALUES ('former', 'ended', 7), ('worker', 'live', 1)) v (name, state, idx) ON CONFLICT DO NOTHING;
-INSERT INTO fairlane.load (session)
-SELECT seq FROM fairlane.session WHERE seq NOT IN (SELECT session FROM fairlane.load);
+INSERT INTO fairlane.session_load (session)
+SELECT seq FROM fairlane.session WHERE seq NOT IN (SELECT session FROM fairlane.session_load);
 INSERT INTO fairlane.domain (queue, class, inbox) SELECT id, 1, '' FROM fairlane.queue ON CONFLICT DO NOTHING;
 INSERT INTO fairlane.clock (domain, value)
 SELECT id, 1000 FROM fairlane.domain WHERE id NOT IN (SELECT domain FROM fairlane.clock);
@@ -43,7 +43,7 @@ INSERT INTO fairlane.job (seq, enqueued_at, cost, queue, retries, class, kind, i
 SELECT seq, seq, 1, queue, 3, 1, 0, 'job-' || seq, CASE WHEN old THEN 'rare' ELSE 'task' END, 'default', lane,
     CASE WHEN old THEN 'key-' || seq % 3 END, '[[],{{}}]'
 FROM plan;
-SELECT fairlane.relate(j) FROM fairlane.job j JOIN plan p ON p.seq = j.seq;
+SELECT fairlane.link_job(j) FROM fairlane.job j JOIN plan p ON p.seq = j.seq;
 INSERT INTO fairlane.outcome (seq, session, arrival, started_at, finished_at, queue, attempt, fence, state, move,
     reason, error_group)
 SELECT p.seq, s.seq, p.seq, p.seq, p.seq + 1, p.queue, 1, 1, CASE WHEN p.old THEN 4 + p.seq % 3 ELSE 4 END, 0,
@@ -52,15 +52,15 @@ FROM plan p JOIN fairlane.session s ON s.id = CASE WHEN p.old THEN 'former' ELSE
 INSERT INTO fairlane.flow (domain, lane)
 SELECT DISTINCT d.id, coalesce(p.lane, '') FROM plan p JOIN fairlane.domain d ON d.queue = p.queue
 WHERE p.alive AND p.state = 2 ON CONFLICT DO NOTHING;
-INSERT INTO fairlane.pace (flow, domain, tag, head, finish, weight)
+INSERT INTO fairlane.lane_pace (flow, domain, tag, head, finish, weight)
 SELECT f.id, f.domain, 1000 + min(p.seq) % 7, min(p.seq), 1000, 1.0
 FROM plan p JOIN fairlane.domain d ON d.queue = p.queue
 JOIN fairlane.flow f ON f.domain = d.id AND f.lane = coalesce(p.lane, '')
-WHERE p.alive AND p.state = 2 AND f.id NOT IN (SELECT flow FROM fairlane.pace) GROUP BY f.id;
-INSERT INTO fairlane.line (domain, tag, head, flow)
-SELECT domain, tag, head, flow FROM fairlane.pace WHERE tag IS NOT NULL ON CONFLICT DO NOTHING;
-INSERT INTO fairlane.live (seq, arrival, flow, session, lane, due, cost, queue, class, state, rank, granted, fence,
-    attempt, started_at, inbox)
+WHERE p.alive AND p.state = 2 AND f.id NOT IN (SELECT flow FROM fairlane.lane_pace) GROUP BY f.id;
+INSERT INTO fairlane.ready_lane (domain, tag, head, flow)
+SELECT domain, tag, head, flow FROM fairlane.lane_pace WHERE tag IS NOT NULL ON CONFLICT DO NOTHING;
+INSERT INTO fairlane.active_job (seq, arrival, flow, session, lane, due, cost, queue, class, state, rank, granted,
+    fence, attempt, started_at, inbox)
 SELECT p.seq, CASE WHEN p.state > 1 THEN p.seq END, CASE WHEN p.state = 2 AND n.id IS NULL THEN f.id END,
     CASE WHEN p.state = 3 THEN s.seq END, n.id, CASE WHEN p.state = 1 THEN 1e10 END, 1, p.queue, 1, p.state, 1,
     n.id IS NULL OR p.state = 3, (p.state = 3)::integer, (p.state = 3)::integer, CASE WHEN p.state = 3 THEN p.seq END,
@@ -71,18 +71,19 @@ LEFT JOIN fairlane.domain d ON d.queue = p.queue
 LEFT JOIN fairlane.flow f ON f.domain = d.id AND f.lane = coalesce(p.lane, '')
 WHERE p.alive;
 -- The first two of the limited lane have its places.
-UPDATE fairlane.live l SET granted = true, flow = f.id FROM fairlane.flow f
+UPDATE fairlane.active_job l SET granted = true, flow = f.id FROM fairlane.flow f
 WHERE f.lane = 'bulk' AND l.seq = ANY (ARRAY(
-    SELECT w.seq FROM fairlane.live w JOIN fairlane.lane n ON n.id = w.lane WHERE w.state = 2 ORDER BY w.seq LIMIT 2));
-SELECT fairlane.set_aside(l) FROM fairlane.live l JOIN plan p ON p.seq = l.seq;
+    SELECT w.seq FROM fairlane.active_job w JOIN fairlane.lane n ON n.id = w.lane
+    WHERE w.state = 2 ORDER BY w.seq LIMIT 2));
+SELECT fairlane.save_extra(l) FROM fairlane.active_job l JOIN plan p ON p.seq = l.seq;
 INSERT INTO fairlane.binding (pool, key, idx, state, opened_at, used_at, closed_at)
 SELECT CASE WHEN old THEN 'rare' ELSE 'default' END, 'key-' || seq, 1, CASE WHEN old THEN 'open' ELSE 'released' END,
     seq, seq, CASE WHEN NOT old THEN seq END
 FROM plan WHERE seq % 10 = 0;
-DELETE FROM fairlane.tally;
-INSERT INTO fairlane.tally (queue, class, scheduled, pending, running)
+DELETE FROM fairlane.queue_count;
+INSERT INTO fairlane.queue_count (queue, class, scheduled, pending, running)
 SELECT queue, 1, count(*) FILTER (WHERE state = 1), count(*) FILTER (WHERE state = 2), count(*) FILTER (WHERE state = 3)
-FROM fairlane.live GROUP BY queue;
+FROM fairlane.active_job GROUP BY queue;
 SELECT setval(pg_get_serial_sequence('fairlane.job', 'seq'), {jobs});
 SELECT setval('fairlane.arrival', {jobs});
 """

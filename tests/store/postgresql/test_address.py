@@ -199,8 +199,8 @@ def test_without_the_driver_the_error_says_how_to_get_it() -> None:
         ("SELECT * FROM fairlane.job", 'SELECT * FROM "Jobs".job'),
         ("fairlane.claim(fairlane.now())", '"Jobs".claim("Jobs".now())'),
         ("nextval('fairlane.arrival')", "nextval('\"Jobs\".arrival')"),
-        ("EXECUTE 'DELETE FROM fairlane.live'", "EXECUTE 'DELETE FROM \"Jobs\".live'"),
-        ("l fairlane.live; m fairlane.moment[]", 'l "Jobs".live; m "Jobs".moment[]'),
+        ("EXECUTE 'DELETE FROM fairlane.active_job'", "EXECUTE 'DELETE FROM \"Jobs\".active_job'"),
+        ("l fairlane.active_job; m fairlane.moment[]", 'l "Jobs".active_job; m "Jobs".moment[]'),
         # Longer names that only end like it, and settings, which have a name of their own for that reason.
         ("SELECT my_fairlane.job, a.fairlane.b", "SELECT my_fairlane.job, a.fairlane.b"),
         ("current_setting('fairlane_step.topics', true)", "current_setting('fairlane_step.topics', true)"),

@@ -102,8 +102,10 @@ async def test_a_recount_mends_a_line_that_lost_or_doubled_a_lane(kit: Kit, othe
     worker = await kit.worker()
     await kit.enqueue(id="first", lane="a")
     await kit.enqueue(id="second", lane="b")
-    await other.execute("DELETE FROM fairlane.line WHERE flow = (SELECT flow FROM fairlane.live ORDER BY seq LIMIT 1)")
-    await other.execute("INSERT INTO fairlane.line SELECT domain, tag + 5, head, flow FROM fairlane.line")
+    await other.execute(
+        "DELETE FROM fairlane.ready_lane WHERE flow = (SELECT flow FROM fairlane.active_job ORDER BY seq LIMIT 1)"
+    )
+    await other.execute("INSERT INTO fairlane.ready_lane SELECT domain, tag + 5, head, flow FROM fairlane.ready_lane")
 
     differences = (await kit.store.recount()).differences
 
@@ -135,12 +137,12 @@ async def test_a_claim_of_the_only_job_is_repeated_when_something_else_changes_t
     claim = Claim(number=kit.number(), asks=(Ask("default", Priority.NORMAL, 3),), total=3, told=True)
     async with other.transaction():
         # Who ends a job of the session has its load, and the claim has looked at it before.
-        await other.execute("UPDATE fairlane.load SET running_normal = running_normal - 1")
+        await other.execute("UPDATE fairlane.session_load SET running_normal = running_normal - 1")
         claiming = asyncio.create_task(kit.store.claim(worker.id, claim))
         await waits_for_somebody(other)
     assert [job.id for job in await claiming] == ["second"]
-    assert await other.fetchval("SELECT running_normal FROM fairlane.load") == 1
-    await other.execute("UPDATE fairlane.load SET running_normal = running_normal + 1")
+    assert await other.fetchval("SELECT running_normal FROM fairlane.session_load") == 1
+    await other.execute("UPDATE fairlane.session_load SET running_normal = running_normal + 1")
     await worker.complete(first)
     assert (await kit.store.recount()).differences == ()
 

@@ -25,7 +25,7 @@ SIZES = (100_000, 1_000_000)
 BATCH = 50
 MOST_ROWS = 30 * BATCH
 """Rows of tables that a call for so many jobs may look at, in all its statements together."""
-TABLES = frozenset(("job", "live", "outcome", "attempt", "progress", "held_unique", "remembered", "binding"))
+TABLES = frozenset(("job", "active_job", "outcome", "attempt", "progress", "held_unique", "reserved_id", "binding"))
 """What grows with the jobs there are, or were."""
 FLOWS = frozenset(("flow_pkey", "flow_domain_lane_key", "lane_pkey", "lane_queue_key_key"))
 """What grows with lanes."""

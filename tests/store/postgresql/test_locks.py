@@ -188,7 +188,7 @@ async def test_cancelling_what_is_being_finished_waits_without_holding_its_queue
     queue = await _number(other, "default")
 
     async with other.transaction():
-        await other.execute("SELECT 1 FROM fairlane.live FOR UPDATE")
+        await other.execute("SELECT 1 FROM fairlane.active_job FOR UPDATE")
         cancelling = asyncio.create_task(kit.store.cancel(["job"]))
         await asyncio.sleep(0.05)
         assert await other.fetchval(placed("SELECT pg_try_advisory_xact_lock(fairlane.space(), $1)", "fairlane"), queue)

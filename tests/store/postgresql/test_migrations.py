@@ -101,7 +101,7 @@ def started(url: str) -> subprocess.Popen[str]:
 async def test_an_empty_database_gets_everything_once(database: Database) -> None:
     assert await migrate(database) == NEWEST
     assert await recorded(database) == [(c.number, c.name, c.needs) for c in changes("fairlane")]
-    assert {"job", "live", "outcome", "migration"} <= await names(database, "fairlane")
+    assert {"job", "active_job", "outcome", "migration"} <= await names(database, "fairlane")
 
 
 @pytest.mark.parametrize("version", VERSIONS)

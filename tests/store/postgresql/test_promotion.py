@@ -34,7 +34,8 @@ SELECT (SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database
 """Locks that are held, and transactions that are open."""
 SPOIL = """
 CREATE FUNCTION public.spoil() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'spoiled'; END $$;
-CREATE TRIGGER spoil BEFORE UPDATE ON fairlane.live FOR EACH ROW WHEN (OLD.seq = {}) EXECUTE FUNCTION public.spoil();
+CREATE TRIGGER spoil BEFORE UPDATE ON fairlane.active_job FOR EACH ROW WHEN (OLD.seq = {})
+EXECUTE FUNCTION public.spoil();
 """
 
 

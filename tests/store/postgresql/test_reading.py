@@ -174,12 +174,12 @@ async def test_who_reads_waits_for_no_writer(busy: Kit, connection: Any) -> None
         await connection.execute(placed("SELECT fairlane.lock_alone()", "fairlane"))
         for table in (
             "job",
-            "live",
+            "active_job",
             "outcome",
             "queue",
             "session",
             "flow",
-            "line",
+            "ready_lane",
             "domain",
             "binding",
             "leader",
@@ -209,7 +209,9 @@ async def test_where_a_job_stands_is_read_out_of_one_snapshot(kit: Kit, connecti
         waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'fairlane.flow'::regclass"
         while not await connection.fetchval(waiting):
             await asyncio.sleep(0.005)
-        await connection.execute("DELETE FROM fairlane.live WHERE seq < (SELECT max(seq) FROM fairlane.live)")
+        await connection.execute(
+            "DELETE FROM fairlane.active_job WHERE seq < (SELECT max(seq) FROM fairlane.active_job)"
+        )
     standing = await reading
 
     assert standing is not None

@@ -46,7 +46,7 @@ LENT = {
     "insert_arriving",
     "read_jobs",
     "read_seconds",
-    "read_standings",
+    "read_positions",
     "read_workers",
     "use_library",
 }
@@ -298,7 +298,7 @@ async def test_a_producer_reads_nobody_elses_payload_and_breaks_nothing(site: Si
         placed("SELECT * FROM fairlane.read_jobs(NULL, ARRAY[1::bigint])", SCHEMA),
         f"SELECT * FROM {place}.session",
         f"SELECT lane FROM {place}.flow",
-        f"UPDATE {place}.live SET class = 0",
+        f"UPDATE {place}.active_job SET class = 0",
         f"DELETE FROM {place}.job",
         f"UPDATE {place}.queue SET paused = true",
         f"CREATE TABLE {place}.mine ()",

@@ -24,7 +24,7 @@ UNUSED_DAYS = 30
 
 OWNER_RIGHTS = (
     "admit_queues", "cancel", "enqueue", "enqueue_any", "enqueue_one", "insert_arriving", "read_jobs",
-    "read_seconds", "read_standings", "read_workers", "use_library",
+    "read_seconds", "read_positions", "read_workers", "use_library",
 )  # fmt: skip
 """Functions that run with the rights of the schema's owner: a role that only sends jobs must neither read the payloads
 of others nor be able to break the fair order. Of `read_jobs` this is the one that takes ids alone."""
@@ -33,7 +33,7 @@ ENTRY_POINTS = (
     "add_token", "admit", "admit_queues", "cancel", "claim_one", "configure", "declare", "enqueue", "enqueue_any",
     "enqueue_one", "exchange", "forget_final", "insert_arriving", "lead", "leave", "promote", "prune",
     "read_bindings", "read_failures", "read_jobs", "read_lane_line", "read_lanes", "read_page", "read_queues",
-    "read_sessions", "read_standings", "recount", "register", "release", "renew", "report", "rescue", "resign",
+    "read_sessions", "read_positions", "recount", "register", "release", "renew", "report", "rescue", "resign",
     "revoke_token",
 )  # fmt: skip
 """Functions that the store calls; all others are called by these."""

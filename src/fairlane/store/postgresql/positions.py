@@ -51,7 +51,7 @@ async def standings(view: View, ids: Sequence[str]) -> list[JobPosition | None]:
     if not asked:
         return [None] * len(ids)
     limits = (MOST_PLACES, MOST_LANES, MOST_COUNTED, MANY_LANES)
-    row = await view.one("read_standings", asked, *limits, view.now, view.lease)
+    row = await view.one("read_positions", asked, *limits, view.now, view.lease)
     assert row is not None
     line = _line.decode(row[0])
     queues = {queue.id: queue.figures() for queue in line.queues}

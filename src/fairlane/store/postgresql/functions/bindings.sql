@@ -34,8 +34,8 @@ BEGIN
         SELECT x.queue FROM fairlane.job j
         CROSS JOIN LATERAL (SELECT b.seq, b.cleanup FROM fairlane.binding b
             WHERE b.pool = j.pool AND b.key = j.sticky AND b.closed_at IS NULL OFFSET 0) b
-        CROSS JOIN LATERAL (SELECT v.queue FROM fairlane.live v WHERE v.seq = b.cleanup
-            UNION SELECT v.queue FROM fairlane.aside a JOIN fairlane.live v ON v.seq = a.seq
+        CROSS JOIN LATERAL (SELECT v.queue FROM fairlane.active_job v WHERE v.seq = b.cleanup
+            UNION SELECT v.queue FROM fairlane.job_extra a JOIN fairlane.active_job v ON v.seq = a.seq
             WHERE a.binding = b.seq AND a.gate = GATE.CLEANUP AND j.kind = KIND.CLEANUP OFFSET 0) x
         WHERE j.seq = ANY (p_seqs) AND j.sticky IS NOT NULL);
 END $$;
@@ -47,7 +47,7 @@ CREATE FUNCTION fairlane.served(p_pool text, p_index integer, m fairlane.moment)
 $$;
 
 -- Decide the inbox and the gate of a job that arrives. The caller saves it.
-CREATE FUNCTION fairlane.place(l fairlane.live, m fairlane.moment) RETURNS fairlane.live LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.place(l fairlane.active_job, m fairlane.moment) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
 DECLARE
     j record;
     b fairlane.binding;
@@ -115,9 +115,9 @@ END $$;
 -- A late job. Before the clean-up has started it cancels it and opens the binding; afterwards (false) it waits behind it.
 CREATE FUNCTION fairlane.reopen(b fairlane.binding, m fairlane.moment) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    c fairlane.live;
+    c fairlane.active_job;
 BEGIN
-    SELECT * INTO c FROM fairlane.live x WHERE x.seq = b.cleanup;
+    SELECT * INTO c FROM fairlane.active_job x WHERE x.seq = b.cleanup;
     -- Once claimed it counts as started, even if it was handed back since: jobs may wait behind it already.
     IF c.fence > 0 THEN
         RETURN false;
@@ -146,13 +146,13 @@ END $$;
 
 -- Whether a key has jobs that are pending, running or retrying, besides its clean-up.
 CREATE FUNCTION fairlane.busy(b fairlane.binding) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT EXISTS (SELECT 1 FROM fairlane.aside x WHERE x.binding = b.seq AND x.seq IS DISTINCT FROM b.cleanup)
+    SELECT EXISTS (SELECT 1 FROM fairlane.job_extra x WHERE x.binding = b.seq AND x.seq IS DISTINCT FROM b.cleanup)
 $$;
 
 -- Take a draining binding as far as it can go; true when it is released.
 CREATE FUNCTION fairlane.drain(b fairlane.binding, m fairlane.moment) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    c fairlane.live;
+    c fairlane.active_job;
 BEGIN
     IF fairlane.busy(b) THEN
         RETURN false;
@@ -161,7 +161,7 @@ BEGIN
         UPDATE fairlane.binding SET state = 'released', closed_at = m.now WHERE seq = b.seq;
         RETURN true;
     END IF;
-    SELECT * INTO c FROM fairlane.live x WHERE x.seq = b.cleanup;
+    SELECT * INTO c FROM fairlane.active_job x WHERE x.seq = b.cleanup;
     IF c.state = STATE.PENDING AND c.gate = GATE.CLEANUP THEN
         PERFORM fairlane.save(fairlane.ungate(c, m));
     END IF;
@@ -169,10 +169,10 @@ BEGIN
 END $$;
 
 -- The clean-up of a binding is final.
-CREATE FUNCTION fairlane.cleaned(l fairlane.live, p_state smallint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.cleaned(l fairlane.active_job, p_state smallint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     b fairlane.binding;
-    w fairlane.live;
+    w fairlane.active_job;
     v_held bigint[];
     v_seq bigint;
 BEGIN
@@ -180,13 +180,13 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    v_held := ARRAY(SELECT x.seq FROM fairlane.aside x WHERE x.binding = b.seq AND x.gate = GATE.CLEANUP ORDER BY x.arrival);
+    v_held := ARRAY(SELECT x.seq FROM fairlane.job_extra x WHERE x.binding = b.seq AND x.gate = GATE.CLEANUP ORDER BY x.arrival);
     IF cardinality(v_held) > 0 THEN
         -- Jobs came while it ran: the binding is open again for them.
         UPDATE fairlane.binding SET state = 'open', cleanup = NULL, used_at = m.now, cleanup_failed = p_state <> STATE.COMPLETED
         WHERE seq = b.seq;
         FOREACH v_seq IN ARRAY v_held LOOP
-            SELECT * INTO w FROM fairlane.live x WHERE x.seq = v_seq;
+            SELECT * INTO w FROM fairlane.active_job x WHERE x.seq = v_seq;
             PERFORM fairlane.save(fairlane.ungate(w, m));
         END LOOP;
     ELSIF fairlane.busy(b) THEN
@@ -205,7 +205,7 @@ DECLARE
     v_lost bigint[];
     v_binding bigint;
     v_seq bigint;
-    l fairlane.live;
+    l fairlane.active_job;
 BEGIN
     WITH closed AS (
         UPDATE fairlane.binding b SET state = 'lost', closed_at = m.now
@@ -213,9 +213,9 @@ BEGIN
     )
     SELECT coalesce(array_agg(c.seq ORDER BY c.seq), '{}') INTO v_lost FROM closed c;
     FOREACH v_binding IN ARRAY v_lost LOOP
-        FOR v_seq IN SELECT x.seq FROM fairlane.aside x WHERE x.binding = v_binding ORDER BY x.arrival LOOP
+        FOR v_seq IN SELECT x.seq FROM fairlane.job_extra x WHERE x.binding = v_binding ORDER BY x.arrival LOOP
             -- Read now: what was placed before it may have changed it.
-            SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.state <> STATE.RUNNING;
+            SELECT * INTO l FROM fairlane.active_job x WHERE x.seq = v_seq AND x.state <> STATE.RUNNING;
             IF NOT FOUND THEN
                 CONTINUE;
             ELSIF l.kind = KIND.CLEANUP THEN
@@ -234,7 +234,7 @@ BEGIN
 END $$;
 
 -- Move a pending job to where it belongs now. It keeps its arrival and its grant.
-CREATE FUNCTION fairlane.replace_job(l fairlane.live, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.replace_job(l fairlane.active_job, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     l := fairlane.withdraw(l);
     l.binding := NULL;
@@ -249,18 +249,18 @@ END $$;
 
 -- The jobs of a pool that wait for a worker, in order of arrival.
 CREATE FUNCTION fairlane.unbound(p_pool text, p_limit integer) RETURNS bigint[] LANGUAGE sql STABLE AS $$
-    SELECT ARRAY(SELECT x.seq FROM fairlane.aside x WHERE x.gate = GATE.UNBOUND AND x.inbox = p_pool || '/' ORDER BY x.arrival LIMIT p_limit)
+    SELECT ARRAY(SELECT x.seq FROM fairlane.job_extra x WHERE x.gate = GATE.UNBOUND AND x.inbox = p_pool || '/' ORDER BY x.arrival LIMIT p_limit)
 $$;
 
 -- Bind them, now that their pool has a live worker. Returns how many were bound.
 CREATE FUNCTION fairlane.bind_unbound(p_seqs bigint[], m fairlane.moment) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
-    l fairlane.live;
+    l fairlane.active_job;
     v_seq bigint;
     v_bound integer := 0;
 BEGIN
     FOREACH v_seq IN ARRAY p_seqs LOOP
-        SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.gate = GATE.UNBOUND;
+        SELECT * INTO l FROM fairlane.active_job x WHERE x.seq = v_seq AND x.gate = GATE.UNBOUND;
         CONTINUE WHEN NOT FOUND;
         l := fairlane.place(l, m);
         CONTINUE WHEN l.gate = GATE.UNBOUND;
@@ -277,14 +277,14 @@ END $$;
 -- or it can start.
 CREATE FUNCTION fairlane.could_use_place_of(p_seq bigint, m fairlane.moment) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    h fairlane.live;
+    h fairlane.active_job;
 BEGIN
-    SELECT * INTO h FROM fairlane.live x WHERE x.seq = p_seq AND x.granted_at <= m.now - 2 AND x.granted AND x.lane IS NOT NULL;
+    SELECT * INTO h FROM fairlane.active_job x WHERE x.seq = p_seq AND x.granted_at <= m.now - 2 AND x.granted AND x.lane IS NOT NULL;
     IF NOT FOUND OR (h.gate = GATE.NONE AND fairlane.takes(h.inbox, h.class)) THEN
         RETURN NULL;
     END IF;
     RETURN (WITH other AS MATERIALIZED (
-            SELECT x.seq, x.rank, x.arrival, x.inbox, x.class FROM fairlane.live x WHERE x.lane = h.lane AND x.lane IS NOT NULL
+            SELECT x.seq, x.rank, x.arrival, x.inbox, x.class FROM fairlane.active_job x WHERE x.lane = h.lane AND x.lane IS NOT NULL
             AND NOT x.granted AND x.session IS NULL AND (x.expires_at IS NULL OR x.expires_at > m.now) AND x.gate = GATE.NONE AND x.inbox <> h.inbox
             ORDER BY x.rank, x.arrival LIMIT 10000
         ), able AS MATERIALIZED (
@@ -333,7 +333,7 @@ DECLARE
     m fairlane.moment := fairlane.moment_of(p_now, p_lease);
     b fairlane.binding;
     j fairlane.job;
-    l fairlane.live;
+    l fairlane.active_job;
     v_known boolean := false;
 BEGIN
     topics := '{}';
@@ -346,11 +346,11 @@ BEGIN
                     sticky, retry_of, enqueued_at, expires)
                 SELECT p_id, p_task, fairlane.queue_number(p_queue), KIND.CLEANUP, p_class, p_cost, p_payload, p_headers, p_retries, p_backoff,
                     p_timeout, p_uniq, p_pool, p_key, p_retry_of, m.now, p_expires
-                WHERE NOT EXISTS (SELECT 1 FROM fairlane.remembered r WHERE r.id = p_id AND r.until > m.now)
+                WHERE NOT EXISTS (SELECT 1 FROM fairlane.reserved_id r WHERE r.id = p_id AND r.until > m.now)
                 ON CONFLICT ON CONSTRAINT job_id_key DO NOTHING RETURNING * INTO j;
                 v_known := NOT FOUND;
                 IF NOT v_known THEN
-                    PERFORM fairlane.relate(j);
+                    PERFORM fairlane.link_job(j);
                     IF p_uniq IS NOT NULL THEN
                         INSERT INTO fairlane.held_unique (task, value, seq, id, until)
                         VALUES (p_task, p_uniq, j.seq, p_id, m.now + p_unique_for)
@@ -377,11 +377,11 @@ BEGIN
     END IF;
     m := fairlane.moment_of(p_now, p_lease);
     IF p_id IS NOT NULL THEN
-        l := fairlane.new_live(j, m);
+        l := fairlane.new_active_job(j, m);
         l.binding := b.seq;
         l.inbox := b.pool || '/' || b.idx;
         l.gate := GATE.CLEANUP;
-        PERFORM fairlane.tally_move(l.queue, l.class, NULL, l.state);
+        PERFORM fairlane.count_move(l.queue, l.class, NULL, l.state);
         l := fairlane.arrive(l, m);
         PERFORM fairlane.put(l);
     END IF;

@@ -9,12 +9,12 @@
 CREATE FUNCTION fairlane.begin_broadcast(p_parent bigint, p_ttl double precision, m fairlane.moment) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    p fairlane.live;
+    p fairlane.active_job;
     v_id text;
     v_pool text;
     v_index integer;
 BEGIN
-    SELECT * INTO p FROM fairlane.live x WHERE x.seq = p_parent;
+    SELECT * INTO p FROM fairlane.active_job x WHERE x.seq = p_parent;
     SELECT j.id, j.pool INTO v_id, v_pool FROM fairlane.job j WHERE j.seq = p_parent;
     FOR v_index IN SELECT s.idx FROM fairlane.session s
         WHERE s.pool = v_pool AND s.idx IS NOT NULL AND s.state = 'live' AND s.expires > m.lease ORDER BY s.idx
@@ -32,14 +32,14 @@ END $$;
 
 -- As long as an id is remembered, its copy is not made again.
 CREATE FUNCTION fairlane.child_exists(p_id text) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT EXISTS (SELECT 1 FROM fairlane.job j WHERE j.id = p_id) OR EXISTS (SELECT 1 FROM fairlane.remembered r WHERE r.id = p_id)
+    SELECT EXISTS (SELECT 1 FROM fairlane.job j WHERE j.id = p_id) OR EXISTS (SELECT 1 FROM fairlane.reserved_id r WHERE r.id = p_id)
 $$;
 
 -- One copy of a broadcast, for one worker. It belongs to work that was accepted already: no limit stops it.
-CREATE FUNCTION fairlane.add_child(p fairlane.live, p_index integer, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.add_child(p fairlane.active_job, p_index integer, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     c fairlane.job;
-    l fairlane.live;
+    l fairlane.active_job;
     v_timeout text := current_setting('lock_timeout');
 BEGIN
     -- A name, and out of order: its wait for an open transaction with the same id is too short to be part of a deadlock.
@@ -50,9 +50,9 @@ BEGIN
         m.now, j.task, j.queue, j.class, j.cost, j.payload, j.headers, j.retries, j.backoff, j.timeout, j.pool
     FROM fairlane.job j WHERE j.seq = p.seq RETURNING * INTO c;
     PERFORM set_config('lock_timeout', v_timeout, true);
-    PERFORM fairlane.relate(c);
-    l := fairlane.new_live(c, m);
-    PERFORM fairlane.tally_move(l.queue, l.class, NULL, l.state);
+    PERFORM fairlane.link_job(c);
+    l := fairlane.new_active_job(c, m);
+    PERFORM fairlane.count_move(l.queue, l.class, NULL, l.state);
     l := fairlane.admit_job(l, m);
     PERFORM fairlane.put(l);
 END $$;
@@ -60,9 +60,9 @@ END $$;
 -- A worker has registered: broadcasts it may still join get a child for it, unless it has one from before.
 CREATE FUNCTION fairlane.join_broadcasts(p_pool text, p_index integer, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    p fairlane.live;
+    p fairlane.active_job;
 BEGIN
-    FOR p IN SELECT x.* FROM fairlane.aside a JOIN fairlane.live x ON x.seq = a.seq JOIN fairlane.job j ON j.seq = a.seq
+    FOR p IN SELECT x.* FROM fairlane.job_extra a JOIN fairlane.active_job x ON x.seq = a.seq JOIN fairlane.job j ON j.seq = a.seq
         WHERE a.gate = GATE.PARENT AND x.due > m.now AND NOT x.cancel AND j.pool = p_pool
         AND NOT fairlane.child_exists(j.id || '/' || p_index) ORDER BY x.seq
     LOOP
@@ -73,24 +73,24 @@ END $$;
 -- A child is final: its parent may be over. The parent's row is held, so that of two last children one sees the other gone.
 CREATE FUNCTION fairlane.child_ended(p_parent bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    p fairlane.live;
+    p fairlane.active_job;
 BEGIN
-    SELECT * INTO p FROM fairlane.live x WHERE x.seq = p_parent FOR UPDATE;
+    SELECT * INTO p FROM fairlane.active_job x WHERE x.seq = p_parent FOR UPDATE;
     IF FOUND THEN
-        PERFORM fairlane.tell('job:' || j.id) FROM fairlane.job j WHERE j.seq = p_parent;
+        PERFORM fairlane.notify('job:' || j.id) FROM fairlane.job j WHERE j.seq = p_parent;
         PERFORM fairlane.finish_if_over(p, m);
     END IF;
 END $$;
 
 -- End a parent all of whose children are final, once nobody can join any more. Its result tells how each of them ended.
-CREATE FUNCTION fairlane.finish_if_over(p fairlane.live, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.finish_if_over(p fairlane.active_job, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_report text;
 BEGIN
     IF p.due > m.now AND NOT p.cancel THEN
         RETURN;
     END IF;
-    IF EXISTS (SELECT 1 FROM fairlane.children_of(p.seq) c JOIN fairlane.live x ON x.seq = c) THEN
+    IF EXISTS (SELECT 1 FROM fairlane.children_of(p.seq) c JOIN fairlane.active_job x ON x.seq = c) THEN
         RETURN;
     END IF;
     IF p.cancel THEN
@@ -106,13 +106,13 @@ END $$;
 -- The time to join is over: a parent whose copies are all final is over too.
 CREATE FUNCTION fairlane.close_joining(p_seqs bigint[], m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    p fairlane.live;
+    p fairlane.active_job;
     v_seq bigint;
 BEGIN
     FOREACH v_seq IN ARRAY p_seqs LOOP
-        UPDATE fairlane.live SET due = NULL WHERE seq = v_seq AND gate = GATE.PARENT AND due <= m.now RETURNING * INTO p;
+        UPDATE fairlane.active_job SET due = NULL WHERE seq = v_seq AND gate = GATE.PARENT AND due <= m.now RETURNING * INTO p;
         IF FOUND THEN
-            PERFORM fairlane.set_aside(p);
+            PERFORM fairlane.save_extra(p);
             PERFORM fairlane.finish_if_over(p, m);
         END IF;
     END LOOP;
@@ -120,18 +120,18 @@ END $$;
 
 -- Copies that wait for a worker that is not there, nor may come back within its lease, of broadcasts nobody can join.
 CREATE FUNCTION fairlane.children_unserved(p_limit integer, m fairlane.moment) RETURNS bigint[] LANGUAGE sql STABLE AS $$
-    SELECT ARRAY(SELECT l.seq FROM fairlane.aside p CROSS JOIN LATERAL fairlane.children_of(p.seq) c JOIN fairlane.job j ON j.seq = c
-        JOIN fairlane.live l ON l.seq = c WHERE p.gate = GATE.PARENT AND p.due IS NULL AND l.state < STATE.RUNNING AND NOT fairlane.served(j.pool, j.direct, m) LIMIT p_limit)
+    SELECT ARRAY(SELECT l.seq FROM fairlane.job_extra p CROSS JOIN LATERAL fairlane.children_of(p.seq) c JOIN fairlane.job j ON j.seq = c
+        JOIN fairlane.active_job l ON l.seq = c WHERE p.gate = GATE.PARENT AND p.due IS NULL AND l.state < STATE.RUNNING AND NOT fairlane.served(j.pool, j.direct, m) LIMIT p_limit)
 $$;
 
 -- Cancel them.
 CREATE FUNCTION fairlane.abandon(p_seqs bigint[], m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    l fairlane.live;
+    l fairlane.active_job;
     v_seq bigint;
 BEGIN
     FOREACH v_seq IN ARRAY p_seqs LOOP
-        SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.state < STATE.RUNNING;
+        SELECT * INTO l FROM fairlane.active_job x WHERE x.seq = v_seq AND x.state < STATE.RUNNING;
         IF FOUND THEN
             PERFORM fairlane.end_job(l, STATE.CANCELLED::smallint, 'worker_lost', NULL, NULL, NULL, NULL, m);
         END IF;
@@ -141,23 +141,23 @@ END $$;
 -- Cancel a live job: at once while it waits, by request while it runs. Returns the state it is in now.
 CREATE FUNCTION fairlane.cancel_job(p_seq bigint, m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
 DECLARE
-    l fairlane.live;
+    l fairlane.active_job;
     v_child bigint;
     v_children bigint[];
 BEGIN
-    SELECT * INTO l FROM fairlane.live x WHERE x.seq = p_seq;
+    SELECT * INTO l FROM fairlane.active_job x WHERE x.seq = p_seq;
     IF l.state = STATE.ARRIVING THEN
         PERFORM fairlane.admit_one(l, m);
-        SELECT * INTO l FROM fairlane.live x WHERE x.seq = p_seq;
+        SELECT * INTO l FROM fairlane.active_job x WHERE x.seq = p_seq;
     END IF;
     IF l.state <> STATE.RUNNING THEN
         PERFORM fairlane.end_job(l, STATE.CANCELLED::smallint, 'by_user', NULL, NULL, NULL, NULL, m);
         RETURN STATE.CANCELLED;
     END IF;
     IF l.kind = KIND.BROADCAST THEN
-        UPDATE fairlane.live SET cancel = true WHERE seq = p_seq AND NOT cancel;
+        UPDATE fairlane.active_job SET cancel = true WHERE seq = p_seq AND NOT cancel;
         l.cancel := true;
-        v_children := ARRAY(SELECT x.seq FROM fairlane.children_of(p_seq) c JOIN fairlane.live x ON x.seq = c ORDER BY x.seq DESC);
+        v_children := ARRAY(SELECT x.seq FROM fairlane.children_of(p_seq) c JOIN fairlane.active_job x ON x.seq = c ORDER BY x.seq DESC);
         -- The last first: whether one is left is looked for from the first on (`finish_if_over`).
         FOREACH v_child IN ARRAY v_children LOOP
             PERFORM fairlane.cancel_job(v_child, m);
@@ -165,12 +165,12 @@ BEGIN
         IF cardinality(v_children) = 0 THEN
             PERFORM fairlane.finish_if_over(l, m);
         END IF;
-        RETURN CASE WHEN EXISTS (SELECT 1 FROM fairlane.live x WHERE x.seq = p_seq) THEN STATE.RUNNING ELSE STATE.CANCELLED END;
+        RETURN CASE WHEN EXISTS (SELECT 1 FROM fairlane.active_job x WHERE x.seq = p_seq) THEN STATE.RUNNING ELSE STATE.CANCELLED END;
     END IF;
     IF NOT l.cancel THEN
-        UPDATE fairlane.live SET cancel = true WHERE seq = p_seq;
-        PERFORM fairlane.tell('session:' || s.id) FROM fairlane.session s WHERE s.seq = l.session;
-        PERFORM fairlane.tell('job:' || j.id) FROM fairlane.job j WHERE j.seq = p_seq;
+        UPDATE fairlane.active_job SET cancel = true WHERE seq = p_seq;
+        PERFORM fairlane.notify('session:' || s.id) FROM fairlane.session s WHERE s.seq = l.session;
+        PERFORM fairlane.notify('job:' || j.id) FROM fairlane.job j WHERE j.seq = p_seq;
     END IF;
     RETURN STATE.RUNNING;
 END $$;
@@ -185,9 +185,9 @@ BEGIN
     LOOP
         BEGIN
             PERFORM pg_advisory_xact_lock_shared(fairlane.space(), 0);
-            PERFORM 1 FROM fairlane.live x WHERE x.seq = ANY (v_all) AND x.session IS NOT NULL ORDER BY x.seq FOR UPDATE;
+            PERFORM 1 FROM fairlane.active_job x WHERE x.seq = ANY (v_all) AND x.session IS NOT NULL ORDER BY x.seq FOR UPDATE;
             PERFORM fairlane.lock_for(p_seqs);
-            PERFORM 1 FROM fairlane.live x WHERE x.seq = ANY (v_all) FOR UPDATE NOWAIT;
+            PERFORM 1 FROM fairlane.active_job x WHERE x.seq = ANY (v_all) FOR UPDATE NOWAIT;
             RETURN;
         EXCEPTION WHEN lock_not_available THEN
             PERFORM pg_sleep(0.001);
@@ -209,21 +209,21 @@ BEGIN
     IF array_position(v_seqs, NULL) IS NOT NULL THEN
         PERFORM fairlane.refuse('FL001', format('there is no job %L', p_ids[array_position(v_seqs, NULL)]));
     END IF;
-    v_live := ARRAY(SELECT x.seq FROM fairlane.live x WHERE x.seq = ANY (v_seqs));
+    v_live := ARRAY(SELECT x.seq FROM fairlane.active_job x WHERE x.seq = ANY (v_seqs));
     IF cardinality(v_live) > 0 THEN
         PERFORM fairlane.lock_jobs(v_live);
         m := fairlane.moment_of(p_now, p_lease);
         PERFORM fairlane.end_waiting(v_live, 'by_user', m);
         -- Those that hold the place of a lane come last: otherwise each place would go on to a job that is cancelled next.
-        FOREACH v_seq IN ARRAY ARRAY(SELECT x.seq FROM fairlane.live x WHERE x.seq = ANY (v_live) ORDER BY x.granted, x.seq) LOOP
+        FOREACH v_seq IN ARRAY ARRAY(SELECT x.seq FROM fairlane.active_job x WHERE x.seq = ANY (v_live) ORDER BY x.granted, x.seq) LOOP
             -- The end of one can be the end of another: of the parent of the last copy.
-            IF EXISTS (SELECT 1 FROM fairlane.live x WHERE x.seq = v_seq) THEN
+            IF EXISTS (SELECT 1 FROM fairlane.active_job x WHERE x.seq = v_seq) THEN
                 PERFORM fairlane.cancel_job(v_seq, m);
             END IF;
         END LOOP;
     END IF;
     states := ARRAY(SELECT coalesce((SELECT o.state FROM fairlane.outcome o WHERE o.seq = g.seq),
-            (SELECT STATE.RUNNING::smallint FROM fairlane.live x WHERE x.seq = g.seq))
+            (SELECT STATE.RUNNING::smallint FROM fairlane.active_job x WHERE x.seq = g.seq))
         FROM unnest(v_seqs) WITH ORDINALITY g(seq, ord) ORDER BY g.ord);
     IF array_position(states, NULL) IS NOT NULL THEN
         -- Forgotten since the look above.
@@ -242,16 +242,16 @@ DECLARE
 BEGIN
     FOR r IN
         WITH gone AS (
-            DELETE FROM fairlane.live x WHERE x.seq = ANY (p_seqs) AND x.state IN (STATE.SCHEDULED, STATE.PENDING) AND x.plain RETURNING x.*
+            DELETE FROM fairlane.active_job x WHERE x.seq = ANY (p_seqs) AND x.state IN (STATE.SCHEDULED, STATE.PENDING) AND x.plain RETURNING x.*
         ), ended AS (
             INSERT INTO fairlane.outcome (seq, queue, state, reason, arrival, attempt, fence, started_at, finished_at, refused)
             SELECT g.seq, g.queue, STATE.CANCELLED, p_reason, g.arrival, g.attempt, g.fence, g.started_at, m.now, g.refused FROM gone g
         ), counted AS (
-            INSERT INTO fairlane.tally (queue, class, scheduled, pending, cancelled)
+            INSERT INTO fairlane.queue_count (queue, class, scheduled, pending, cancelled)
             SELECT g.queue, g.class, -count(*) FILTER (WHERE g.state = STATE.SCHEDULED), -count(*) FILTER (WHERE g.state = STATE.PENDING), count(*)
             FROM gone g GROUP BY g.queue, g.class
         ), beside AS (
-            DELETE FROM fairlane.aside a WHERE a.seq = ANY (ARRAY(SELECT g.seq FROM gone g))
+            DELETE FROM fairlane.job_extra a WHERE a.seq = ANY (ARRAY(SELECT g.seq FROM gone g))
         )
         SELECT g.flow, g.lane, count(*) FILTER (WHERE g.granted) AS granted, count(*) AS jobs, min(g.seq) AS seq
         FROM gone g GROUP BY g.flow, g.lane ORDER BY g.lane, g.flow
@@ -264,7 +264,7 @@ BEGIN
         IF v_lane IS DISTINCT FROM r.lane THEN
             PERFORM fairlane.hand_on(v_lane, m) WHERE v_lane IS NOT NULL;
             v_lane := r.lane;
-            PERFORM fairlane.tell('place:' || q.name || '/' || j.lane) FROM fairlane.job j JOIN fairlane.queue q ON q.id = j.queue
+            PERFORM fairlane.notify('place:' || q.name || '/' || j.lane) FROM fairlane.job j JOIN fairlane.queue q ON q.id = j.queue
             WHERE v_lane IS NOT NULL AND j.seq = r.seq;
         END IF;
         IF r.lane IS NOT NULL AND r.granted > 0 THEN

@@ -5,7 +5,7 @@
 -- The flow of a domain whose next job comes first; NULL when nothing in it is claimable.
 CREATE FUNCTION fairlane.next_flow(p_domain bigint) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN (SELECT x.flow FROM fairlane.line x WHERE x.domain = p_domain AND x.tag >= (
+    RETURN (SELECT x.flow FROM fairlane.ready_lane x WHERE x.domain = p_domain AND x.tag >= (
         SELECT c.value FROM fairlane.clock c WHERE c.domain >= p_domain AND c.domain <= p_domain ORDER BY c.domain DESC LIMIT 1)
         ORDER BY x.tag, x.head LIMIT 1);
 END $$;
@@ -48,7 +48,7 @@ DECLARE
     k integer;
 BEGIN
     SELECT array_agg(x.seq), array_agg(x.arrival), bool_or(x.odd) INTO v_seqs, v_arrivals, v_odd FROM (
-        SELECT r.seq, r.arrival, (r.cost <> 1.0 OR r.expires_at <= m.now) IS TRUE AS odd FROM fairlane.live r
+        SELECT r.seq, r.arrival, (r.cost <> 1.0 OR r.expires_at <= m.now) IS TRUE AS odd FROM fairlane.active_job r
         WHERE r.flow = p_flow AND r.flow IS NOT NULL AND r.session IS NULL AND r.arrival >= p_head
         ORDER BY r.arrival LIMIT p_most + 1) x;
     IF v_seqs IS NULL OR v_odd THEN
@@ -61,14 +61,14 @@ BEGIN
     END IF;
     v_next := v_arrivals[k + 1];
     v_seqs := v_seqs[1 : k];
-    UPDATE fairlane.live u SET state = STATE.RUNNING, granted_at = NULL, session = p_session, claim = p_claim, fence = u.fence + 1,
+    UPDATE fairlane.active_job u SET state = STATE.RUNNING, granted_at = NULL, session = p_session, claim = p_claim, fence = u.fence + 1,
         attempt = u.attempt + 1, started_at = m.now, paid = 1000
     WHERE u.seq = ANY (v_seqs);
-    UPDATE fairlane.pace SET finish = p_tag + 1000 * k, head = v_next, tag = CASE WHEN v_next IS NOT NULL THEN p_tag + 1000 * k END
+    UPDATE fairlane.lane_pace SET finish = p_tag + 1000 * k, head = v_next, tag = CASE WHEN v_next IS NOT NULL THEN p_tag + 1000 * k END
     WHERE ctid = p_pace;
-    DELETE FROM fairlane.line x WHERE x.domain = p_domain AND x.tag = p_tag AND x.head = p_head;
+    DELETE FROM fairlane.ready_lane x WHERE x.domain = p_domain AND x.tag = p_tag AND x.head = p_head;
     IF v_next IS NOT NULL THEN
-        INSERT INTO fairlane.line VALUES (p_domain, p_tag + 1000 * k, v_next, p_flow);
+        INSERT INTO fairlane.ready_lane VALUES (p_domain, p_tag + 1000 * k, v_next, p_flow);
     END IF;
     IF p_tag + 1000 * (k - 1) > p_clock THEN
         UPDATE fairlane.clock SET value = p_tag + 1000 * (k - 1) WHERE ctid = p_clock_at;
@@ -95,22 +95,22 @@ BEGIN
     CROSS JOIN LATERAL (
         SELECT (array_agg(y.seq))[1] AS seq, (array_agg(y.arrival))[2] AS next,
             ((array_agg(y.cost))[1] <> 1.0 OR (array_agg(y.arrival))[1] <> f.head OR bool_or(y.expires_at <= m.now)) IS NOT FALSE AS odd
-        FROM (SELECT r.seq, r.arrival, r.cost, coalesce(r.expires_at, m.now + 1) AS expires_at FROM fairlane.live r
+        FROM (SELECT r.seq, r.arrival, r.cost, coalesce(r.expires_at, m.now + 1) AS expires_at FROM fairlane.active_job r
               WHERE r.flow = f.flow AND r.flow IS NOT NULL AND r.session IS NULL AND r.arrival >= f.head
               ORDER BY r.arrival LIMIT 2) y) x;
     IF v_odd OR fairlane.fitting(p_before, v_seqs, p_bytes) < cardinality(v_seqs) THEN
         RETURN NULL;
     END IF;
-    UPDATE fairlane.live u SET state = STATE.RUNNING, granted_at = NULL, session = p_session, claim = p_claim, fence = u.fence + 1,
+    UPDATE fairlane.active_job u SET state = STATE.RUNNING, granted_at = NULL, session = p_session, claim = p_claim, fence = u.fence + 1,
         attempt = u.attempt + 1, started_at = m.now, paid = 1000
     WHERE u.seq = ANY (v_seqs);
     -- Nobody else moves rows of this line, so they are still where they were read.
-    UPDATE fairlane.pace u SET (finish, head, tag) = (
+    UPDATE fairlane.lane_pace u SET (finish, head, tag) = (
         SELECT v_tags[p.at] + 1000, v_next[p.at], CASE WHEN v_next[p.at] IS NOT NULL THEN v_tags[p.at] + 1000 END
         FROM (SELECT width_bucket(u.flow, v_flows) AS at OFFSET 0) p)
     WHERE u.ctid = ANY (p_paces);
-    DELETE FROM fairlane.line x WHERE x.ctid = ANY (p_places);
-    INSERT INTO fairlane.line (domain, tag, head, flow)
+    DELETE FROM fairlane.ready_lane x WHERE x.ctid = ANY (p_places);
+    INSERT INTO fairlane.ready_lane (domain, tag, head, flow)
     SELECT p_domain, g.tag + 1000, g.head, g.flow FROM unnest(v_flows, v_tags, v_next) g(flow, tag, head) WHERE g.head IS NOT NULL;
     IF p_tags[cardinality(p_tags)] > p_clock THEN
         UPDATE fairlane.clock SET value = p_tags[cardinality(p_tags)] WHERE ctid = p_clock_at;
@@ -148,9 +148,9 @@ BEGIN
     WHILE v_left > 0 LOOP
         SELECT array_agg(x.flow), array_agg(x.tag), array_agg(x.head), array_agg(x.place), array_agg(p.pace), array_agg(p.weight)
         INTO v_flows, v_tags, v_heads, v_places, v_paces, v_weights
-        FROM (SELECT n.flow, n.tag, n.head, n.ctid AS place FROM fairlane.line n
+        FROM (SELECT n.flow, n.tag, n.head, n.ctid AS place FROM fairlane.ready_lane n
               WHERE n.domain = p_domain AND n.tag >= v_clock ORDER BY n.tag, n.head LIMIT v_left) x
-        CROSS JOIN LATERAL (SELECT y.ctid AS pace, y.weight FROM fairlane.pace y WHERE y.flow >= x.flow AND y.flow <= x.flow
+        CROSS JOIN LATERAL (SELECT y.ctid AS pace, y.weight FROM fairlane.lane_pace y WHERE y.flow >= x.flow AND y.flow <= x.flow
             ORDER BY y.flow DESC LIMIT 1) p;
         EXIT WHEN v_flows IS NULL;
         v_seqs := NULL;
@@ -182,7 +182,7 @@ BEGIN
                          -- A cost that cannot be is 1: it must not hold up all claims.
                          ELSE greatest(1, round(1000 * CASE WHEN r.cost BETWEEN 0.01 AND 100 THEN r.cost ELSE 1 END / f.weight))
                          END::bigint AS pay
-                FROM fairlane.live r WHERE r.flow = f.flow AND r.flow IS NOT NULL AND r.session IS NULL AND r.arrival >= f.head
+                FROM fairlane.active_job r WHERE r.flow = f.flow AND r.flow IS NOT NULL AND r.session IS NULL AND r.arrival >= f.head
                 ORDER BY r.arrival LIMIT v_chunk) l
             WINDOW w AS (PARTITION BY f.flow ORDER BY l.arrival)
         ), first AS MATERIALIZED (
@@ -194,7 +194,7 @@ BEGIN
         ), ends AS MATERIALIZED (
             -- Where each flow stands afterwards, in the order of the flows: so that they are found by halving.
             SELECT DISTINCT ON (c.flow) c.flow, c.finish, CASE WHEN c.nth < v_chunk THEN c.follower ELSE (
-                SELECT n.arrival FROM fairlane.live n WHERE n.flow = c.flow AND n.flow IS NOT NULL AND n.session IS NULL
+                SELECT n.arrival FROM fairlane.active_job n WHERE n.flow = c.flow AND n.flow IS NOT NULL AND n.session IS NULL
                 AND n.arrival > c.arrival ORDER BY n.arrival LIMIT 1) END AS head
             FROM chosen c ORDER BY c.flow, c.nth DESC
         )
@@ -222,22 +222,22 @@ BEGIN
         END IF;
         -- The end of a bound job can open the gate of another, in another queue. These locks are out of order, so they are only
         -- tried: if one is taken, this domain is left alone until the next claim or the sweeper has ended the job.
-        IF v_gone IS NOT NULL AND EXISTS (SELECT 1 FROM fairlane.live l WHERE l.seq = ANY (v_gone) AND l.binding IS NOT NULL)
+        IF v_gone IS NOT NULL AND EXISTS (SELECT 1 FROM fairlane.active_job l WHERE l.seq = ANY (v_gone) AND l.binding IS NOT NULL)
             AND NOT fairlane.try_lock_for(v_gone) THEN
             EXIT;
         END IF;
         -- Nobody else moves rows of this line, so they are still where they were read.
-        UPDATE fairlane.pace u SET (finish, head, tag) = (
+        UPDATE fairlane.lane_pace u SET (finish, head, tag) = (
             SELECT greatest(u.finish, v_tags[p.at]), v_heads[p.at], CASE WHEN v_heads[p.at] IS NOT NULL THEN v_tags[p.at] END
             FROM (SELECT width_bucket(u.flow, v_flows) AS at OFFSET 0) p)
         WHERE u.ctid = ANY (v_paces);
-        DELETE FROM fairlane.line x WHERE x.ctid = ANY (v_places);
-        INSERT INTO fairlane.line (domain, tag, head, flow)
+        DELETE FROM fairlane.ready_lane x WHERE x.ctid = ANY (v_places);
+        INSERT INTO fairlane.ready_lane (domain, tag, head, flow)
         SELECT p_domain, g.tag, g.head, g.flow FROM unnest(v_flows, v_tags, v_heads) g(flow, tag, head) WHERE g.head IS NOT NULL;
         IF v_seqs IS NOT NULL THEN
             -- A job keeps its flow while it runs: the index of claimable jobs leaves out what has a session.
             FOREACH v_pay IN ARRAY ARRAY(SELECT DISTINCT p FROM unnest(v_pays) p) LOOP
-                UPDATE fairlane.live u SET state = STATE.RUNNING, granted_at = NULL, session = p_session, claim = p_claim, fence = u.fence + 1,
+                UPDATE fairlane.active_job u SET state = STATE.RUNNING, granted_at = NULL, session = p_session, claim = p_claim, fence = u.fence + 1,
                     attempt = u.attempt + 1, started_at = m.now, paid = v_pay
                 WHERE u.seq = ANY (CASE WHEN v_pay = ALL (v_pays) THEN v_seqs
                     ELSE ARRAY(SELECT g.seq FROM unnest(v_seqs, v_pays) g(seq, pay) WHERE g.pay = v_pay) END);
@@ -275,7 +275,7 @@ BEGIN
             SELECT w.id AS domain, w.class FROM fairlane.domain w
             WHERE w.inbox = '' AND w.class = ANY ('{0,1,2}') AND w.queue = y.id AND fairlane.next_flow(w.id) IS NOT NULL
             UNION ALL
-            SELECT NULL, NULL WHERE (SELECT a.seq FROM fairlane.live a WHERE a.queue = y.id AND a.state = STATE.ARRIVING ORDER BY a.seq LIMIT 1)
+            SELECT NULL, NULL WHERE (SELECT a.seq FROM fairlane.active_job a WHERE a.queue = y.id AND a.state = STATE.ARRIVING ORDER BY a.seq LIMIT 1)
                 IS NOT NULL) z
         WHERE y.name = ANY (p_names) AND NOT y.paused
         UNION ALL
@@ -343,7 +343,7 @@ BEGIN
     END IF;
     -- Only queues in which there is something to start are locked: an idle worker disturbs nobody, and writes nothing.
     IF v_queues IS NULL THEN
-        SELECT x.claim INTO h FROM fairlane.load x WHERE x.session >= s.seq AND x.session <= s.seq ORDER BY x.session DESC LIMIT 1;
+        SELECT x.claim INTO h FROM fairlane.session_load x WHERE x.session >= s.seq AND x.session <= s.seq ORDER BY x.session DESC LIMIT 1;
     ELSE
         v_locked := coalesce(p_locked, v_queues);
         IF p_locked IS NOT NULL THEN
@@ -354,13 +354,13 @@ BEGIN
             v_locked := ARRAY(SELECT DISTINCT g FROM unnest(v_queues) g);
             PERFORM fairlane.lock_some(NULL, v_locked);
         END IF;
-        SELECT x.claim, x.running_high, x.running_normal, x.running_low, x.ctid AS place INTO h FROM fairlane.load x
+        SELECT x.claim, x.running_high, x.running_normal, x.running_low, x.ctid AS place INTO h FROM fairlane.session_load x
         WHERE x.session >= s.seq AND x.session <= s.seq ORDER BY x.session DESC LIMIT 1 FOR UPDATE;
     END IF;
     IF s.state IS NULL OR s.state NOT IN ('live', 'stopping') OR p_number < h.claim THEN
         PERFORM fairlane.check_claim(s, h.claim, p_number);
     ELSIF p_number = h.claim THEN
-        taken := ARRAY(SELECT l.seq FROM fairlane.live l WHERE l.session = s.seq AND l.session IS NOT NULL AND l.claim = p_number
+        taken := ARRAY(SELECT l.seq FROM fairlane.active_job l WHERE l.session = s.seq AND l.session IS NOT NULL AND l.claim = p_number
                        ORDER BY l.class, l.arrival);
         RETURN;
     ELSIF v_queues IS NULL THEN
@@ -418,13 +418,13 @@ BEGIN
                 v_most := v_most - n;
                 v_left := v_left - n;
                 v_running[c + 1] := v_running[c + 1] + n;
-                INSERT INTO fairlane.tally (queue, class, pending, running) VALUES (v_queues[k], c, -n, n);
+                INSERT INTO fairlane.queue_count (queue, class, pending, running) VALUES (v_queues[k], c, -n, n);
             END LOOP;
         END LOOP;
     END LOOP;
     IF cardinality(taken) > 0 THEN
         -- Only then: an idle worker asks once a second, and nothing is lost when an empty answer is not repeated.
-        UPDATE fairlane.load SET claim = p_number, running_high = v_running[1], running_normal = v_running[2],
+        UPDATE fairlane.session_load SET claim = p_number, running_high = v_running[1], running_normal = v_running[2],
             running_low = v_running[3] WHERE ctid = h.place;
         counted := true;
     END IF;

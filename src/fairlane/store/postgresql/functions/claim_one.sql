@@ -29,15 +29,15 @@ BEGIN
         CASE WHEN l.cost = 1.0 AND p.weight = 1.0 THEN 1000
             ELSE greatest(1, round(1000 * CASE WHEN l.cost BETWEEN 0.01 AND 100 THEN l.cost ELSE 1 END / p.weight)) END::integer AS pay,
         fairlane.room(x.slots, x.reserved_high, x.reserved_normal, f.high, f.normal, f.low, y.class) AS room,
-        (SELECT z.seq FROM fairlane.live z WHERE z.flow = y.flow AND z.flow IS NOT NULL AND z.session IS NULL AND z.arrival > y.head
+        (SELECT z.seq FROM fairlane.active_job z WHERE z.flow = y.flow AND z.flow IS NOT NULL AND z.session IS NULL AND z.arrival > y.head
             ORDER BY z.arrival LIMIT 1) IS NULL
-        AND (SELECT z.seq FROM fairlane.live z WHERE z.queue = p_queue AND z.state = STATE.ARRIVING ORDER BY z.seq LIMIT 1) IS NULL
+        AND (SELECT z.seq FROM fairlane.active_job z WHERE z.queue = p_queue AND z.state = STATE.ARRIVING ORDER BY z.seq LIMIT 1) IS NULL
         AND (SELECT z.id FROM fairlane.domain z WHERE z.inbox = x.pool || '/' || x.idx AND fairlane.next_flow(z.id) IS NOT NULL
             LIMIT 1) IS NULL AS alone
     INTO r
     FROM fairlane.session x
     CROSS JOIN LATERAL (SELECT z.claim, z.running_high AS high, z.running_normal AS normal, z.running_low AS low, z.ctid AS place
-        FROM fairlane.load z WHERE z.session >= x.seq AND z.session <= x.seq ORDER BY z.session DESC LIMIT 1) f
+        FROM fairlane.session_load z WHERE z.session >= x.seq AND z.session <= x.seq ORDER BY z.session DESC LIMIT 1) f
     CROSS JOIN LATERAL (
         SELECT d.id AS domain, d.class, c.value AS clock, c.place AS clock_at, n.flow, n.tag, n.head, n.place AS line_at,
             count(*) OVER () AS flows
@@ -46,13 +46,13 @@ BEGIN
             WHERE w.inbox = '' AND w.class = ANY ('{0,1,2}') AND w.queue = q.id OFFSET 0) d
         CROSS JOIN LATERAL (SELECT z.value, z.ctid AS place FROM fairlane.clock z WHERE z.domain >= d.id AND z.domain <= d.id
             ORDER BY z.domain DESC LIMIT 1) c
-        CROSS JOIN LATERAL (SELECT z.flow, z.tag, z.head, z.ctid AS place FROM fairlane.line z
+        CROSS JOIN LATERAL (SELECT z.flow, z.tag, z.head, z.ctid AS place FROM fairlane.ready_lane z
             WHERE z.domain = d.id AND z.tag >= c.value ORDER BY z.tag, z.head LIMIT 2) n
         WHERE q.id = p_queue AND q.name = p_name AND NOT q.paused AND q.slots IS NULL) y
-    CROSS JOIN LATERAL (SELECT z.weight, z.ctid AS place FROM fairlane.pace z WHERE z.flow >= y.flow AND z.flow <= y.flow
+    CROSS JOIN LATERAL (SELECT z.weight, z.ctid AS place FROM fairlane.lane_pace z WHERE z.flow >= y.flow AND z.flow <= y.flow
         ORDER BY z.flow DESC LIMIT 1) p
     CROSS JOIN LATERAL (SELECT z.seq, z.cost, z.expires_at, z.fence, z.attempt, z.suspect, z.lane IS NOT NULL AS limited
-        FROM fairlane.live z WHERE z.flow = y.flow AND z.flow IS NOT NULL AND z.session IS NULL AND z.arrival = y.head OFFSET 0) l
+        FROM fairlane.active_job z WHERE z.flow = y.flow AND z.flow IS NOT NULL AND z.session IS NULL AND z.arrival = y.head OFFSET 0) l
     CROSS JOIN LATERAL (SELECT z.id, z.task, z.lane, z.payload, z.retries, z.backoff, z.timeout, z.headers, z.enqueued_at, z.delay, z.run_at
         FROM fairlane.job z
         WHERE z.seq = l.seq OFFSET 0) j
@@ -70,21 +70,21 @@ BEGIN
     -- Nobody else moves rows of this line, so they are still where they were read. Only the load can have changed, or be changing:
     -- by something else that this session writes. Then nothing is done.
     WITH held AS MATERIALIZED (
-        SELECT FROM fairlane.load x WHERE x.ctid = r.load_at AND x.claim = r.claim AND x.running_high = r.high
+        SELECT FROM fairlane.session_load x WHERE x.ctid = r.load_at AND x.claim = r.claim AND x.running_high = r.high
             AND x.running_normal = r.normal AND x.running_low = r.low FOR UPDATE SKIP LOCKED
     ), begun AS (
-        UPDATE fairlane.live u SET state = STATE.RUNNING, granted_at = NULL, session = r.session, claim = p_number, fence = u.fence + 1,
+        UPDATE fairlane.active_job u SET state = STATE.RUNNING, granted_at = NULL, session = r.session, claim = p_number, fence = u.fence + 1,
             attempt = u.attempt + 1, started_at = v_now, paid = r.pay WHERE u.seq = r.seq AND EXISTS (SELECT FROM held)
     ), paid AS (
-        UPDATE fairlane.pace SET finish = r.tag + r.pay, head = NULL, tag = NULL WHERE ctid = r.pace_at AND EXISTS (SELECT FROM held)
+        UPDATE fairlane.lane_pace SET finish = r.tag + r.pay, head = NULL, tag = NULL WHERE ctid = r.pace_at AND EXISTS (SELECT FROM held)
     ), gone AS (
-        DELETE FROM fairlane.line WHERE ctid = r.line_at AND EXISTS (SELECT FROM held)
+        DELETE FROM fairlane.ready_lane WHERE ctid = r.line_at AND EXISTS (SELECT FROM held)
     ), timed AS (
         UPDATE fairlane.clock SET value = r.tag WHERE ctid = r.clock_at AND r.clock < r.tag AND EXISTS (SELECT FROM held)
     ), counted AS (
-        INSERT INTO fairlane.tally (queue, class, pending, running) SELECT p_queue, r.class, -1, 1 WHERE EXISTS (SELECT FROM held)
+        INSERT INTO fairlane.queue_count (queue, class, pending, running) SELECT p_queue, r.class, -1, 1 WHERE EXISTS (SELECT FROM held)
     )
-    UPDATE fairlane.load SET claim = p_number, running_high = r.high + (r.class = CLASS.HIGH)::integer,
+    UPDATE fairlane.session_load SET claim = p_number, running_high = r.high + (r.class = CLASS.HIGH)::integer,
         running_normal = r.normal + (r.class = CLASS.NORMAL)::integer, running_low = r.low + (r.class = CLASS.LOW)::integer
     WHERE ctid = r.load_at AND EXISTS (SELECT FROM held);
     IF NOT FOUND THEN

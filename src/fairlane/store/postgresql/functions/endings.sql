@@ -1,7 +1,7 @@
 -- How jobs end and how they go back: every way out of running or waiting, with all that follows in the same step.
 
 -- A job leaves its session: the slot it had is free.
-CREATE FUNCTION fairlane.unload(l fairlane.live) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.unload(l fairlane.active_job) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF l.session IS NOT NULL AND l.kind <> KIND.TURN THEN
         PERFORM fairlane.lighten(l.session, (l.class = CLASS.HIGH)::integer, (l.class = CLASS.NORMAL)::integer, (l.class = CLASS.LOW)::integer);
@@ -13,14 +13,14 @@ DECLARE
     v_place tid;
 BEGIN
     -- Held first: another call of the same session may change it at this moment, and then it lies somewhere else.
-    SELECT x.ctid INTO v_place FROM fairlane.load x WHERE x.session >= p_session AND x.session <= p_session
+    SELECT x.ctid INTO v_place FROM fairlane.session_load x WHERE x.session >= p_session AND x.session <= p_session
     ORDER BY x.session DESC LIMIT 1 FOR UPDATE;
-    UPDATE fairlane.load SET running_high = running_high - p_high, running_normal = running_normal - p_normal,
+    UPDATE fairlane.session_load SET running_high = running_high - p_high, running_normal = running_normal - p_normal,
         running_low = running_low - p_low WHERE ctid = v_place;
 END $$;
 
 -- Make a job final. What it held goes on to the next: place, binding, unique value, parent.
-CREATE FUNCTION fairlane.end_job(l fairlane.live, p_state smallint, p_reason text, p_result bytea, p_error text, p_group text,
+CREATE FUNCTION fairlane.end_job(l fairlane.active_job, p_state smallint, p_reason text, p_result bytea, p_error text, p_group text,
     p_move smallint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     j record;
@@ -29,16 +29,16 @@ BEGIN
         fence, started_at, finished_at, refused)
     VALUES (l.seq, l.queue, p_state, p_reason, p_result, p_error, p_group, CASE WHEN p_move IS NOT NULL THEN l.session END,
         CASE WHEN l.session IS NOT NULL THEN p_move END, l.arrival, l.attempt, l.fence, l.started_at, m.now, l.refused);
-    DELETE FROM fairlane.live WHERE seq = l.seq;
-    IF fairlane.is_aside(l) THEN
-        DELETE FROM fairlane.aside WHERE seq = l.seq;
+    DELETE FROM fairlane.active_job WHERE seq = l.seq;
+    IF fairlane.has_extra(l) THEN
+        DELETE FROM fairlane.job_extra WHERE seq = l.seq;
     END IF;
     SELECT x.id, x.uniq, x.parent INTO j FROM fairlane.job x WHERE x.seq = l.seq;
-    PERFORM fairlane.tally_move(l.queue, l.class, l.state, p_state, CASE WHEN l.state = STATE.RUNNING AND l.kind IN (KIND.TURN, KIND.BROADCAST) THEN -1 ELSE 0 END);
-    PERFORM fairlane.tell('job:' || j.id);
+    PERFORM fairlane.count_move(l.queue, l.class, l.state, p_state, CASE WHEN l.state = STATE.RUNNING AND l.kind IN (KIND.TURN, KIND.BROADCAST) THEN -1 ELSE 0 END);
+    PERFORM fairlane.notify('job:' || j.id);
     IF l.state = STATE.RUNNING THEN
         PERFORM fairlane.unload(l);
-        PERFORM fairlane.tell_room(l.queue);
+        PERFORM fairlane.notify_room(l.queue);
     ELSIF l.flow IS NOT NULL AND (fairlane.pace_of(l.flow)).head = l.arrival THEN
         PERFORM fairlane.find_head(l.flow);
     END IF;
@@ -59,17 +59,17 @@ END $$;
 
 CREATE FUNCTION fairlane.expire(p_seq bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    l fairlane.live;
+    l fairlane.active_job;
 BEGIN
-    SELECT * INTO l FROM fairlane.live x WHERE x.seq = p_seq;
+    SELECT * INTO l FROM fairlane.active_job x WHERE x.seq = p_seq;
     IF FOUND THEN
         PERFORM fairlane.end_job(l, STATE.CANCELLED::smallint, 'expired', NULL, NULL, NULL, NULL, m);
     END IF;
 END $$;
 
 -- Add a claim that ends, while its job goes on, to the history. The last claim of all is told by the outcome.
-CREATE FUNCTION fairlane.record_attempt(l fairlane.live, p_holder text, p_worker text, p_move smallint, p_state text, p_reason text,
-    p_error text, m fairlane.moment) RETURNS fairlane.live LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.record_attempt(l fairlane.active_job, p_holder text, p_worker text, p_move smallint, p_state text, p_reason text,
+    p_error text, m fairlane.moment) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO fairlane.attempt (seq, fence, attempt, session, worker, started_at, ended_at, outcome, state, reason, error, refused)
     VALUES (l.seq, l.fence, l.attempt, p_holder, p_worker, coalesce(l.started_at, m.now), m.now,
@@ -85,7 +85,7 @@ END $$;
 
 -- Out of running, into waiting. An ordered lane stays closed for it; elsewhere it gives its place up. `p_inbox`: where it is to
 -- wait, if not where it belongs.
-CREATE FUNCTION fairlane.return_job(l fairlane.live, p_delay double precision, p_keep_arrival boolean, m fairlane.moment,
+CREATE FUNCTION fairlane.return_job(l fairlane.active_job, p_delay double precision, p_keep_arrival boolean, m fairlane.moment,
     p_inbox text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_state smallint := CASE WHEN p_delay > 0 THEN STATE.SCHEDULED ELSE STATE.PENDING END;
@@ -93,12 +93,12 @@ DECLARE
     v_granted boolean := l.granted;
     v_keeps boolean := false;
 BEGIN
-    PERFORM fairlane.tell_room(l.queue);
+    PERFORM fairlane.notify_room(l.queue);
     IF l.lane IS NOT NULL THEN
         SELECT n.ordered OR (p_keep_arrival AND NOT p_delay > 0) INTO v_keeps FROM fairlane.lane n WHERE n.id = l.lane;
     END IF;
     PERFORM fairlane.unload(l);
-    PERFORM fairlane.tally_move(l.queue, l.class, l.state, v_state, CASE WHEN l.kind IN (KIND.TURN, KIND.BROADCAST) THEN -1 ELSE 0 END);
+    PERFORM fairlane.count_move(l.queue, l.class, l.state, v_state, CASE WHEN l.kind IN (KIND.TURN, KIND.BROADCAST) THEN -1 ELSE 0 END);
     l.state := v_state;
     l.session := NULL;
     l.claim := NULL;
@@ -133,12 +133,12 @@ BEGIN
         PERFORM fairlane.trim(v_lane);
         PERFORM fairlane.settle(v_lane, m);
     END IF;
-    PERFORM fairlane.tell('job:' || j.id) FROM fairlane.job j WHERE j.seq = l.seq;
+    PERFORM fairlane.notify('job:' || j.id) FROM fairlane.job j WHERE j.seq = l.seq;
 END $$;
 
 -- A retry or a snooze: it paid for its start. `p_crashed`: the holder saw the process of the body die. Any other end of
 -- a run clears the suspicion.
-CREATE FUNCTION fairlane.go_again(l fairlane.live, p_delay double precision, p_crashed boolean, m fairlane.moment)
+CREATE FUNCTION fairlane.go_again(l fairlane.active_job, p_delay double precision, p_crashed boolean, m fairlane.moment)
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     l.crashes := l.crashes + p_crashed::integer;
@@ -150,24 +150,24 @@ BEGIN
 END $$;
 
 -- A hand-back or a rescue: it starts next in its lane, without paying again.
-CREATE FUNCTION fairlane.go_back(l fairlane.live, p_delay double precision, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.go_back(l fairlane.active_job, p_delay double precision, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM fairlane.return_job(fairlane.give_back(l), p_delay, true, m);
 END $$;
 
 -- A job's time has come: it arrives, or, if it kept its place in an ordered lane, takes it up again.
-CREATE FUNCTION fairlane.promote_job(l fairlane.live, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.promote_job(l fairlane.active_job, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM fairlane.tally_move(l.queue, l.class, l.state, STATE.PENDING);
+    PERFORM fairlane.count_move(l.queue, l.class, l.state, STATE.PENDING);
     l.state := STATE.PENDING;
     l.due := NULL;
     l := fairlane.admit_job(l, m);
     PERFORM fairlane.save(l);
-    PERFORM fairlane.tell('job:' || j.id) FROM fairlane.job j WHERE j.seq = l.seq;
+    PERFORM fairlane.notify('job:' || j.id) FROM fairlane.job j WHERE j.seq = l.seq;
 END $$;
 
 -- Give a pending job its binding, its arrival and its place.
-CREATE FUNCTION fairlane.admit_job(l fairlane.live, m fairlane.moment) RETURNS fairlane.live LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.admit_job(l fairlane.active_job, m fairlane.moment) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
 BEGIN
     l := fairlane.place(l, m);
     IF l.lane IS NOT NULL AND l.granted THEN
@@ -183,7 +183,7 @@ CREATE FUNCTION fairlane.tie_is_lost(p_binding bigint) RETURNS boolean LANGUAGE 
 $$;
 
 -- The process of a job that had begun is gone. Returns the state of the job after it.
-CREATE FUNCTION fairlane.crash(l fairlane.live, p_holder text, p_worker text, m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.crash(l fairlane.active_job, p_holder text, p_worker text, m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
 BEGIN
     IF l.kind = KIND.TURN THEN
         PERFORM fairlane.end_job(l, STATE.CANCELLED::smallint, 'waiter_gone', NULL, NULL, NULL, MOVE.CRASH::smallint, m);
@@ -194,7 +194,7 @@ BEGIN
 END $$;
 
 -- A body that had begun was stopped. Not charged three times in a row, and no sign against the job; then as after a crash.
-CREATE FUNCTION fairlane.hand_back(l fairlane.live, p_holder text, p_worker text, m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.hand_back(l fairlane.active_job, p_holder text, p_worker text, m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
 BEGIN
     IF l.returns >= 3 THEN
         RETURN fairlane.charge_run(l, p_holder, p_worker, MOVE.HAND_BACK::smallint, m);
@@ -206,7 +206,7 @@ BEGIN
 END $$;
 
 -- A job whose run counts although its body did not come to an end (8 crash, 7 hand back): it runs again while its budget lasts.
-CREATE FUNCTION fairlane.charge_run(l fairlane.live, p_holder text, p_worker text, p_move smallint, m fairlane.moment)
+CREATE FUNCTION fairlane.charge_run(l fairlane.active_job, p_holder text, p_worker text, p_move smallint, m fairlane.moment)
 RETURNS smallint LANGUAGE plpgsql AS $$
 DECLARE
     j record;
@@ -245,7 +245,7 @@ BEGIN
 END $$;
 
 -- A claimed job that never began, or was handed back: it waits again and its run is not charged. Returns its state after it.
-CREATE FUNCTION fairlane.take_back(l fairlane.live, p_holder text, p_worker text, p_move smallint, p_delay double precision,
+CREATE FUNCTION fairlane.take_back(l fairlane.active_job, p_holder text, p_worker text, p_move smallint, p_delay double precision,
     m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
 BEGIN
     IF l.kind = KIND.CLEANUP AND fairlane.tie_is_lost(l.binding) THEN
@@ -268,7 +268,7 @@ END $$;
 
 -- Its session does not know its task: it goes back uncharged, or fails when that went on for `p_patience`. Returns the state of the
 -- job after it.
-CREATE FUNCTION fairlane.decline(l fairlane.live, p_patience double precision, p_reason text, p_error text, p_group text,
+CREATE FUNCTION fairlane.decline(l fairlane.active_job, p_patience double precision, p_reason text, p_error text, p_group text,
     p_holder text, p_worker text, m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
 DECLARE
     v_since double precision;
@@ -312,10 +312,10 @@ END $$;
 -- A job that was declined long enough: everybody is offered it once more, and may fail it.
 CREATE FUNCTION fairlane.offer_again(p_seq bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    l fairlane.live;
+    l fairlane.active_job;
 BEGIN
     UPDATE fairlane.declined d SET until = NULL WHERE d.seq = p_seq;
-    SELECT * INTO l FROM fairlane.live x WHERE x.seq = p_seq AND x.state = STATE.PENDING AND left(x.inbox, 1) = '~';
+    SELECT * INTO l FROM fairlane.active_job x WHERE x.seq = p_seq AND x.state = STATE.PENDING AND left(x.inbox, 1) = '~';
     IF FOUND THEN
         PERFORM fairlane.replace_job(l, m);
     END IF;
@@ -324,6 +324,6 @@ END $$;
 -- Whether no declined job of a task waits or runs, and none was declined within the minute: one that is at this moment may not
 -- be seen yet, and has touched the row.
 CREATE FUNCTION fairlane.is_unused(u fairlane.unknown_task, m fairlane.moment) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT u.used_at <= m.now - 60 AND NOT EXISTS (SELECT 1 FROM fairlane.aside a
-        JOIN fairlane.live l ON l.seq = a.seq WHERE a.inbox = '~' || u.task || '/' AND a.inbox <> '' AND l.queue = u.queue)
+    SELECT u.used_at <= m.now - 60 AND NOT EXISTS (SELECT 1 FROM fairlane.job_extra a
+        JOIN fairlane.active_job l ON l.seq = a.seq WHERE a.inbox = '~' || u.task || '/' AND a.inbox <> '' AND l.queue = u.queue)
 $$;

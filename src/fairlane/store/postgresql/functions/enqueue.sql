@@ -19,7 +19,7 @@ BEGIN
         FROM (SELECT DISTINCT coalesce(x.lane, '') AS lane FROM unnest(p_lanes, v_flows) x(lane, flow) WHERE x.flow IS NULL) g
         RETURNING id, lane
     )
-    INSERT INTO fairlane.pace (flow, domain, finish, weight)
+    INSERT INTO fairlane.lane_pace (flow, domain, finish, weight)
     SELECT n.id, d.id, 0, CASE WHEN v_ruled AND n.lane <> '' THEN (fairlane.terms(d.queue, n.lane)).weight ELSE 1.0 END FROM new n;
     RETURN ARRAY(SELECT coalesce(g.flow, (SELECT f.id FROM fairlane.flow f WHERE f.domain = d.id AND f.lane = coalesce(g.lane, '')))
                  FROM unnest(p_lanes, v_flows) WITH ORDINALITY g(lane, flow, ord) ORDER BY g.ord);
@@ -34,12 +34,12 @@ DECLARE
     v_places tid[] := fairlane.paces_at(p_flows);
 BEGIN
     WITH raised AS (
-        UPDATE fairlane.pace u SET tag = greatest(v_clock, u.finish), head = p_heads[width_bucket(u.flow, p_flows)]
+        UPDATE fairlane.lane_pace u SET tag = greatest(v_clock, u.finish), head = p_heads[width_bucket(u.flow, p_flows)]
         WHERE u.ctid = ANY (v_places) AND u.tag IS NULL RETURNING u.flow, u.tag, u.head
     )
-    INSERT INTO fairlane.line (domain, tag, head, flow) SELECT d.id, r.tag, r.head, r.flow FROM raised r;
+    INSERT INTO fairlane.ready_lane (domain, tag, head, flow) SELECT d.id, r.tag, r.head, r.flow FROM raised r;
     IF FOUND THEN
-        PERFORM fairlane.tell_ready(d.queue, d.inbox);
+        PERFORM fairlane.notify_ready(d.queue, d.inbox);
     END IF;
 END $$;
 
@@ -53,10 +53,10 @@ BEGIN
     SELECT * INTO j FROM fairlane.job x WHERE x.id = p_new.id;
     IF FOUND THEN
         v_print := fairlane.fingerprint(j);
-        SELECT coalesce(o.state, l.state) INTO v_state FROM (SELECT 1) one LEFT JOIN fairlane.live l ON l.seq = j.seq
+        SELECT coalesce(o.state, l.state) INTO v_state FROM (SELECT 1) one LEFT JOIN fairlane.active_job l ON l.seq = j.seq
         LEFT JOIN fairlane.outcome o ON o.seq = j.seq;
     ELSE
-        SELECT r.fingerprint, r.state INTO v_print, v_state FROM fairlane.remembered r WHERE r.id = p_new.id AND r.until > m.now;
+        SELECT r.fingerprint, r.state INTO v_print, v_state FROM fairlane.reserved_id r WHERE r.id = p_new.id AND r.until > m.now;
         IF NOT FOUND THEN
             RETURN NULL;
         END IF;
@@ -82,7 +82,7 @@ DECLARE
     v_rule fairlane.rule;
 BEGIN
     IF q.max_pending IS NOT NULL THEN
-        SELECT sum(t.scheduled + t.pending) INTO v_waiting FROM fairlane.tally t WHERE t.queue = q.id;
+        SELECT sum(t.scheduled + t.pending) INTO v_waiting FROM fairlane.queue_count t WHERE t.queue = q.id;
         IF v_waiting >= q.max_pending THEN
             PERFORM fairlane.refuse('FL003', format('queue %L has %s jobs waiting and takes at most %s', q.name, v_waiting,
                 q.max_pending), jsonb_build_object('queue', q.name, 'class', p_class)::text);
@@ -91,7 +91,7 @@ BEGIN
     IF q.ruled AND p_lane IS NOT NULL THEN
         v_rule := fairlane.terms(q.id, p_lane);
         IF v_rule.max_pending IS NOT NULL THEN
-            v_waiting := fairlane.lane_load(q.id, p_lane, v_rule.max_pending);
+            v_waiting := fairlane.lane_backlog(q.id, p_lane, v_rule.max_pending);
             IF v_waiting >= v_rule.max_pending THEN
                 PERFORM fairlane.refuse('FL003', format('lane %L of queue %L has %s jobs waiting and takes at most %s', p_lane,
                     q.name, v_waiting, v_rule.max_pending),
@@ -102,13 +102,13 @@ BEGIN
 END $$;
 
 -- Jobs that wait in a lane: those without a place, the claimable ones, and those behind a gate; each counted up to a bound.
-CREATE FUNCTION fairlane.lane_load(p_queue integer, p_lane text, p_most integer) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION fairlane.lane_backlog(p_queue integer, p_lane text, p_most integer) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN (SELECT (SELECT count(*) FROM (SELECT 1 FROM fairlane.lane n JOIN fairlane.live l ON l.lane = n.id
+    RETURN (SELECT (SELECT count(*) FROM (SELECT 1 FROM fairlane.lane n JOIN fairlane.active_job l ON l.lane = n.id
             WHERE n.queue = p_queue AND n.key = p_lane AND l.lane IS NOT NULL AND NOT l.granted AND l.session IS NULL LIMIT p_most) x)
         + (SELECT count(*) FROM (SELECT 1 FROM fairlane.domain d JOIN fairlane.flow f ON f.domain = d.id AND f.lane = p_lane
-            JOIN fairlane.live l ON l.flow = f.id WHERE d.queue = p_queue AND l.flow IS NOT NULL AND l.session IS NULL LIMIT p_most) x)
-        + (SELECT count(*) FROM (SELECT 1 FROM fairlane.aside a JOIN fairlane.live l ON l.seq = a.seq
+            JOIN fairlane.active_job l ON l.flow = f.id WHERE d.queue = p_queue AND l.flow IS NOT NULL AND l.session IS NULL LIMIT p_most) x)
+        + (SELECT count(*) FROM (SELECT 1 FROM fairlane.job_extra a JOIN fairlane.active_job l ON l.seq = a.seq
             JOIN fairlane.job j ON j.seq = a.seq WHERE a.gate > GATE.NONE AND l.granted AND l.queue = p_queue AND j.lane = p_lane LIMIT p_most) x));
 END $$;
 
@@ -116,8 +116,8 @@ CREATE FUNCTION fairlane.states_of(p_ids text[]) RETURNS smallint[] LANGUAGE plp
 BEGIN
     RETURN (SELECT array_agg(coalesce(
         (SELECT coalesce((SELECT o.state FROM fairlane.outcome o WHERE o.seq = j.seq),
-                         (SELECT l.state FROM fairlane.live l WHERE l.seq = j.seq)) FROM fairlane.job j WHERE j.id = g.id),
-        (SELECT r.state FROM fairlane.remembered r WHERE r.id = g.id)) ORDER BY g.ord)
+                         (SELECT l.state FROM fairlane.active_job l WHERE l.seq = j.seq)) FROM fairlane.job j WHERE j.id = g.id),
+        (SELECT r.state FROM fairlane.reserved_id r WHERE r.id = g.id)) ORDER BY g.ord)
     FROM unnest(p_ids) WITH ORDINALITY g(id, ord));
 END $$;
 
@@ -156,35 +156,35 @@ BEGIN
     SELECT p_id, p_task, q.id, KIND.JOB, p_class, p_lane, p_cost, p_payload, p_headers, p_retries, p_backoff, p_timeout, p_pool, p_retry_of,
         v_now, p_expires
     FROM fairlane.queue q WHERE q.name = p_queue AND NOT q.ruled AND q.max_pending IS NULL AND q.closed IS NULL
-    AND (SELECT r.id FROM fairlane.remembered r WHERE r.id = p_id) IS NULL
+    AND (SELECT r.id FROM fairlane.reserved_id r WHERE r.id = p_id) IS NULL
     ON CONFLICT (id) DO NOTHING RETURNING seq, queue, CASE WHEN pg_try_advisory_xact_lock_shared(v_space, 0)
         AND pg_try_advisory_xact_lock(v_space, queue) THEN nextval('fairlane.arrival') END INTO v_seq, v_queue, v_arrival;
     IF v_seq IS NULL THEN
         RETURN 0;
     END IF;
     IF v_arrival IS NULL THEN
-        INSERT INTO fairlane.live (seq, queue, class, cost, state, gate, expires_at)
+        INSERT INTO fairlane.active_job (seq, queue, class, cost, state, gate, expires_at)
         VALUES (v_seq, v_queue, p_class, p_cost, STATE.ARRIVING, GATE.UNADMITTED, v_now + p_expires);
         v_answer := 11;
     ELSE
         IF p_lane IS NULL THEN
             v_flow := fairlane.bare_flow(v_queue, p_class);
             SELECT x.domain, x.flow, x.tag, x.finish, x.ctid, c.value, x.tag IS NULL AND (
-                SELECT n.flow FROM fairlane.line n WHERE n.domain = x.domain AND n.tag >= c.value ORDER BY n.tag, n.head LIMIT 1) IS NULL
+                SELECT n.flow FROM fairlane.ready_lane n WHERE n.domain = x.domain AND n.tag >= c.value ORDER BY n.tag, n.head LIMIT 1) IS NULL
             INTO v_domain, v_flow, v_tag, v_finish, v_place, v_clock, v_first FROM (
-                SELECT y.domain, y.flow, y.tag, y.finish, y.ctid FROM fairlane.pace y WHERE y.flow >= v_flow AND y.flow <= v_flow
+                SELECT y.domain, y.flow, y.tag, y.finish, y.ctid FROM fairlane.lane_pace y WHERE y.flow >= v_flow AND y.flow <= v_flow
                 ORDER BY y.flow DESC LIMIT 1) x
             LEFT JOIN LATERAL (SELECT y.value FROM fairlane.clock y WHERE x.tag IS NULL AND y.domain >= x.domain AND y.domain <= x.domain
                 ORDER BY y.domain DESC LIMIT 1) c ON true;
         END IF;
         IF v_flow IS NULL THEN
             SELECT d.id, f.id, p.tag, p.finish, p.place, c.value, p.tag IS NULL AND (
-                SELECT n.flow FROM fairlane.line n WHERE n.domain = d.id AND n.tag >= c.value ORDER BY n.tag, n.head LIMIT 1) IS NULL
+                SELECT n.flow FROM fairlane.ready_lane n WHERE n.domain = d.id AND n.tag >= c.value ORDER BY n.tag, n.head LIMIT 1) IS NULL
             INTO v_domain, v_flow, v_tag, v_finish, v_place, v_clock, v_first FROM fairlane.domain d
             CROSS JOIN LATERAL (SELECT y.value FROM fairlane.clock y WHERE y.domain >= d.id AND y.domain <= d.id
                 ORDER BY y.domain DESC LIMIT 1) c
             LEFT JOIN fairlane.flow f ON f.domain = d.id AND f.lane = coalesce(p_lane, '')
-            LEFT JOIN LATERAL (SELECT x.tag, x.finish, x.ctid AS place FROM fairlane.pace x WHERE x.flow >= f.id AND x.flow <= f.id
+            LEFT JOIN LATERAL (SELECT x.tag, x.finish, x.ctid AS place FROM fairlane.lane_pace x WHERE x.flow >= f.id AND x.flow <= f.id
                 ORDER BY x.flow DESC LIMIT 1) p ON true
             WHERE d.inbox = '' AND d.class = p_class AND d.queue = v_queue;
         END IF;
@@ -201,22 +201,22 @@ BEGIN
         IF v_tag IS NULL AND v_flow IS NOT NULL THEN
             v_tag := greatest(v_finish, v_clock);
             WITH raised AS (
-                UPDATE fairlane.pace SET head = v_arrival, tag = v_tag WHERE ctid = v_place
+                UPDATE fairlane.lane_pace SET head = v_arrival, tag = v_tag WHERE ctid = v_place
             ), in_line AS (
-                INSERT INTO fairlane.line (domain, tag, head, flow) VALUES (v_domain, v_tag, v_arrival, v_flow)
+                INSERT INTO fairlane.ready_lane (domain, tag, head, flow) VALUES (v_domain, v_tag, v_arrival, v_flow)
             ), counted AS (
-                INSERT INTO fairlane.tally (queue, class, pending) VALUES (v_queue, p_class, 1)
+                INSERT INTO fairlane.queue_count (queue, class, pending) VALUES (v_queue, p_class, 1)
             )
-            INSERT INTO fairlane.live (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
+            INSERT INTO fairlane.active_job (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
             VALUES (v_seq, v_queue, p_class, p_cost, STATE.PENDING, v_arrival, v_flow, true, v_now + p_expires);
         ELSE
             IF v_flow IS NULL THEN
                 v_flow := fairlane.join_flow(v_queue, p_class, '', coalesce(p_lane, ''), v_arrival);
             END IF;
             WITH counted AS (
-                INSERT INTO fairlane.tally (queue, class, pending) VALUES (v_queue, p_class, 1)
+                INSERT INTO fairlane.queue_count (queue, class, pending) VALUES (v_queue, p_class, 1)
             )
-            INSERT INTO fairlane.live (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
+            INSERT INTO fairlane.active_job (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
             VALUES (v_seq, v_queue, p_class, p_cost, STATE.PENDING, v_arrival, v_flow, true, v_now + p_expires);
         END IF;
     END IF;
@@ -269,7 +269,7 @@ BEGIN
         END IF;
     END LOOP;
     -- Ids grow with time, so one look tells that none of them can be one that was forgotten.
-    IF NOT EXISTS (SELECT 1 FROM fairlane.remembered r WHERE r.id BETWEEN (SELECT min(g) FROM unnest(p_ids) g)
+    IF NOT EXISTS (SELECT 1 FROM fairlane.reserved_id r WHERE r.id BETWEEN (SELECT min(g) FROM unnest(p_ids) g)
                    AND (SELECT max(g) FROM unnest(p_ids) g)) THEN
         -- Nearly always they are all new. The numbers of a call lie side by side, in its order; ids are stored in the order of
         -- all calls.
@@ -295,7 +295,7 @@ BEGIN
                 coalesce(p_retries[g.i], 3), p_backoffs[g.i], p_timeouts[g.i], coalesce(p_pools[g.i], 'default'), p_retry_ofs[g.i],
                 m.now, p_delays[g.i], p_run_ats[g.i], p_expires[g.i]
             FROM (SELECT x.i FROM unnest(p_ids) WITH ORDINALITY x(id, i) ORDER BY x.id COLLATE "C", x.i) g
-            WHERE ((SELECT r.until FROM fairlane.remembered r WHERE r.id = p_ids[g.i]) > m.now) IS NOT TRUE
+            WHERE ((SELECT r.until FROM fairlane.reserved_id r WHERE r.id = p_ids[g.i]) > m.now) IS NOT TRUE
             ON CONFLICT (id) DO NOTHING RETURNING seq, id
         )
         SELECT array_agg(s.seq ORDER BY s.seq), array_agg(s.id ORDER BY s.seq) INTO v_seqs, v_new FROM stored s;

@@ -29,11 +29,11 @@ BEGIN
     RETURN (SELECT c.value FROM fairlane.clock c WHERE c.domain >= p_domain AND c.domain <= p_domain ORDER BY c.domain DESC LIMIT 1);
 END $$;
 
-CREATE FUNCTION fairlane.pace_of(p_flow bigint) RETURNS fairlane.pace LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION fairlane.pace_of(p_flow bigint) RETURNS fairlane.lane_pace LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    p fairlane.pace;
+    p fairlane.lane_pace;
 BEGIN
-    SELECT * INTO p FROM fairlane.pace x WHERE x.flow >= p_flow AND x.flow <= p_flow ORDER BY x.flow DESC LIMIT 1;
+    SELECT * INTO p FROM fairlane.lane_pace x WHERE x.flow >= p_flow AND x.flow <= p_flow ORDER BY x.flow DESC LIMIT 1;
     RETURN p;
 END $$;
 
@@ -41,7 +41,7 @@ END $$;
 CREATE FUNCTION fairlane.paces_at(p_flows bigint[]) RETURNS tid[] LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN ARRAY(SELECT x.place FROM unnest(p_flows) g(flow) CROSS JOIN LATERAL (
-        SELECT y.ctid AS place FROM fairlane.pace y WHERE y.flow >= g.flow AND y.flow <= g.flow ORDER BY y.flow DESC LIMIT 1) x);
+        SELECT y.ctid AS place FROM fairlane.lane_pace y WHERE y.flow >= g.flow AND y.flow <= g.flow ORDER BY y.flow DESC LIMIT 1) x);
 END $$;
 
 CREATE FUNCTION fairlane.set_clock(p_domain bigint, p_value bigint) RETURNS void LANGUAGE plpgsql AS $$
@@ -54,14 +54,14 @@ BEGIN
 END $$;
 
 -- Give a flow another tag and head, or neither when nothing of it is claimable. Where it stood in line is told by its pace.
-CREATE FUNCTION fairlane.move_flow(p fairlane.pace, p_tag bigint, p_head bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.move_flow(p fairlane.lane_pace, p_tag bigint, p_head bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p.tag IS NOT NULL THEN
-        DELETE FROM fairlane.line x WHERE x.domain = p.domain AND x.tag = p.tag AND x.head = p.head;
+        DELETE FROM fairlane.ready_lane x WHERE x.domain = p.domain AND x.tag = p.tag AND x.head = p.head;
     END IF;
-    UPDATE fairlane.pace SET tag = p_tag, head = p_head WHERE ctid = ANY (fairlane.paces_at(ARRAY[p.flow]));
+    UPDATE fairlane.lane_pace SET tag = p_tag, head = p_head WHERE ctid = ANY (fairlane.paces_at(ARRAY[p.flow]));
     IF p_tag IS NOT NULL THEN
-        INSERT INTO fairlane.line VALUES (p.domain, p_tag, p_head, p.flow);
+        INSERT INTO fairlane.ready_lane VALUES (p.domain, p_tag, p_head, p.flow);
     END IF;
 END $$;
 
@@ -70,7 +70,7 @@ CREATE FUNCTION fairlane.join_flow(p_queue integer, p_class integer, p_inbox tex
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     d fairlane.domain := fairlane.domain_for(p_queue, p_class, p_inbox);
-    p fairlane.pace;
+    p fairlane.lane_pace;
     v_flow bigint;
     v_clock bigint;
 BEGIN
@@ -78,16 +78,16 @@ BEGIN
     IF v_flow IS NULL THEN
         v_clock := fairlane.clock_of(d.id);
         INSERT INTO fairlane.flow (id, domain, lane) VALUES (fairlane.flow_number(d, p_lane), d.id, p_lane) RETURNING id INTO v_flow;
-        INSERT INTO fairlane.pace (flow, domain, finish, tag, head, weight)
+        INSERT INTO fairlane.lane_pace (flow, domain, finish, tag, head, weight)
         VALUES (v_flow, d.id, 0, v_clock, p_arrival, (fairlane.terms(p_queue, p_lane)).weight);
-        INSERT INTO fairlane.line VALUES (d.id, v_clock, p_arrival, v_flow);
+        INSERT INTO fairlane.ready_lane VALUES (d.id, v_clock, p_arrival, v_flow);
     ELSE
         p := fairlane.pace_of(v_flow);
         IF p.tag IS NULL OR p_arrival < p.head THEN
             PERFORM fairlane.move_flow(p, coalesce(p.tag, greatest(fairlane.clock_of(d.id), p.finish)), p_arrival);
         END IF;
     END IF;
-    PERFORM fairlane.tell_ready(p_queue, p_inbox);
+    PERFORM fairlane.notify_ready(p_queue, p_inbox);
     RETURN v_flow;
 END $$;
 
@@ -97,7 +97,7 @@ BEGIN
 END $$;
 
 -- Make a job claimable. It is pending, granted and ungated.
-CREATE FUNCTION fairlane.enter(l fairlane.live, m fairlane.moment) RETURNS fairlane.live LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.enter(l fairlane.active_job, m fairlane.moment) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
 BEGIN
     l.flow := fairlane.join_flow(l.queue, l.class, l.inbox, fairlane.lane_key(l.seq), l.arrival);
     -- Only a job that somebody else cannot take can hold its lane's place idle; see `move_idle_grants`.
@@ -109,10 +109,10 @@ END $$;
 -- one that has gone: looked for from the beginning, every dead row of the flow would be in the way.
 CREATE FUNCTION fairlane.find_head(p_flow bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    p fairlane.pace := fairlane.pace_of(p_flow);
+    p fairlane.lane_pace := fairlane.pace_of(p_flow);
     v_head bigint;
 BEGIN
-    SELECT l.arrival INTO v_head FROM fairlane.live l
+    SELECT l.arrival INTO v_head FROM fairlane.active_job l
     WHERE l.flow = p_flow AND l.flow IS NOT NULL AND l.session IS NULL AND l.arrival >= p.head ORDER BY l.arrival LIMIT 1;
     IF v_head IS DISTINCT FROM p.head THEN
         PERFORM fairlane.move_flow(p, CASE WHEN v_head IS NOT NULL THEN p.tag END, v_head);
@@ -120,7 +120,7 @@ BEGIN
 END $$;
 
 -- Take a job out of the line, before it has started. Nothing was charged for it, so nothing is owed.
-CREATE FUNCTION fairlane.withdraw(l fairlane.live) RETURNS fairlane.live LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.withdraw(l fairlane.active_job) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
 DECLARE
     v_flow bigint := l.flow;
 BEGIN
@@ -129,7 +129,7 @@ BEGIN
     END IF;
     l.flow := NULL;
     l.granted_at := NULL;
-    UPDATE fairlane.live SET flow = NULL, granted_at = NULL WHERE seq = l.seq;
+    UPDATE fairlane.active_job SET flow = NULL, granted_at = NULL WHERE seq = l.seq;
     IF (fairlane.pace_of(v_flow)).head = l.arrival THEN
         PERFORM fairlane.find_head(v_flow);
     END IF;
@@ -137,15 +137,15 @@ BEGIN
 END $$;
 
 -- Return what an interrupted start had paid, so that starting again pays once in all.
-CREATE FUNCTION fairlane.give_back(l fairlane.live) RETURNS fairlane.live LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.give_back(l fairlane.active_job) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
 DECLARE
     d fairlane.domain := fairlane.domain_for(l.queue, l.class, l.inbox);
-    p fairlane.pace;
+    p fairlane.lane_pace;
     v_flow bigint;
 BEGIN
     SELECT f.id INTO v_flow FROM fairlane.flow f WHERE f.domain = d.id AND f.lane = fairlane.lane_key(l.seq);
     IF v_flow IS NOT NULL THEN
-        UPDATE fairlane.pace u SET finish = greatest(0, u.finish - l.paid) WHERE u.ctid = ANY (fairlane.paces_at(ARRAY[v_flow]))
+        UPDATE fairlane.lane_pace u SET finish = greatest(0, u.finish - l.paid) WHERE u.ctid = ANY (fairlane.paces_at(ARRAY[v_flow]))
         RETURNING * INTO p;
         IF p.tag IS NOT NULL THEN
             PERFORM fairlane.move_flow(p, greatest(fairlane.clock_of(d.id), p.finish), p.head);

@@ -36,10 +36,10 @@ BEGIN
     INTO v_nobody, v_long, v_counted, v_by, v_seqs, v_flows, v_raised, v_heads, v_places, v_domains, v_boxed
     FROM unnest(p_lanes, p_freed, p_flows, p_classes) g(lane, freed, flow, class)
     CROSS JOIN LATERAL (SELECT y.* FROM fairlane.lane y WHERE y.id = g.lane OFFSET 0) n
-    LEFT JOIN LATERAL (SELECT y.seq, y.arrival, y.inbox, y.class, y.state, y.gate, y.waiter FROM fairlane.live y
+    LEFT JOIN LATERAL (SELECT y.seq, y.arrival, y.inbox, y.class, y.state, y.gate, y.waiter FROM fairlane.active_job y
         WHERE y.lane = n.id AND y.lane IS NOT NULL AND NOT y.granted AND y.session IS NULL AND (y.expires_at IS NULL OR y.expires_at > m.now)
         ORDER BY y.rank, y.arrival LIMIT 1) w ON true
-    LEFT JOIN LATERAL (SELECT y.flow, y.domain, y.tag, y.head, y.ctid AS place FROM fairlane.pace y
+    LEFT JOIN LATERAL (SELECT y.flow, y.domain, y.tag, y.head, y.ctid AS place FROM fairlane.lane_pace y
         CROSS JOIN LATERAL (SELECT CASE WHEN g.class = w.class AND w.inbox = '' THEN g.flow ELSE (
             SELECT f.id FROM fairlane.flow f WHERE f.lane = n.key AND f.domain = (
                 SELECT d.id FROM fairlane.domain d WHERE d.inbox = w.inbox AND d.class = w.class AND d.queue = n.queue)) END AS flow OFFSET 0) i
@@ -47,30 +47,30 @@ BEGIN
     CROSS JOIN LATERAL (SELECT
         coalesce(w.waiter IS NULL AND w.state = STATE.PENDING AND w.gate = GATE.NONE AND n.places - n.granted + g.freed = 1
             AND p.flow IS NOT NULL AND (p.tag IS NULL OR p.head < w.arrival), false) AS simple,
-        w.seq IS NULL AND (SELECT y.seq FROM fairlane.live y WHERE y.lane = n.id AND y.lane IS NOT NULL AND NOT y.granted AND y.session IS NULL LIMIT 1)
+        w.seq IS NULL AND (SELECT y.seq FROM fairlane.active_job y WHERE y.lane = n.id AND y.lane IS NOT NULL AND NOT y.granted AND y.session IS NULL LIMIT 1)
             IS NULL AS nobody OFFSET 0) x;
     -- A place that goes from one to the next leaves the lane's count as it is.
     IF v_counted IS NOT NULL THEN
         UPDATE fairlane.lane u SET granted = u.granted - v_by[width_bucket(u.id, v_counted)] WHERE u.id = ANY (v_counted);
     END IF;
     IF v_seqs IS NOT NULL THEN
-        UPDATE fairlane.live u SET granted = true, flow = v_flows[width_bucket(u.seq, v_seqs)],
+        UPDATE fairlane.active_job u SET granted = true, flow = v_flows[width_bucket(u.seq, v_seqs)],
             granted_at = CASE WHEN u.inbox <> '' THEN m.now END
         WHERE u.seq = ANY (v_seqs);
         IF v_raised IS NOT NULL THEN
             v_bare := ARRAY(SELECT g FROM unnest(v_domains) g WHERE fairlane.next_flow(g) IS NULL);
             v_clocks := ARRAY(SELECT fairlane.clock_of(g.domain) FROM unnest(v_domains) WITH ORDINALITY g(domain, ord) ORDER BY g.ord);
             WITH raised AS (
-                UPDATE fairlane.pace u SET tag = greatest(u.finish, v_clocks[width_bucket(u.domain, v_domains)]),
+                UPDATE fairlane.lane_pace u SET tag = greatest(u.finish, v_clocks[width_bucket(u.domain, v_domains)]),
                     head = v_heads[width_bucket(u.flow, v_raised)]
                 WHERE u.ctid = ANY (v_places) RETURNING u.flow, u.domain, u.tag, u.head
             )
-            INSERT INTO fairlane.line (domain, tag, head, flow) SELECT x.domain, x.tag, x.head, x.flow FROM raised x;
+            INSERT INTO fairlane.ready_lane (domain, tag, head, flow) SELECT x.domain, x.tag, x.head, x.flow FROM raised x;
             -- Where something was claimable already, whoever could start it was told before, or is busy.
-            PERFORM fairlane.tell_ready(d.queue, d.inbox) FROM fairlane.domain d WHERE d.id = ANY (v_bare);
+            PERFORM fairlane.notify_ready(d.queue, d.inbox) FROM fairlane.domain d WHERE d.id = ANY (v_bare);
         END IF;
         IF v_boxed THEN
-            UPDATE fairlane.aside SET granted_at = m.now WHERE seq = ANY (v_seqs) AND inbox <> '';
+            UPDATE fairlane.job_extra SET granted_at = m.now WHERE seq = ANY (v_seqs) AND inbox <> '';
         END IF;
     END IF;
     IF v_nobody IS NOT NULL THEN
@@ -93,7 +93,7 @@ DECLARE
 BEGIN
     acceptance := 2;
     SELECT j.seq, o.state AS final, l.state AS live, l.fence AS live_fence, o.fence, o.move, s.id AS session INTO r
-    FROM fairlane.job j LEFT JOIN fairlane.live l ON l.seq = j.seq LEFT JOIN fairlane.outcome o ON o.seq = j.seq
+    FROM fairlane.job j LEFT JOIN fairlane.active_job l ON l.seq = j.seq LEFT JOIN fairlane.outcome o ON o.seq = j.seq
     LEFT JOIN fairlane.session s ON s.seq = o.session WHERE j.id = p_id;
     IF NOT FOUND THEN
         RETURN;
@@ -121,13 +121,13 @@ BEGIN
                 SELECT x.ctid FROM fairlane.attempt x WHERE x.seq = r.seq AND x.fence = p_fence FOR UPDATE SKIP LOCKED);
         END IF;
     ELSIF r.live_fence = p_fence THEN
-        UPDATE fairlane.live SET refused = refused + 1 WHERE ctid = (
-            SELECT x.ctid FROM fairlane.live x WHERE x.seq = r.seq AND x.state = STATE.RUNNING FOR UPDATE SKIP LOCKED);
+        UPDATE fairlane.active_job SET refused = refused + 1 WHERE ctid = (
+            SELECT x.ctid FROM fairlane.active_job x WHERE x.seq = r.seq AND x.state = STATE.RUNNING FOR UPDATE SKIP LOCKED);
     END IF;
 END $$;
 
 -- Carry out one decision of the holder; a requested cancel turns all but a completion into its end.
-CREATE FUNCTION fairlane.apply(l fairlane.live, p_move smallint, p_delay double precision, p_result bytea, p_reason text, p_error text,
+CREATE FUNCTION fairlane.apply(l fairlane.active_job, p_move smallint, p_delay double precision, p_result bytea, p_reason text, p_error text,
     p_group text, p_holder text, p_worker text, m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
 DECLARE
     v_state smallint;
@@ -171,7 +171,7 @@ CREATE FUNCTION fairlane.finish_jobs(s fairlane.session, p_sources text[], p_ids
     p_results bytea[], p_delays double precision[], p_reasons text[], p_errors text[], p_groups text[], p_now double precision,
     p_lease double precision, OUT acceptances smallint[], OUT states smallint[], OUT freed integer[], OUT locked integer[]) LANGUAGE plpgsql AS $$
 DECLARE
-    l fairlane.live;
+    l fairlane.active_job;
     m fairlane.moment;
     v_holder bigint := -1;
     v_done bigint[];
@@ -193,10 +193,10 @@ BEGIN
     -- touches the lane or the binding of a running job.
     SELECT array_agg(DISTINCT r.queue) FILTER (WHERE NOT r.plain OR p_moves IS NOT NULL),
         array_agg(DISTINCT r.queue) FILTER (WHERE r.lane IS NOT NULL), array_agg(r.binding) FILTER (WHERE r.binding IS NOT NULL)
-    INTO v_queues, v_lane_queues, v_bindings FROM fairlane.live r WHERE r.seq = ANY (p_seqs) AND r.session = v_holder;
+    INTO v_queues, v_lane_queues, v_bindings FROM fairlane.active_job r WHERE r.seq = ANY (p_seqs) AND r.session = v_holder;
     IF v_queues IS NOT NULL THEN
         -- Running jobs come before pools and queues. A call that only completes holds its jobs by deleting them, in this order too.
-        PERFORM 1 FROM fairlane.live r WHERE r.seq = ANY (p_seqs) AND r.session = v_holder ORDER BY r.seq FOR UPDATE;
+        PERFORM 1 FROM fairlane.active_job r WHERE r.seq = ANY (p_seqs) AND r.session = v_holder ORDER BY r.seq FOR UPDATE;
     END IF;
     m.now := coalesce(p_now, extract(epoch FROM clock_timestamp()));
     m.lease := coalesce(p_lease, m.now);
@@ -205,14 +205,14 @@ BEGIN
     freed := v_completed.freed;
     IF v_queues IS NULL AND cardinality(v_done) = 0 THEN
         -- One by one too, such as when a job is named twice.
-        PERFORM 1 FROM fairlane.live r WHERE r.seq = ANY (p_seqs) AND r.session = v_holder ORDER BY r.seq FOR UPDATE;
+        PERFORM 1 FROM fairlane.active_job r WHERE r.seq = ANY (p_seqs) AND r.session = v_holder ORDER BY r.seq FOR UPDATE;
     END IF;
     v_queues := v_queues || v_lane_queues;
     IF v_bindings IS NOT NULL THEN
         -- The end of a bound job may open the gate of others of its binding, in any queue.
         PERFORM fairlane.lock_some(ARRAY(SELECT b.pool FROM fairlane.binding b WHERE b.seq = ANY (v_bindings)), NULL);
-        v_queues := v_queues || ARRAY(SELECT DISTINCT w.queue FROM fairlane.aside a
-            JOIN fairlane.live w ON w.seq = a.seq WHERE a.binding = ANY (v_bindings));
+        v_queues := v_queues || ARRAY(SELECT DISTINCT w.queue FROM fairlane.job_extra a
+            JOIN fairlane.active_job w ON w.seq = a.seq WHERE a.binding = ANY (v_bindings));
     END IF;
     IF v_queues IS NOT NULL THEN
         IF p_sources IS NOT NULL THEN
@@ -236,7 +236,7 @@ BEGIN
                 v_done := array_remove(v_done, p_seqs[i]);
                 CONTINUE;
             END IF;
-            SELECT * INTO l FROM fairlane.live r WHERE r.seq = p_seqs[i] AND r.session = v_holder AND r.fence = p_fences[i] FOR UPDATE;
+            SELECT * INTO l FROM fairlane.active_job r WHERE r.seq = p_seqs[i] AND r.session = v_holder AND r.fence = p_fences[i] FOR UPDATE;
             IF FOUND THEN
                 states[i] := fairlane.apply(l, coalesce(p_moves[i], MOVE.COMPLETE::smallint), coalesce(p_delays[i], 0), p_results[i], p_reasons[i],
                     p_errors[i], p_groups[i], s.id, CASE WHEN s.idx IS NULL THEN s.host ELSE s.pool || '/' || s.idx END, m);
@@ -272,7 +272,7 @@ BEGIN
         RETURN;
     END IF;
     WITH gone AS (
-        DELETE FROM fairlane.live r WHERE r.seq = ANY (v_asked) AND r.session = p_holder AND r.plain
+        DELETE FROM fairlane.active_job r WHERE r.seq = ANY (v_asked) AND r.session = p_holder AND r.plain
         AND r.fence = v_fences[width_bucket(r.seq, v_asked)]
         RETURNING r.seq, r.queue, r.class, r.lane, r.granted, CASE WHEN r.inbox = '' THEN r.flow END AS flow, r.arrival, r.attempt, r.fence, r.started_at, r.refused,
             r.expires_at IS NOT NULL OR r.inbox <> '' AS aside
@@ -281,7 +281,7 @@ BEGIN
         SELECT g.seq, g.queue, STATE.COMPLETED, v_results[width_bucket(g.seq, v_asked)], p_holder, MOVE.COMPLETE, g.arrival, g.attempt, g.fence, g.started_at,
             m.now, g.refused FROM gone g
     ), counted AS (
-        INSERT INTO fairlane.tally (queue, class, running, completed)
+        INSERT INTO fairlane.queue_count (queue, class, running, completed)
         SELECT g.queue, g.class, -count(*), count(*) FROM gone g GROUP BY g.queue, g.class
     )
     SELECT array_agg(g.seq), array_agg(DISTINCT g.queue), array_agg(g.lane) FILTER (WHERE g.lane IS NOT NULL),
@@ -295,9 +295,9 @@ BEGIN
         RETURN;
     END IF;
     IF v_aside IS NOT NULL THEN
-        DELETE FROM fairlane.aside WHERE seq = ANY (v_aside);
+        DELETE FROM fairlane.job_extra WHERE seq = ANY (v_aside);
     END IF;
-    PERFORM fairlane.tell_waiting(q.id) FROM fairlane.queue q WHERE q.id = ANY (v_queues) AND q.slots IS NOT NULL;
+    PERFORM fairlane.notify_waiting(q.id) FROM fairlane.queue q WHERE q.id = ANY (v_queues) AND q.slots IS NOT NULL;
     IF lanes IS NOT NULL AND (SELECT count(DISTINCT g) FROM unnest(lanes) g) < cardinality(lanes) THEN
         SELECT array_agg(x.lane), array_agg(x.freed), array_agg(x.flow), array_agg(x.class)
         INTO lanes, vacated, flows, classes FROM (
@@ -318,7 +318,7 @@ BEGIN
             coalesce((SELECT u.task FROM fairlane.held_unique u WHERE u.seq = l.seq), 'lost'), l.queue, l.kind, l.class, coalesce((SELECT nullif(f.lane, '') FROM fairlane.flow f
             WHERE f.id = l.flow), (SELECT n.key FROM fairlane.lane n WHERE n.id = l.lane)), 1.0, '', 0, 'default',
             coalesce(l.started_at, extract(epoch FROM clock_timestamp()))
-        FROM fairlane.live l WHERE (p_seqs IS NULL OR l.seq = ANY (p_seqs))
+        FROM fairlane.active_job l WHERE (p_seqs IS NULL OR l.seq = ANY (p_seqs))
         AND (SELECT j.seq FROM fairlane.job j WHERE j.seq = l.seq) IS NULL
         RETURNING id
     )
@@ -374,7 +374,7 @@ BEGIN
             FROM (SELECT j.*, l.fence, l.attempt, l.suspect, l.limited, l.started_at, (SELECT q.name FROM fairlane.queue q WHERE q.id = l.number) AS queue
                   FROM unnest(seqs) WITH ORDINALITY g(seq, ord)
                   CROSS JOIN LATERAL (SELECT y.fence, y.attempt, y.suspect, y.lane IS NOT NULL AS limited, y.queue AS number,
-                      y.started_at FROM fairlane.live y WHERE y.seq = g.seq OFFSET 0) l
+                      y.started_at FROM fairlane.active_job y WHERE y.seq = g.seq OFFSET 0) l
                   LEFT JOIN LATERAL (SELECT y.id, y.task, y.lane, y.class, y.payload, y.retries, y.backoff, y.timeout, y.kind, y.sticky,
                       y.headers, y.enqueued_at, y.delay, y.run_at FROM fairlane.job y WHERE y.seq = g.seq OFFSET 0) j ON true
                   ORDER BY g.ord) x;
@@ -405,14 +405,14 @@ BEGIN
     PERFORM pg_advisory_xact_lock_shared(fairlane.space(), 0);
     FOR i IN SELECT g.ord FROM unnest(p_ids) WITH ORDINALITY g(id, ord)
              ORDER BY (SELECT j.seq FROM fairlane.job j WHERE j.id = g.id), g.ord LOOP
-        SELECT l.seq INTO v_seq FROM fairlane.job j JOIN fairlane.live l ON l.seq = j.seq JOIN fairlane.session s ON s.seq = l.session
+        SELECT l.seq INTO v_seq FROM fairlane.job j JOIN fairlane.active_job l ON l.seq = j.seq JOIN fairlane.session s ON s.seq = l.session
         WHERE j.id = p_ids[i] AND l.fence = p_fences[i] AND s.id = p_session AND s.state IN ('live', 'stopping') FOR SHARE OF l;
         IF FOUND THEN
             INSERT INTO fairlane.progress (seq, value) VALUES (v_seq, p_values[i])
             ON CONFLICT (seq) DO UPDATE SET value = excluded.value;
             acceptances[i] := 0;
             states[i] := STATE.RUNNING;
-            PERFORM fairlane.tell('job:' || p_ids[i]);
+            PERFORM fairlane.notify('job:' || p_ids[i]);
         ELSE
             v_judged := fairlane.judge(p_session, p_ids[i], p_fences[i], NULL);
             acceptances[i] := v_judged.acceptance;

@@ -6,7 +6,7 @@
 CREATE FUNCTION fairlane.is_trusted() RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN has_table_privilege(CASE WHEN current_setting('role') = 'none' THEN session_user ELSE current_setting('role')::name END,
-        'fairlane.live'::regclass, 'INSERT');
+        'fairlane.active_job'::regclass, 'INSERT');
 END $$;
 
 CREATE FUNCTION fairlane.check_clock() RETURNS void LANGUAGE plpgsql AS $$

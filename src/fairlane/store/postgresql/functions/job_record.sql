@@ -13,10 +13,10 @@ BEGIN
 END $$;
 
 -- One job went from one state to another; NULL is no state, and what is arriving is not counted.
-CREATE FUNCTION fairlane.tally_move(p_queue integer, p_class integer, p_was integer, p_becomes integer, p_slotless integer DEFAULT 0)
+CREATE FUNCTION fairlane.count_move(p_queue integer, p_class integer, p_was integer, p_becomes integer, p_slotless integer DEFAULT 0)
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO fairlane.tally (queue, class, scheduled, pending, running, slotless, completed, failed, cancelled)
+    INSERT INTO fairlane.queue_count (queue, class, scheduled, pending, running, slotless, completed, failed, cancelled)
     VALUES (p_queue, p_class,
         (p_becomes IS NOT DISTINCT FROM STATE.SCHEDULED)::integer - (p_was IS NOT DISTINCT FROM STATE.SCHEDULED)::integer,
         (p_becomes IS NOT DISTINCT FROM STATE.PENDING)::integer - (p_was IS NOT DISTINCT FROM STATE.PENDING)::integer,
@@ -38,48 +38,48 @@ BEGIN
     RETURN v_id;
 END $$;
 
--- Whether a job has anything that few have, and so a row in `aside`.
-CREATE FUNCTION fairlane.is_aside(l fairlane.live) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
+-- Whether a job has anything that few have, and so a row in `job_extra`.
+CREATE FUNCTION fairlane.has_extra(l fairlane.active_job) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     RETURN l.state = STATE.SCHEDULED OR l.gate IN (GATE.UNBOUND, GATE.CLEANUP, GATE.PARENT) OR l.inbox <> ''
         OR num_nonnulls(l.expires_at, l.binding, l.waiter) > 0;
 END $$;
 
--- Let `aside` say what `live` says of a job.
-CREATE FUNCTION fairlane.set_aside(l fairlane.live) RETURNS void LANGUAGE plpgsql AS $$
+-- Let `job_extra` say what `active_job` says of a job.
+CREATE FUNCTION fairlane.save_extra(l fairlane.active_job) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF fairlane.is_aside(l) THEN
-        INSERT INTO fairlane.aside (seq, arrival, waiter, binding, granted_at, due, expires_at, class, gate, scheduled, inbox)
+    IF fairlane.has_extra(l) THEN
+        INSERT INTO fairlane.job_extra (seq, arrival, waiter, binding, granted_at, due, expires_at, class, gate, scheduled, inbox)
         VALUES (l.seq, l.arrival, l.waiter, l.binding, l.granted_at, l.due, l.expires_at, l.class, l.gate, l.state = STATE.SCHEDULED, l.inbox)
         ON CONFLICT (seq) DO UPDATE SET arrival = excluded.arrival, binding = excluded.binding, granted_at = excluded.granted_at,
             due = excluded.due, expires_at = excluded.expires_at, gate = excluded.gate, scheduled = excluded.scheduled, inbox = excluded.inbox;
     ELSE
-        DELETE FROM fairlane.aside a WHERE a.seq = l.seq;
+        DELETE FROM fairlane.job_extra a WHERE a.seq = l.seq;
     END IF;
 END $$;
 
 -- The same for new jobs that have nothing else than that some of them expire.
 CREATE FUNCTION fairlane.set_expiries(p_seqs bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO fairlane.aside (seq, arrival, due, expires_at, class, gate, scheduled, inbox)
-    SELECT l.seq, l.arrival, l.due, l.expires_at, l.class, l.gate, false, '' FROM fairlane.live l
+    INSERT INTO fairlane.job_extra (seq, arrival, due, expires_at, class, gate, scheduled, inbox)
+    SELECT l.seq, l.arrival, l.due, l.expires_at, l.class, l.gate, false, '' FROM fairlane.active_job l
     WHERE l.seq = ANY (p_seqs) AND l.expires_at IS NOT NULL;
 END $$;
 
 -- Store the live row of a new job.
-CREATE FUNCTION fairlane.put(l fairlane.live) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.put(l fairlane.active_job) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO fairlane.live SELECT l.*;
-    IF fairlane.is_aside(l) THEN
-        PERFORM fairlane.set_aside(l);
+    INSERT INTO fairlane.active_job SELECT l.*;
+    IF fairlane.has_extra(l) THEN
+        PERFORM fairlane.save_extra(l);
     END IF;
 END $$;
 
 -- Write what moves of a live job.
-CREATE FUNCTION fairlane.save(l fairlane.live) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.save(l fairlane.active_job) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM fairlane.set_aside(l);
-    UPDATE fairlane.live SET state = l.state, gate = l.gate, flow = l.flow, inbox = l.inbox, lane = l.lane, rank = l.rank,
+    PERFORM fairlane.save_extra(l);
+    UPDATE fairlane.active_job SET state = l.state, gate = l.gate, flow = l.flow, inbox = l.inbox, lane = l.lane, rank = l.rank,
         granted = l.granted, granted_at = l.granted_at, arrival = l.arrival, due = l.due, session = l.session,
         claim = l.claim, binding = l.binding, fence = l.fence, attempt = l.attempt, crashes = l.crashes,
         suspect = l.suspect, cancel = l.cancel, refused = l.refused, paid = l.paid, started_at = l.started_at,

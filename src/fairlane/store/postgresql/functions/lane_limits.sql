@@ -45,22 +45,22 @@ BEGIN
 END $$;
 
 -- Start a turn in its waiter: it is never claimed.
-CREATE FUNCTION fairlane.start_turn(l fairlane.live, m fairlane.moment) RETURNS fairlane.live LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.start_turn(l fairlane.active_job, m fairlane.moment) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM fairlane.tally_move(l.queue, l.class, l.state, STATE.RUNNING, 1);
+    PERFORM fairlane.count_move(l.queue, l.class, l.state, STATE.RUNNING, 1);
     l.state := STATE.RUNNING;
     l.session := l.waiter;
     l.fence := l.fence + 1;
     l.attempt := l.attempt + 1;
     l.started_at := m.now;
-    PERFORM fairlane.tell('job:' || j.id), fairlane.tell('session:' || s.id)
+    PERFORM fairlane.notify('job:' || j.id), fairlane.notify('session:' || s.id)
     FROM fairlane.job j, fairlane.session s WHERE j.seq = l.seq AND s.seq = l.waiter;
-    PERFORM fairlane.tell_line(l);
+    PERFORM fairlane.notify_lane(l);
     RETURN l;
 END $$;
 
 -- A granted job: a turn starts, a job that nothing else holds becomes claimable.
-CREATE FUNCTION fairlane.open_job(l fairlane.live, m fairlane.moment) RETURNS fairlane.live LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.open_job(l fairlane.active_job, m fairlane.moment) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
 BEGIN
     IF l.kind = KIND.TURN THEN
         RETURN fairlane.start_turn(l, m);
@@ -73,16 +73,16 @@ BEGIN
 END $$;
 
 -- The last of those that hold a place of a lane and have not started.
-CREATE FUNCTION fairlane.weakest(p_lane bigint) RETURNS fairlane.live LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION fairlane.weakest(p_lane bigint) RETURNS fairlane.active_job LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    w fairlane.live;
+    w fairlane.active_job;
 BEGIN
-    SELECT l.* INTO w FROM fairlane.live l WHERE l.lane = p_lane AND l.lane IS NOT NULL AND l.granted AND l.session IS NULL
+    SELECT l.* INTO w FROM fairlane.active_job l WHERE l.lane = p_lane AND l.lane IS NOT NULL AND l.granted AND l.session IS NULL
     ORDER BY l.rank DESC, l.arrival DESC LIMIT 1;
     RETURN w;
 END $$;
 
-CREATE FUNCTION fairlane.ungrant(l fairlane.live) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.ungrant(l fairlane.active_job) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     l := fairlane.withdraw(l);
     l.granted := false;
@@ -91,10 +91,10 @@ BEGIN
 END $$;
 
 -- Let a pending job take its place in its lane, and in the line if it may start.
-CREATE FUNCTION fairlane.arrive(l fairlane.live, m fairlane.moment) RETURNS fairlane.live LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.arrive(l fairlane.active_job, m fairlane.moment) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
 DECLARE
     n fairlane.lane;
-    w fairlane.live;
+    w fairlane.active_job;
 BEGIN
     IF l.arrival IS NULL THEN
         l.arrival := nextval('fairlane.arrival');
@@ -130,7 +130,7 @@ BEGIN
 END $$;
 
 -- The gate of a pending job has opened.
-CREATE FUNCTION fairlane.ungate(l fairlane.live, m fairlane.moment) RETURNS fairlane.live LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.ungate(l fairlane.active_job, m fairlane.moment) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
 BEGIN
     l.gate := GATE.NONE;
     IF l.granted THEN
@@ -140,7 +140,7 @@ BEGIN
 END $$;
 
 -- A job that kept its grant is pending again.
-CREATE FUNCTION fairlane.resume(l fairlane.live, m fairlane.moment) RETURNS fairlane.live LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.resume(l fairlane.active_job, m fairlane.moment) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
 BEGIN
     IF l.lane IS NOT NULL THEN
         l.rank := CASE WHEN (SELECT n.ordered FROM fairlane.lane n WHERE n.id = l.lane) THEN 0 ELSE l.class END;
@@ -149,11 +149,11 @@ BEGIN
 END $$;
 
 -- The next in line for a place. What has expired gets none; the sweeper cancels it.
-CREATE FUNCTION fairlane.next_in_lane(p_lane bigint, p_now double precision) RETURNS fairlane.live LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION fairlane.next_in_lane(p_lane bigint, p_now double precision) RETURNS fairlane.active_job LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    w fairlane.live;
+    w fairlane.active_job;
 BEGIN
-    SELECT l.* INTO w FROM fairlane.live l WHERE l.lane = p_lane AND l.lane IS NOT NULL AND NOT l.granted AND l.session IS NULL
+    SELECT l.* INTO w FROM fairlane.active_job l WHERE l.lane = p_lane AND l.lane IS NOT NULL AND NOT l.granted AND l.session IS NULL
     AND (l.expires_at IS NULL OR l.expires_at > p_now) ORDER BY l.rank, l.arrival LIMIT 1;
     RETURN w;
 END $$;
@@ -168,9 +168,9 @@ END $$;
 -- The same for a place that the caller counts.
 CREATE FUNCTION fairlane.open_granted(p_seq bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    l fairlane.live;
+    l fairlane.active_job;
 BEGIN
-    SELECT * INTO l FROM fairlane.live x WHERE x.seq = p_seq;
+    SELECT * INTO l FROM fairlane.active_job x WHERE x.seq = p_seq;
     l.granted := true;
     IF l.state = STATE.PENDING THEN
         l := fairlane.open_job(l, m);
@@ -190,7 +190,7 @@ BEGIN
         RETURN 0;
     END IF;
     -- As `next_in_lane`, for all free places in one scan: looked for one by one, each would pass the dead entries of those before.
-    FOR v_seq IN SELECT l.seq FROM fairlane.live l WHERE l.lane = p_lane AND l.lane IS NOT NULL AND NOT l.granted AND l.session IS NULL
+    FOR v_seq IN SELECT l.seq FROM fairlane.active_job l WHERE l.lane = p_lane AND l.lane IS NOT NULL AND NOT l.granted AND l.session IS NULL
         AND (l.expires_at IS NULL OR l.expires_at > m.now) ORDER BY l.rank, l.arrival LIMIT greatest(0, n.places - n.granted)
     LOOP
         PERFORM fairlane.open_granted(v_seq, m);
@@ -200,13 +200,13 @@ BEGIN
         UPDATE fairlane.lane SET granted = granted + v_given WHERE id = p_lane;
     ELSIF n.granted = 0 THEN
         DELETE FROM fairlane.lane x WHERE x.id = p_lane AND NOT EXISTS (
-            SELECT 1 FROM fairlane.live w WHERE w.lane = p_lane AND w.lane IS NOT NULL AND NOT w.granted AND w.session IS NULL);
+            SELECT 1 FROM fairlane.active_job w WHERE w.lane = p_lane AND w.lane IS NOT NULL AND NOT w.granted AND w.session IS NULL);
     END IF;
     RETURN v_given;
 END $$;
 
 -- A job that is gone, or whose row names no lane any more, gives up its place.
-CREATE FUNCTION fairlane.vacate(l fairlane.live, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.vacate(l fairlane.active_job, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF l.lane IS NULL THEN
         RETURN;
@@ -214,7 +214,7 @@ BEGIN
     IF l.granted THEN
         UPDATE fairlane.lane SET granted = granted - 1 WHERE id = l.lane;
     END IF;
-    PERFORM fairlane.tell_line(l);
+    PERFORM fairlane.notify_lane(l);
     PERFORM fairlane.hand_on(l.lane, m);
 END $$;
 
@@ -222,7 +222,7 @@ END $$;
 CREATE FUNCTION fairlane.trim(p_lane bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     n fairlane.lane;
-    w fairlane.live;
+    w fairlane.active_job;
     v_taken integer := 0;
 BEGIN
     SELECT * INTO n FROM fairlane.lane x WHERE x.id = p_lane;
@@ -230,7 +230,7 @@ BEGIN
         RETURN;
     END IF;
     -- As `weakest`, for all of them in one scan.
-    FOR w IN SELECT l.* FROM fairlane.live l WHERE l.lane = p_lane AND l.lane IS NOT NULL AND l.granted AND l.session IS NULL
+    FOR w IN SELECT l.* FROM fairlane.active_job l WHERE l.lane = p_lane AND l.lane IS NOT NULL AND l.granted AND l.session IS NULL
         ORDER BY l.rank DESC, l.arrival DESC LIMIT n.granted - n.places
     LOOP
         PERFORM fairlane.ungrant(w);
@@ -244,8 +244,8 @@ END $$;
 CREATE FUNCTION fairlane.settle(p_lane bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_ordered boolean;
-    best fairlane.live;
-    w fairlane.live;
+    best fairlane.active_job;
+    w fairlane.active_job;
 BEGIN
     SELECT n.ordered INTO v_ordered FROM fairlane.lane n WHERE n.id = p_lane;
     LOOP

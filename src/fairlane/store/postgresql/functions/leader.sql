@@ -56,7 +56,7 @@ CREATE FUNCTION fairlane.resign(p_term bigint, p_now double precision DEFAULT NU
 BEGIN
     UPDATE fairlane.leader SET session = NULL WHERE one = 1 AND term = p_term AND session IS NOT NULL;
     IF FOUND THEN
-        PERFORM fairlane.tell('leader');
+        PERFORM fairlane.notify('leader');
     END IF;
     topics := fairlane.topics();
 END $$;

@@ -19,9 +19,9 @@ BEGIN
             sum(x.cancelled)::bigint AS cancelled
         FROM (
             SELECT t.queue, t.class, t.scheduled, t.pending, t.running, t.completed, t.failed, t.cancelled
-            FROM fairlane.tally t
+            FROM fairlane.queue_count t
             UNION ALL
-            SELECT l.queue, l.class, 0, 1, 0, 0, 0, 0 FROM fairlane.live l WHERE l.state = STATE.ARRIVING
+            SELECT l.queue, l.class, 0, 1, 0, 0, 0, 0 FROM fairlane.active_job l WHERE l.state = STATE.ARRIVING
         ) x GROUP BY x.queue, x.class
     ), present AS MATERIALIZED (
         SELECT s.queues FROM fairlane.session s WHERE s.state = 'live' AND s.kind = 'worker' AND s.expires > v_lease
@@ -39,7 +39,7 @@ END $$;
 -- whether the former were counted to the end. No row for a queue that does not exist.
 --
 -- A queue with up to `p_whole` waiting jobs is counted whole. Of a longer one the longest lanes are those that most of the jobs on
--- some pages of `live` are in, and the lanes of jobs that run; each is counted only so far, and what is longer is estimated by
+-- some pages of `active_job` are in, and the lanes of jobs that run; each is counted only so far, and what is longer is estimated by
 -- its share of those pages. So the cost depends on the lanes asked for, not on the jobs.
 --
 -- `p_pending`, `p_running` and `p_key`: the lane after which to go on, NULL to begin. `p_shown`: how many lanes came before.
@@ -69,18 +69,18 @@ BEGIN
         RETURN;
     END IF;
     SELECT array_agg(y.key), array_agg(y.seq) INTO v_gated_keys, v_gated FROM (
-        SELECT DISTINCT ON (g.key) g.key, g.seq FROM (SELECT coalesce(j.lane, '') AS key, x.arrival, a.seq FROM fairlane.aside a
-            CROSS JOIN LATERAL (SELECT x.queue, x.state, x.lane, x.arrival FROM fairlane.live x WHERE x.seq = a.seq OFFSET 0) x
+        SELECT DISTINCT ON (g.key) g.key, g.seq FROM (SELECT coalesce(j.lane, '') AS key, x.arrival, a.seq FROM fairlane.job_extra a
+            CROSS JOIN LATERAL (SELECT x.queue, x.state, x.lane, x.arrival FROM fairlane.active_job x WHERE x.seq = a.seq OFFSET 0) x
             CROSS JOIN LATERAL (SELECT i.lane FROM fairlane.job i WHERE i.seq = a.seq OFFSET 0) j
             WHERE a.gate IN (GATE.UNBOUND, GATE.CLEANUP) AND x.queue = q.id AND x.state = STATE.PENDING AND x.lane IS NULL LIMIT p_whole) g
         ORDER BY g.key, g.arrival) y;
-    SELECT coalesce(sum(t.pending), 0) INTO v_pending FROM fairlane.tally t WHERE t.queue = q.id;
+    SELECT coalesce(sum(t.pending), 0) INTO v_pending FROM fairlane.queue_count t WHERE t.queue = q.id;
     IF v_pending > p_whole THEN
         v_most := p_limit + p_shown;
         SELECT array_agg(y.key), array_agg(y.jobs), v_pending / sum(y.jobs) INTO v_sampled, v_shares, v_scale FROM (
             SELECT coalesce(j.lane, '') AS key, count(*) AS jobs FROM (
-                SELECT x.seq FROM fairlane.live x TABLESAMPLE SYSTEM (least(100.0, 100.0 * c_pages
-                    * current_setting('block_size')::integer / greatest(1, pg_relation_size('fairlane.live'))))
+                SELECT x.seq FROM fairlane.active_job x TABLESAMPLE SYSTEM (least(100.0, 100.0 * c_pages
+                    * current_setting('block_size')::integer / greatest(1, pg_relation_size('fairlane.active_job'))))
                 -- One in five: the jobs of a page are often of one lane, so many pages tell more than many jobs.
                 WHERE random() < 0.2 AND x.queue = q.id AND x.state = STATE.PENDING) s
             CROSS JOIN LATERAL (SELECT i.lane FROM fairlane.job i WHERE i.seq = s.seq OFFSET 0) j
@@ -91,11 +91,11 @@ BEGIN
         v_more := CASE WHEN cardinality(v_sampled) >= v_most THEN 0 ELSE v_most END;
     END IF;
     v_keys := ARRAY((SELECT u.key FROM unnest(v_sampled) u(key) LIMIT v_most)
-        UNION (SELECT f.lane FROM fairlane.domains d JOIN fairlane.line n ON n.domain = d.id AND n.tag >= d.clock
+        UNION (SELECT f.lane FROM fairlane.domains d JOIN fairlane.ready_lane n ON n.domain = d.id AND n.tag >= d.clock
             JOIN fairlane.flow f ON f.id = n.flow WHERE d.queue = q.id LIMIT v_more)
         UNION (SELECT n.key FROM fairlane.lane n WHERE n.queue = q.id LIMIT v_more));
     IF v_most IS NOT NULL THEN
-        v_keys := ARRAY(SELECT unnest(v_keys) UNION SELECT coalesce(j.lane, '') FROM fairlane.live x
+        v_keys := ARRAY(SELECT unnest(v_keys) UNION SELECT coalesce(j.lane, '') FROM fairlane.active_job x
             JOIN fairlane.job j ON j.seq = x.seq WHERE x.session IS NOT NULL AND x.queue = q.id);
         v_most := greatest(50, c_counted / greatest(1, cardinality(v_keys)));
     END IF;
@@ -115,21 +115,21 @@ BEGIN
                         (SELECT 1 FROM fairlane.domain d
                             CROSS JOIN LATERAL (SELECT x.id, x.head FROM fairlane.flows x
                                 WHERE x.domain = d.id AND x.lane = k.key AND x.tag IS NOT NULL OFFSET 0) f
-                            CROSS JOIN LATERAL (SELECT 1 FROM fairlane.live x WHERE x.flow = f.id AND x.flow IS NOT NULL
+                            CROSS JOIN LATERAL (SELECT 1 FROM fairlane.active_job x WHERE x.flow = f.id AND x.flow IS NOT NULL
                                 AND x.session IS NULL AND x.arrival >= f.head LIMIT v_most) r
                             WHERE d.queue = q.id LIMIT v_most)
                         UNION ALL (SELECT 1 FROM fairlane.lane n
-                            CROSS JOIN LATERAL (SELECT 1 FROM fairlane.live x WHERE x.lane = n.id AND x.lane IS NOT NULL
+                            CROSS JOIN LATERAL (SELECT 1 FROM fairlane.active_job x WHERE x.lane = n.id AND x.lane IS NOT NULL
                                 AND NOT x.granted AND x.session IS NULL AND x.state = STATE.PENDING LIMIT v_most) r
                             WHERE n.queue = q.id AND n.key = k.key LIMIT v_most) LIMIT v_most) o) c
                     -- What waits behind a gate, and is not counted with those that wait for a place.
-                    UNION ALL SELECT coalesce(g.lane, ''), count(*), 0 FROM (SELECT j.lane FROM fairlane.aside a
-                        CROSS JOIN LATERAL (SELECT x.queue, x.state, x.lane, x.granted FROM fairlane.live x WHERE x.seq = a.seq OFFSET 0) x
+                    UNION ALL SELECT coalesce(g.lane, ''), count(*), 0 FROM (SELECT j.lane FROM fairlane.job_extra a
+                        CROSS JOIN LATERAL (SELECT x.queue, x.state, x.lane, x.granted FROM fairlane.active_job x WHERE x.seq = a.seq OFFSET 0) x
                         CROSS JOIN LATERAL (SELECT i.lane FROM fairlane.job i WHERE i.seq = a.seq OFFSET 0) j
                         WHERE a.gate IN (GATE.UNBOUND, GATE.CLEANUP) AND x.queue = q.id AND x.state = STATE.PENDING AND (x.lane IS NULL OR x.granted) LIMIT p_whole) g GROUP BY 1
-                    UNION ALL SELECT coalesce(j.lane, ''), 0, count(*) FROM fairlane.live x JOIN fairlane.job j ON j.seq = x.seq
+                    UNION ALL SELECT coalesce(j.lane, ''), 0, count(*) FROM fairlane.active_job x JOIN fairlane.job j ON j.seq = x.seq
                         WHERE x.session IS NOT NULL AND x.queue = q.id GROUP BY 1
-                    UNION ALL SELECT '', 0, count(*) FROM fairlane.aside a JOIN fairlane.live x ON x.seq = a.seq
+                    UNION ALL SELECT '', 0, count(*) FROM fairlane.job_extra a JOIN fairlane.active_job x ON x.seq = a.seq
                         WHERE a.gate = GATE.PARENT AND x.queue = q.id) w
                 GROUP BY w.key) z
             WHERE z.waiting + z.running > 0) o
@@ -147,17 +147,17 @@ BEGIN
     SELECT x.seq INTO v_seq FROM (
         SELECT l.arrival, l.seq FROM fairlane.domain d CROSS JOIN LATERAL (SELECT y.id, y.head FROM fairlane.flows y
             WHERE y.domain = d.id AND y.lane = p_key AND y.tag IS NOT NULL OFFSET 0) f
-        CROSS JOIN LATERAL (SELECT y.arrival, y.seq FROM fairlane.live y WHERE y.flow = f.id AND y.flow IS NOT NULL
+        CROSS JOIN LATERAL (SELECT y.arrival, y.seq FROM fairlane.active_job y WHERE y.flow = f.id AND y.flow IS NOT NULL
             AND y.session IS NULL AND y.arrival = f.head LIMIT 1) l
         WHERE d.queue = p_queue
         UNION ALL
         SELECT l.arrival, l.seq FROM fairlane.lane n CROSS JOIN generate_series(CLASS.HIGH, CLASS.LOW) r (rank)
-        CROSS JOIN generate_series(0, 1) g (granted) CROSS JOIN LATERAL (SELECT y.arrival, y.seq FROM fairlane.live y
+        CROSS JOIN generate_series(0, 1) g (granted) CROSS JOIN LATERAL (SELECT y.arrival, y.seq FROM fairlane.active_job y
             WHERE y.lane = n.id AND y.lane IS NOT NULL AND y.session IS NULL AND y.granted = (g.granted = 1)
             AND y.rank = r.rank::smallint AND y.state = STATE.PENDING ORDER BY y.lane, y.granted, y.rank, y.arrival LIMIT 1) l
         WHERE n.queue = p_queue AND n.key = p_key
         UNION ALL
-        SELECT y.arrival, y.seq FROM fairlane.live y WHERE y.seq = p_gated
+        SELECT y.arrival, y.seq FROM fairlane.active_job y WHERE y.seq = p_gated
     ) x ORDER BY x.arrival LIMIT 1;
     RETURN (SELECT greatest(j.enqueued_at + coalesce(j.delay, 0), j.run_at,
             (SELECT a.ended_at FROM fairlane.attempt a WHERE a.seq = j.seq ORDER BY a.fence DESC LIMIT 1))
@@ -172,20 +172,20 @@ DECLARE
 BEGIN
     SELECT x.seq INTO v_seq FROM (
         SELECT l.arrival, l.seq FROM fairlane.domain d CROSS JOIN LATERAL (
-            SELECT i.flow, i.head FROM (SELECT y.flow, y.head FROM fairlane.line y WHERE y.domain = d.id
+            SELECT i.flow, i.head FROM (SELECT y.flow, y.head FROM fairlane.ready_lane y WHERE y.domain = d.id
                 ORDER BY y.domain, y.tag, y.head LIMIT p_lanes) i ORDER BY i.head LIMIT 1) h
-        CROSS JOIN LATERAL (SELECT y.arrival, y.seq FROM fairlane.live y WHERE y.flow = h.flow AND y.flow IS NOT NULL
+        CROSS JOIN LATERAL (SELECT y.arrival, y.seq FROM fairlane.active_job y WHERE y.flow = h.flow AND y.flow IS NOT NULL
             AND y.session IS NULL AND y.arrival = h.head LIMIT 1) l
         WHERE d.queue = p_queue
         UNION ALL
         SELECT l.arrival, l.seq FROM (SELECT y.id FROM fairlane.lane y WHERE y.queue = p_queue LIMIT p_lanes) n
-        CROSS JOIN generate_series(CLASS.HIGH, CLASS.LOW) r (rank) CROSS JOIN LATERAL (SELECT y.arrival, y.seq FROM fairlane.live y
+        CROSS JOIN generate_series(CLASS.HIGH, CLASS.LOW) r (rank) CROSS JOIN LATERAL (SELECT y.arrival, y.seq FROM fairlane.active_job y
             WHERE y.lane = n.id AND y.lane IS NOT NULL AND y.session IS NULL AND NOT y.granted AND y.rank = r.rank::smallint
             ORDER BY y.lane, y.granted, y.rank, y.arrival LIMIT 1) l
         UNION ALL
-        SELECT l.arrival, l.seq FROM (SELECT y.seq FROM fairlane.aside y WHERE y.gate IN (GATE.UNBOUND, GATE.CLEANUP)
+        SELECT l.arrival, l.seq FROM (SELECT y.seq FROM fairlane.job_extra y WHERE y.gate IN (GATE.UNBOUND, GATE.CLEANUP)
             ORDER BY y.gate, y.inbox, y.arrival LIMIT p_lanes) a
-        CROSS JOIN LATERAL (SELECT y.arrival, y.seq FROM fairlane.live y
+        CROSS JOIN LATERAL (SELECT y.arrival, y.seq FROM fairlane.active_job y
             WHERE y.seq = a.seq AND y.queue = p_queue AND y.state = STATE.PENDING AND y.arrival IS NOT NULL OFFSET 0) l
     ) x ORDER BY x.arrival LIMIT 1;
     RETURN (SELECT greatest(j.enqueued_at + coalesce(j.delay, 0), j.run_at,
@@ -217,11 +217,11 @@ BEGIN
     RETURN QUERY
     SELECT s.id, s.kind, s.state, s.host, s.pid, s.pool, s.idx, s.named, s.queues, s.slots, s.reserved_high,
         s.reserved_normal, h.running_high, h.running_normal, h.running_low,
-        ARRAY(SELECT a.class FROM fairlane.aside a
-            WHERE a.waiter = s.seq AND EXISTS (SELECT 1 FROM fairlane.live l WHERE l.seq = a.seq AND l.session IS NOT NULL)),
+        ARRAY(SELECT a.class FROM fairlane.job_extra a
+            WHERE a.waiter = s.seq AND EXISTS (SELECT 1 FROM fairlane.active_job l WHERE l.seq = a.seq AND l.session IS NOT NULL)),
         s.started_at, s.lease, s.expires - v_lease, s.task_set
     FROM fairlane.session s CROSS JOIN LATERAL (
-        SELECT x.running_high, x.running_normal, x.running_low FROM fairlane.load x
+        SELECT x.running_high, x.running_normal, x.running_low FROM fairlane.session_load x
         WHERE x.session >= s.seq AND x.session <= s.seq ORDER BY x.session DESC LIMIT 1) h
     WHERE s.seq = ANY (v_seqs) ORDER BY s.seq DESC;
 END $$;

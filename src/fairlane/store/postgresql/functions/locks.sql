@@ -8,15 +8,15 @@
 --      ids later, because those follow from which workers there are; that wait ends after 0.1 s, with an error.
 --   2. the store: an advisory lock, shared by the many, alone by the few. With the store alone nothing of steps 3 to 5 is
 --      held by anybody else.
---   3. running jobs: rows of `live` that have a session, by `seq`; then their rows of `progress`.
+--   3. running jobs: rows of `active_job` that have a session, by `seq`; then their rows of `progress`.
 --   4. pools: advisory, by number. A pool's lock guards its bindings.
 --   5. queues: advisory, by number. A queue's lock guards its line: domains, flows, lanes, jobs that wait or arrive, parents of
---      broadcasts, and the rows of `aside`. Those are never waited for.
+--      broadcasts, and the rows of `job_extra`. Those are never waited for.
 --   6. the row of `leader`, shared by the leader's passes. Renewing a term takes this step alone.
---   7. the row of `session`, then that of `load`. Renewing a lease takes this step alone.
+--   7. the row of `session`, then that of `session_load`. Renewing a lease takes this step alone.
 --
 -- Whatever is needed out of order is taken only if it is free: `pg_try_…`, SKIP LOCKED or NOWAIT. Of the remaining rows
--- `tally`, `outcome`, `attempt` and `relation` are only added to; a call that counts in them, adds them up or removes them skips
+-- `queue_count`, `outcome`, `attempt` and `job_link` are only added to; a call that counts in them, adds them up or removes them skips
 -- what is locked, or is the only one that does (`prune`). Locks end with their transaction, or with a block that is undone.
 
 -- Two schemas in one database must not wait for each other: the number of a type tells them apart.

@@ -9,7 +9,7 @@ CREATE FUNCTION fairlane.promote(p_limit integer, p_term bigint, p_now double pr
 LANGUAGE plpgsql AS $$
 DECLARE
     m fairlane.moment := fairlane.moment_of(p_now, p_lease);
-    l fairlane.live;
+    l fairlane.active_job;
     v_expired bigint[];
     v_due bigint[] := '{}';
     v_over bigint[];
@@ -19,70 +19,70 @@ BEGIN
     topics := '{}';
     promoted := 0;
     expired := 0;
-    v_expired := ARRAY(SELECT a.seq FROM fairlane.aside a
-        CROSS JOIN LATERAL (SELECT x.state FROM fairlane.live x WHERE x.seq = a.seq OFFSET 0) y
+    v_expired := ARRAY(SELECT a.seq FROM fairlane.job_extra a
+        CROSS JOIN LATERAL (SELECT x.state FROM fairlane.active_job x WHERE x.seq = a.seq OFFSET 0) y
         WHERE a.expires_at <= m.now AND y.state IN (STATE.SCHEDULED, STATE.PENDING) ORDER BY a.expires_at LIMIT p_limit);
     FOR c IN CLASS.HIGH .. CLASS.LOW LOOP
         v_due := v_due || ARRAY(SELECT y.seq FROM (
-                SELECT x.seq, x.due FROM fairlane.aside x WHERE x.class = c AND x.scheduled AND x.due <= m.now
+                SELECT x.seq, x.due FROM fairlane.job_extra x WHERE x.class = c AND x.scheduled AND x.due <= m.now
                 ORDER BY x.due LIMIT p_limit - cardinality(v_due)) y
             CROSS JOIN LATERAL (SELECT i.id FROM fairlane.job i WHERE i.seq = y.seq OFFSET 0) j ORDER BY y.due, j.id COLLATE "C");
     END LOOP;
-    v_over := ARRAY(SELECT x.seq FROM fairlane.aside x WHERE x.gate = GATE.PARENT AND x.due <= m.now LIMIT p_limit);
+    v_over := ARRAY(SELECT x.seq FROM fairlane.job_extra x WHERE x.gate = GATE.PARENT AND x.due <= m.now LIMIT p_limit);
     more := p_limit IN (cardinality(v_expired), cardinality(v_due), cardinality(v_over));
     IF cardinality(v_expired || v_due || v_over) > 0 THEN
         PERFORM fairlane.lock_for(v_expired || v_due || v_over);
         m := fairlane.moment_of(p_now, p_lease);
         PERFORM fairlane.check_term(p_term, true, m);
         -- First many at once, then those that end one by one; of these the ones that hold the place of a lane come last.
-        v_expired := ARRAY(SELECT x.seq FROM fairlane.live x WHERE x.seq = ANY (v_expired) AND x.state IN (STATE.SCHEDULED, STATE.PENDING)
+        v_expired := ARRAY(SELECT x.seq FROM fairlane.active_job x WHERE x.seq = ANY (v_expired) AND x.state IN (STATE.SCHEDULED, STATE.PENDING)
             AND x.expires_at <= m.now ORDER BY x.granted, x.expires_at FOR UPDATE SKIP LOCKED);
         topics := ARRAY(SELECT 'job:' || j.id FROM fairlane.job j WHERE j.seq = ANY (v_expired));
         expired := fairlane.end_waiting(v_expired, 'expired', m);
         FOREACH v_seq IN ARRAY v_expired LOOP
             -- Read one by one: the end of one job can let another into line (a clean-up, a job behind it).
-            SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.state IN (STATE.SCHEDULED, STATE.PENDING) AND x.expires_at <= m.now
+            SELECT * INTO l FROM fairlane.active_job x WHERE x.seq = v_seq AND x.state IN (STATE.SCHEDULED, STATE.PENDING) AND x.expires_at <= m.now
             FOR UPDATE SKIP LOCKED;
             IF FOUND THEN
                 PERFORM fairlane.end_job(l, STATE.CANCELLED::smallint, 'expired', NULL, NULL, NULL, NULL, m);
                 expired := expired + 1;
             END IF;
         END LOOP;
-        promoted := fairlane.let_in(v_due, m);
+        promoted := fairlane.admit_jobs(v_due, m);
         PERFORM fairlane.close_joining(v_over, m);
         topics := topics || fairlane.topics() || ARRAY(SELECT 'job:' || j.id FROM fairlane.job j WHERE j.seq = ANY (v_due));
     END IF;
     SELECT CASE WHEN min(t.moment) > m.now THEN min(t.moment) - m.now ELSE 0 END INTO next_due FROM (
-        (SELECT x.due AS moment FROM fairlane.aside x WHERE x.class = CLASS.HIGH AND x.scheduled ORDER BY x.due LIMIT 1)
-        UNION ALL (SELECT x.due FROM fairlane.aside x WHERE x.class = CLASS.NORMAL AND x.scheduled ORDER BY x.due LIMIT 1)
-        UNION ALL (SELECT x.due FROM fairlane.aside x WHERE x.class = CLASS.LOW AND x.scheduled ORDER BY x.due LIMIT 1)
-        UNION ALL (SELECT a.expires_at FROM fairlane.aside a
-            CROSS JOIN LATERAL (SELECT x.state FROM fairlane.live x WHERE x.seq = a.seq OFFSET 0) y
+        (SELECT x.due AS moment FROM fairlane.job_extra x WHERE x.class = CLASS.HIGH AND x.scheduled ORDER BY x.due LIMIT 1)
+        UNION ALL (SELECT x.due FROM fairlane.job_extra x WHERE x.class = CLASS.NORMAL AND x.scheduled ORDER BY x.due LIMIT 1)
+        UNION ALL (SELECT x.due FROM fairlane.job_extra x WHERE x.class = CLASS.LOW AND x.scheduled ORDER BY x.due LIMIT 1)
+        UNION ALL (SELECT a.expires_at FROM fairlane.job_extra a
+            CROSS JOIN LATERAL (SELECT x.state FROM fairlane.active_job x WHERE x.seq = a.seq OFFSET 0) y
             WHERE a.expires_at IS NOT NULL AND y.state IN (STATE.SCHEDULED, STATE.PENDING) ORDER BY a.expires_at LIMIT 1)
-        UNION ALL SELECT min(x.due) FROM fairlane.aside x WHERE x.gate = GATE.PARENT) t HAVING min(t.moment) IS NOT NULL;
+        UNION ALL SELECT min(x.due) FROM fairlane.job_extra x WHERE x.gate = GATE.PARENT) t HAVING min(t.moment) IS NOT NULL;
     IF next_due = 0 AND cardinality(v_expired || v_due || v_over) = 0 THEN
         -- Something is due that cannot be found by its identity. With another one the next pass takes it.
-        PERFORM fairlane.adopt(ARRAY(SELECT x.seq FROM fairlane.aside x WHERE x.scheduled AND x.due <= m.now));
+        PERFORM fairlane.adopt(ARRAY(SELECT x.seq FROM fairlane.job_extra x WHERE x.scheduled AND x.due <= m.now));
     END IF;
 END $$;
 
 -- Admit scheduled jobs that are due, and arriving ones, in the order given. Returns how many were let in. Five hundred at a
 -- time: places in arrays are looked up one by one.
-CREATE FUNCTION fairlane.let_in(p_seqs bigint[], m fairlane.moment) RETURNS integer LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.admit_jobs(p_seqs bigint[], m fairlane.moment) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     v_done integer := 0;
 BEGIN
     FOR k IN 0 .. (cardinality(p_seqs) - 1) / 500 LOOP
-        v_done := v_done + fairlane.let_in_some(p_seqs[k * 500 + 1 : k * 500 + 500], m);
+        v_done := v_done + fairlane.admit_some(p_seqs[k * 500 + 1 : k * 500 + 500], m);
     END LOOP;
     RETURN v_done;
 END $$;
 
 -- What nothing holds goes together, up to the next one that is bound, sent to one worker, in a limited lane, or comes back to
 -- a place or an arrival it has kept; those go one by one. An arriving job whose time is to come is scheduled.
-CREATE FUNCTION fairlane.let_in_some(p_seqs bigint[], m fairlane.moment) RETURNS integer LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.admit_some(p_seqs bigint[], m fairlane.moment) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
-    l fairlane.live;
+    l fairlane.active_job;
     r record;
     v_done integer := 0;
     v_run bigint;
@@ -96,7 +96,7 @@ BEGIN
               CROSS JOIN LATERAL (
                   SELECT v.queue, v.class, v.state, coalesce(v.due > m.now, false) AS later,
                       v.kind <> KIND.JOB OR v.lane IS NOT NULL OR v.arrival IS NOT NULL AS kept
-                  FROM fairlane.live v WHERE v.seq = g.seq AND (v.state = STATE.ARRIVING OR (v.state = STATE.SCHEDULED AND v.due <= m.now)) OFFSET 0) x
+                  FROM fairlane.active_job v WHERE v.seq = g.seq AND (v.state = STATE.ARRIVING OR (v.state = STATE.SCHEDULED AND v.due <= m.now)) OFFSET 0) x
               CROSS JOIN LATERAL (
                   SELECT i.lane, x.kept OR i.sticky IS NOT NULL OR i.direct IS NOT NULL OR CASE WHEN i.lane IS NOT NULL
                       AND (SELECT q.ruled FROM fairlane.queue q WHERE q.id = i.queue)
@@ -105,26 +105,26 @@ BEGIN
         GROUP BY y.before, y.alone, y.queue, y.class, y.state, y.later ORDER BY min(y.ord)
     LOOP
         IF r.alone THEN
-            SELECT * INTO l FROM fairlane.live x WHERE x.seq = r.seqs[1];
+            SELECT * INTO l FROM fairlane.active_job x WHERE x.seq = r.seqs[1];
             IF l.state = STATE.SCHEDULED THEN
                 PERFORM fairlane.promote_job(l, m);
             ELSE
                 PERFORM fairlane.admit_one(l, m);
             END IF;
         ELSIF r.later THEN
-            UPDATE fairlane.live SET state = STATE.SCHEDULED, gate = GATE.NONE WHERE seq = ANY (r.seqs);
-            PERFORM fairlane.set_aside(x) FROM fairlane.live x WHERE x.seq = ANY (r.seqs);
+            UPDATE fairlane.active_job SET state = STATE.SCHEDULED, gate = GATE.NONE WHERE seq = ANY (r.seqs);
+            PERFORM fairlane.save_extra(x) FROM fairlane.active_job x WHERE x.seq = ANY (r.seqs);
         ELSE
             -- Those that go together arrive in their order, of whatever class they are.
             IF v_run IS DISTINCT FROM r.before THEN
                 v_first := nextval('fairlane.arrival');
                 v_run := r.before;
             END IF;
-            PERFORM fairlane.line_up_all(r.queue, r.class, r.seqs, r.lanes,
+            PERFORM fairlane.queue_all(r.queue, r.class, r.seqs, r.lanes,
                 ARRAY(SELECT v_first + g.ord - 1 FROM unnest(r.ords) WITH ORDINALITY g(ord, n) ORDER BY g.n), m);
         END IF;
         IF NOT r.alone THEN
-            INSERT INTO fairlane.tally (queue, class, scheduled, pending)
+            INSERT INTO fairlane.queue_count (queue, class, scheduled, pending)
             VALUES (r.queue, r.class, cardinality(r.seqs) * (r.later::integer - r.state), cardinality(r.seqs) * (NOT r.later)::integer);
         END IF;
         v_done := v_done + cardinality(r.seqs);
@@ -133,7 +133,7 @@ BEGIN
 END $$;
 
 -- Jobs of one queue and class join the flows of their lanes, all in one statement.
-CREATE FUNCTION fairlane.line_up_all(p_queue integer, p_class smallint, p_seqs bigint[], p_lanes text[], p_arrivals bigint[],
+CREATE FUNCTION fairlane.queue_all(p_queue integer, p_class smallint, p_seqs bigint[], p_lanes text[], p_arrivals bigint[],
     m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     d fairlane.domain := fairlane.domain_for(p_queue, p_class, '');
@@ -141,12 +141,12 @@ DECLARE
     v_heads bigint[];
 BEGIN
     v_flows := fairlane.flows_of(d, p_lanes);
-    UPDATE fairlane.live u SET state = STATE.PENDING, due = NULL, gate = GATE.NONE, granted = true, inbox = '',
+    UPDATE fairlane.active_job u SET state = STATE.PENDING, due = NULL, gate = GATE.NONE, granted = true, inbox = '',
         (arrival, flow) = (SELECT p_arrivals[n], v_flows[n] FROM array_position(p_seqs, u.seq) n)
     WHERE u.seq = ANY (p_seqs);
     -- Nothing is left of what few have, but that some expire.
-    DELETE FROM fairlane.aside a WHERE a.seq = ANY (p_seqs) AND a.expires_at IS NULL;
-    UPDATE fairlane.aside u SET due = NULL, scheduled = false, gate = GATE.NONE, inbox = '', arrival = p_arrivals[array_position(p_seqs, u.seq)]
+    DELETE FROM fairlane.job_extra a WHERE a.seq = ANY (p_seqs) AND a.expires_at IS NULL;
+    UPDATE fairlane.job_extra u SET due = NULL, scheduled = false, gate = GATE.NONE, inbox = '', arrival = p_arrivals[array_position(p_seqs, u.seq)]
     WHERE u.seq = ANY (p_seqs);
     SELECT array_agg(x.flow ORDER BY x.flow), array_agg(x.head ORDER BY x.flow) INTO v_flows, v_heads FROM (
         SELECT g.flow, min(g.arrival) AS head FROM unnest(v_flows, p_arrivals) g(flow, arrival) GROUP BY g.flow) x;
@@ -154,7 +154,7 @@ BEGIN
 END $$;
 
 -- Admit one arriving job of any sort.
-CREATE FUNCTION fairlane.admit_one(l fairlane.live, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.admit_one(l fairlane.active_job, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     l.gate := GATE.NONE;
     IF l.due > m.now THEN
@@ -163,7 +163,7 @@ BEGIN
         l.state := STATE.PENDING;
         l.due := NULL;
     END IF;
-    PERFORM fairlane.tally_move(l.queue, l.class, NULL, l.state);
+    PERFORM fairlane.count_move(l.queue, l.class, NULL, l.state);
     IF l.state = STATE.PENDING THEN
         l := fairlane.admit_job(l, m);
     END IF;
@@ -178,7 +178,7 @@ CREATE FUNCTION fairlane.admit(p_limit integer, p_term bigint, p_now double prec
 LANGUAGE plpgsql AS $$
 DECLARE
     m fairlane.moment := fairlane.moment_of(p_now, p_lease);
-    l fairlane.live;
+    l fairlane.active_job;
     v_arriving bigint[] := '{}';
     v_unbound bigint[];
     v_idle bigint[];
@@ -192,15 +192,15 @@ BEGIN
     admitted := 0;
     moved := 0;
     repaired := 0;
-    IF EXISTS (SELECT 1 FROM fairlane.live x WHERE x.state = STATE.ARRIVING) THEN
+    IF EXISTS (SELECT 1 FROM fairlane.active_job x WHERE x.state = STATE.ARRIVING) THEN
         v_arriving := ARRAY(SELECT a.seq FROM fairlane.queue q CROSS JOIN LATERAL (
-            SELECT x.seq FROM fairlane.live x WHERE x.queue = q.id AND x.state = STATE.ARRIVING ORDER BY x.seq LIMIT p_limit) a
+            SELECT x.seq FROM fairlane.active_job x WHERE x.queue = q.id AND x.state = STATE.ARRIVING ORDER BY x.seq LIMIT p_limit) a
             ORDER BY a.seq LIMIT p_limit);
     END IF;
     v_unbound := fairlane.bindable(p_limit, m);
     v_idle := ARRAY(SELECT h.seq FROM (
-            SELECT a.seq, a.granted_at FROM fairlane.aside a
-            CROSS JOIN LATERAL (SELECT x.lane, x.granted_at FROM fairlane.live x WHERE x.seq = a.seq OFFSET 0) y
+            SELECT a.seq, a.granted_at FROM fairlane.job_extra a
+            CROSS JOIN LATERAL (SELECT x.lane, x.granted_at FROM fairlane.active_job x WHERE x.seq = a.seq OFFSET 0) y
             WHERE a.granted_at <= m.now - 2 AND y.granted_at IS NOT NULL
             AND NOT (SELECT n.ordered FROM fairlane.lane n WHERE n.id = y.lane) ORDER BY a.granted_at LIMIT p_limit) h
         WHERE fairlane.could_use_place_of(h.seq, m) IS NOT NULL ORDER BY h.granted_at);
@@ -212,13 +212,13 @@ BEGIN
             ARRAY(SELECT n.queue FROM fairlane.lane n WHERE n.id = ANY (v_lanes)));
         m := fairlane.moment_of(p_now, p_lease);
         PERFORM fairlane.check_term(p_term, true, m);
-        admitted := fairlane.let_in(v_arriving, m);
+        admitted := fairlane.admit_jobs(v_arriving, m);
         PERFORM fairlane.bind_unbound(v_unbound, m);
         PERFORM fairlane.offer_again(d, m) FROM unnest(v_declined) d;
         FOREACH v_seq IN ARRAY v_idle LOOP
             v_other := fairlane.could_use_place_of(v_seq, m);
             CONTINUE WHEN v_other IS NULL;
-            SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq;
+            SELECT * INTO l FROM fairlane.active_job x WHERE x.seq = v_seq;
             PERFORM fairlane.ungrant(l);
             UPDATE fairlane.lane SET granted = granted - 1 WHERE id = l.lane;
             PERFORM fairlane.grant(l.lane, v_other, m);
@@ -236,9 +236,9 @@ END $$;
 -- Jobs that wait unbound although their pool has a live worker.
 CREATE FUNCTION fairlane.bindable(p_limit integer, m fairlane.moment) RETURNS bigint[] LANGUAGE sql STABLE AS $$
     WITH RECURSIVE waiting (inbox) AS (
-        SELECT (SELECT min(x.inbox) FROM fairlane.aside x WHERE x.gate = GATE.UNBOUND)
+        SELECT (SELECT min(x.inbox) FROM fairlane.job_extra x WHERE x.gate = GATE.UNBOUND)
         UNION ALL
-        SELECT (SELECT min(x.inbox) FROM fairlane.aside x WHERE x.gate = GATE.UNBOUND AND x.inbox > w.inbox) FROM waiting w WHERE w.inbox IS NOT NULL
+        SELECT (SELECT min(x.inbox) FROM fairlane.job_extra x WHERE x.gate = GATE.UNBOUND AND x.inbox > w.inbox) FROM waiting w WHERE w.inbox IS NOT NULL
     )
     SELECT ARRAY(SELECT s.seq FROM waiting w CROSS JOIN LATERAL unnest(fairlane.unbound(rtrim(w.inbox, '/'), p_limit)) s(seq)
         WHERE EXISTS (SELECT 1 FROM fairlane.session v WHERE v.pool = rtrim(w.inbox, '/') AND v.idx IS NOT NULL AND v.state = 'live'
@@ -247,21 +247,21 @@ $$;
 
 -- Lanes that have a place to give and somebody who waits for it: none, unless something went wrong.
 CREATE FUNCTION fairlane.lanes_with_room(p_limit integer, m fairlane.moment) RETURNS bigint[] LANGUAGE sql STABLE AS $$
-    SELECT ARRAY(SELECT n.id FROM fairlane.lane n WHERE n.granted < n.places AND EXISTS (SELECT 1 FROM fairlane.live x
+    SELECT ARRAY(SELECT n.id FROM fairlane.lane n WHERE n.granted < n.places AND EXISTS (SELECT 1 FROM fairlane.active_job x
         WHERE x.lane = n.id AND x.lane IS NOT NULL AND NOT x.granted AND x.session IS NULL AND (x.expires_at IS NULL OR x.expires_at > m.now)) LIMIT p_limit)
 $$;
 
 -- Replace the rows of tallies by their sums, once there are many: so that reading them stays cheap.
 CREATE FUNCTION fairlane.add_up(p_term bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF (SELECT count(*) FROM fairlane.tally) <= 1000 + 3 * (SELECT count(*) FROM fairlane.queue) THEN
+    IF (SELECT count(*) FROM fairlane.queue_count) <= 1000 + 3 * (SELECT count(*) FROM fairlane.queue) THEN
         RETURN;
     END IF;
     PERFORM fairlane.check_term(p_term, true, m);
     WITH old AS (
-        DELETE FROM fairlane.tally t WHERE t.ctid = ANY (ARRAY(SELECT x.ctid FROM fairlane.tally x FOR UPDATE SKIP LOCKED)) RETURNING t.*
+        DELETE FROM fairlane.queue_count t WHERE t.ctid = ANY (ARRAY(SELECT x.ctid FROM fairlane.queue_count x FOR UPDATE SKIP LOCKED)) RETURNING t.*
     )
-    INSERT INTO fairlane.tally (queue, class, scheduled, pending, running, slotless, completed, failed, cancelled)
+    INSERT INTO fairlane.queue_count (queue, class, scheduled, pending, running, slotless, completed, failed, cancelled)
     SELECT o.queue, o.class, sum(o.scheduled), sum(o.pending), sum(o.running), sum(o.slotless), sum(o.completed), sum(o.failed),
         sum(o.cancelled) FROM old o GROUP BY o.queue, o.class;
 END $$;

@@ -13,19 +13,19 @@ BEGIN
     IF p_lanes IS NULL THEN
         v_flows := fairlane.flows_of(d, ARRAY['']);
         v_heads := ARRAY[v_first];
-        INSERT INTO fairlane.live (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
+        INSERT INTO fairlane.active_job (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
         SELECT p_seqs[g.i], p_queue, p_class, coalesce(p_costs[g.i], 1.0), STATE.PENDING, v_first + g.i - 1, v_flows[1], true, m.now + p_expires[g.i]
         FROM generate_series(1, cardinality(p_seqs)) g(i);
     ELSE
         v_flows := fairlane.flows_of(d, p_lanes);
-        INSERT INTO fairlane.live (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
+        INSERT INTO fairlane.active_job (seq, queue, class, cost, state, arrival, flow, granted, expires_at)
         SELECT p_seqs[g.i], p_queue, p_class, coalesce(p_costs[g.i], 1.0), STATE.PENDING, v_first + g.i - 1, v_flows[g.i], true, m.now + p_expires[g.i]
         FROM generate_series(1, cardinality(p_seqs)) g(i);
         SELECT array_agg(x.flow ORDER BY x.flow), array_agg(x.head ORDER BY x.flow) INTO v_flows, v_heads FROM (
             SELECT g.flow, min(v_first + g.i - 1) AS head FROM unnest(v_flows) WITH ORDINALITY g(flow, i) GROUP BY g.flow) x;
     END IF;
     PERFORM fairlane.raise_heads(d, v_flows, v_heads);
-    INSERT INTO fairlane.tally (queue, class, pending) VALUES (p_queue, p_class, cardinality(p_seqs));
+    INSERT INTO fairlane.queue_count (queue, class, pending) VALUES (p_queue, p_class, cardinality(p_seqs));
     IF p_expires IS NOT NULL THEN
         PERFORM fairlane.set_expiries(p_seqs);
     END IF;
@@ -34,16 +34,16 @@ END $$;
 -- The live rows of new plain jobs, as they come. Not admitted: the next claim or the granter does it.
 CREATE FUNCTION fairlane.store_plain(p_seqs bigint[], p_admit boolean, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO fairlane.live (seq, queue, class, cost, state, gate, due, expires_at)
+    INSERT INTO fairlane.active_job (seq, queue, class, cost, state, gate, due, expires_at)
     -- Due now is no time at all: the clock of whoever admits it may have been read a moment before.
     SELECT j.seq, j.queue, j.class, j.cost, STATE.ARRIVING, GATE.UNADMITTED, coalesce(j.run_at, m.now + nullif(j.delay, 0)), m.now + j.expires
     FROM unnest(p_seqs) g CROSS JOIN LATERAL (SELECT y.* FROM fairlane.job y WHERE y.seq = g OFFSET 0) j;
     PERFORM fairlane.set_expiries(p_seqs);
     IF p_admit THEN
-        PERFORM fairlane.let_in(p_seqs, m);
+        PERFORM fairlane.admit_jobs(p_seqs, m);
     ELSE
-        PERFORM fairlane.tell('queue:' || q.name) FROM fairlane.queue q WHERE q.id = ANY (ARRAY(
-            SELECT DISTINCT l.queue FROM fairlane.live l WHERE l.seq = ANY (p_seqs)));
+        PERFORM fairlane.notify('queue:' || q.name) FROM fairlane.queue q WHERE q.id = ANY (ARRAY(
+            SELECT DISTINCT l.queue FROM fairlane.active_job l WHERE l.seq = ANY (p_seqs)));
     END IF;
 END $$;
 
@@ -66,7 +66,7 @@ DECLARE
     v_seq bigint;
     q fairlane.queue;
     j fairlane.job;
-    l fairlane.live;
+    l fairlane.active_job;
 BEGIN
     FOREACH v_seq IN ARRAY p_seqs LOOP
         SELECT * INTO j FROM fairlane.job x WHERE x.seq = v_seq;
@@ -76,8 +76,8 @@ BEGIN
         IF p_count THEN
             PERFORM fairlane.check_room(q, j.lane, j.class);
         END IF;
-        l := fairlane.new_live(j, m);
-        PERFORM fairlane.tally_move(l.queue, l.class, NULL, l.state);
+        l := fairlane.new_active_job(j, m);
+        PERFORM fairlane.count_move(l.queue, l.class, NULL, l.state);
         IF l.state = STATE.PENDING THEN
             l := fairlane.arrive(l, m);
         END IF;
@@ -86,9 +86,9 @@ BEGIN
 END $$;
 
 -- The live row of a job that was stored just now, scheduled or pending.
-CREATE FUNCTION fairlane.new_live(j fairlane.job, m fairlane.moment) RETURNS fairlane.live LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.new_active_job(j fairlane.job, m fairlane.moment) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
 DECLARE
-    l fairlane.live;
+    l fairlane.active_job;
     v_due double precision := coalesce(j.run_at, m.now + coalesce(j.delay, 0));
 BEGIN
     l.seq := j.seq;
@@ -195,18 +195,18 @@ BEGIN
         PERFORM fairlane.known(j, m);
         RETURN false;
     END IF;
-    PERFORM fairlane.relate(j);
+    PERFORM fairlane.link_job(j);
     RETURN true;
 END $$;
 
 -- Let a new job be found by what few have.
-CREATE FUNCTION fairlane.relate(j fairlane.job) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.link_job(j fairlane.job) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF j.sticky IS NOT NULL THEN
-        INSERT INTO fairlane.relation (kind, key, seq) VALUES ('s', j.sticky, j.seq);
+        INSERT INTO fairlane.job_link (kind, key, seq) VALUES ('s', j.sticky, j.seq);
     END IF;
     IF j.parent IS NOT NULL THEN
-        INSERT INTO fairlane.relation (kind, key, seq) VALUES ('p', j.parent::text, j.seq);
+        INSERT INTO fairlane.job_link (kind, key, seq) VALUES ('p', j.parent::text, j.seq);
     END IF;
 END $$;
 
@@ -214,13 +214,13 @@ END $$;
 CREATE FUNCTION fairlane.forget(p_seqs bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM fairlane.job WHERE seq = ANY (p_seqs);
-    DELETE FROM fairlane.relation WHERE seq = ANY (p_seqs);
+    DELETE FROM fairlane.job_link WHERE seq = ANY (p_seqs);
 END $$;
 
 -- The copies of a broadcast.
 CREATE FUNCTION fairlane.children_of(p_parent bigint) RETURNS SETOF bigint LANGUAGE plpgsql STABLE ROWS 10 AS $$
 BEGIN
-    RETURN QUERY SELECT r.seq FROM fairlane.relation r WHERE r.kind = 'p' AND r.key = p_parent::text;
+    RETURN QUERY SELECT r.seq FROM fairlane.job_link r WHERE r.kind = 'p' AND r.key = p_parent::text;
 END $$;
 
 -- Take a unique value for a job. The id of who has it already, or NULL when this job has it now.
@@ -241,7 +241,7 @@ END $$;
 CREATE FUNCTION fairlane.store_any(j fairlane.job, q fairlane.queue, p_waiter text, p_ttl double precision, m fairlane.moment)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    l fairlane.live := fairlane.new_live(j, m);
+    l fairlane.active_job := fairlane.new_active_job(j, m);
 BEGIN
     IF j.kind = KIND.TURN THEN
         IF (fairlane.terms(j.queue, j.lane)).places IS NULL THEN
@@ -259,7 +259,7 @@ BEGIN
         l.started_at := m.now;
         l.due := CASE WHEN p_ttl > 0 THEN m.now + p_ttl END;
     END IF;
-    PERFORM fairlane.tally_move(l.queue, l.class, NULL, l.state, (j.kind = KIND.BROADCAST)::integer);
+    PERFORM fairlane.count_move(l.queue, l.class, NULL, l.state, (j.kind = KIND.BROADCAST)::integer);
     IF l.state = STATE.PENDING THEN
         l := fairlane.admit_job(l, m);
     END IF;

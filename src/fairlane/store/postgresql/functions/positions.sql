@@ -22,7 +22,7 @@ BEGIN
     RETURN QUERY
     SELECT x.queue, x.task, x.waiting, x.since, fairlane.read_known(x.task, x.queue, '', p_lease) FROM (
         SELECT q.name AS queue, j.task, count(*) AS waiting, min(d.since) AS since FROM (
-            SELECT a.seq, a.since, l.queue FROM fairlane.declined a JOIN fairlane.live l ON l.seq = a.seq AND l.fence = a.fence
+            SELECT a.seq, a.since, l.queue FROM fairlane.declined a JOIN fairlane.active_job l ON l.seq = a.seq AND l.fence = a.fence
             WHERE l.state <> STATE.RUNNING ORDER BY a.since LIMIT p_most) d
         JOIN fairlane.job j ON j.seq = d.seq JOIN fairlane.queue q ON q.id = d.queue
         GROUP BY q.name, j.task ORDER BY min(d.since), q.name COLLATE "C", j.task COLLATE "C" LIMIT p_limit) x;
@@ -42,7 +42,7 @@ BEGIN
         coalesce(sum(x.running - x.slotless) FILTER (WHERE x.class = CLASS.HIGH), 0)::bigint AS busy_high,
         coalesce(sum(x.running - x.slotless) FILTER (WHERE x.class = CLASS.NORMAL), 0)::bigint AS busy_normal,
         coalesce(sum(x.running - x.slotless) FILTER (WHERE x.class = CLASS.LOW), 0)::bigint AS busy_low
-    INTO t FROM fairlane.tally x WHERE x.queue = p_queue;
+    INTO t FROM fairlane.queue_count x WHERE x.queue = p_queue;
     RETURN json_build_object(
         'id', p_queue, 'name', q.name, 'declared', q.declared, 'override', q.override,
         'pending', json_build_array(t.pending_high, t.pending_normal, t.pending_low),
@@ -54,7 +54,7 @@ END $$;
 -- Waiting jobs of a lane, up to an arrival in each class (none of a class where that is NULL), counted up to `p_exact`:
 -- claimable ones, and in a limited lane those without a place and those that hold one behind a gate or until their
 -- retry. `p_key` is '' for jobs without a lane.
-CREATE FUNCTION fairlane.read_line_count(l fairlane.live, p_key text, p_ordered boolean, p_bounds bigint[], p_exact integer)
+CREATE FUNCTION fairlane.read_line_count(l fairlane.active_job, p_key text, p_ordered boolean, p_bounds bigint[], p_exact integer)
 RETURNS integer LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN (SELECT count(*) FROM (
@@ -62,23 +62,23 @@ BEGIN
         CROSS JOIN LATERAL (SELECT x.id, x.tag, x.head FROM fairlane.flows x
             WHERE x.domain = d.id AND x.lane = p_key LIMIT 1) f
         -- Not from the first arrival on: what was before the head has gone, and leaves dead entries.
-        CROSS JOIN LATERAL (SELECT 1 FROM fairlane.live x WHERE x.flow = f.id AND x.flow IS NOT NULL AND x.session IS NULL
+        CROSS JOIN LATERAL (SELECT 1 FROM fairlane.active_job x WHERE x.flow = f.id AND x.flow IS NOT NULL AND x.session IS NULL
             AND x.arrival >= f.head AND x.arrival < p_bounds[d.class + 1] LIMIT p_exact) r
         WHERE d.queue = l.queue AND f.tag IS NOT NULL
         UNION ALL
         -- In an ordered lane every rank is 0, so the first bound counts all.
         SELECT 1 FROM unnest(p_bounds) WITH ORDINALITY b (arrival, ord)
-        CROSS JOIN LATERAL (SELECT 1 FROM fairlane.live x WHERE x.lane = l.lane AND x.lane IS NOT NULL AND NOT x.granted AND x.session IS NULL
+        CROSS JOIN LATERAL (SELECT 1 FROM fairlane.active_job x WHERE x.lane = l.lane AND x.lane IS NOT NULL AND NOT x.granted AND x.session IS NULL
             AND x.rank = b.ord - 1 AND x.arrival < b.arrival AND x.state < STATE.RUNNING LIMIT p_exact) w
         WHERE b.ord = 1 OR NOT p_ordered
         UNION ALL
         SELECT 1 FROM unnest(p_bounds) WITH ORDINALITY b (arrival, ord)
-        CROSS JOIN LATERAL (SELECT 1 FROM fairlane.live x WHERE x.lane = l.lane AND x.lane IS NOT NULL
+        CROSS JOIN LATERAL (SELECT 1 FROM fairlane.active_job x WHERE x.lane = l.lane AND x.lane IS NOT NULL
             AND x.granted AND x.session IS NULL AND (x.due IS NOT NULL OR x.gate > GATE.NONE) AND x.rank = b.ord - 1 AND x.arrival < b.arrival
             AND x.state < STATE.RUNNING LIMIT p_exact) h
         WHERE b.ord = 1 OR NOT p_ordered
         UNION ALL
-        SELECT 1 FROM fairlane.aside g
+        SELECT 1 FROM fairlane.job_extra g
         CROSS JOIN LATERAL (SELECT x.lane, x.queue FROM fairlane.job x WHERE x.seq = g.seq LIMIT 1) j
         WHERE l.lane IS NULL AND g.gate IN (GATE.UNBOUND, GATE.CLEANUP) AND j.queue = l.queue
             AND g.arrival < p_bounds[g.class + 1] AND coalesce(j.lane, '') = p_key
@@ -87,29 +87,29 @@ END $$;
 
 -- About how many jobs of its lane are before a job that has more before it than are counted, and how many of those are of its
 -- class: by their share of the waiting jobs on some pages. NULL when none of those has one.
-CREATE FUNCTION fairlane.read_likely(l fairlane.live, p_key text, p_ordered boolean, OUT before bigint, OUT own bigint)
+CREATE FUNCTION fairlane.read_likely(l fairlane.active_job, p_key text, p_ordered boolean, OUT before bigint, OUT own bigint)
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     c_pages CONSTANT double precision := 200;
     v_part double precision := least(100.0, 100.0 * c_pages * current_setting('block_size')::integer
-        / greatest(1, pg_relation_size('fairlane.live')));
+        / greatest(1, pg_relation_size('fairlane.active_job')));
     v_flows bigint[] := ARRAY(SELECT f.id FROM fairlane.domain d JOIN fairlane.flow f ON f.domain = d.id AND f.lane = p_key
         WHERE d.queue = l.queue);
     v_scale double precision;
 BEGIN
     SELECT count(*) FILTER (WHERE y.before), count(*) FILTER (WHERE y.before AND (p_ordered OR y.class = l.class)),
-        (SELECT sum(t.pending) FROM fairlane.tally t WHERE t.queue = l.queue) / nullif(count(*), 0)::double precision
+        (SELECT sum(t.pending) FROM fairlane.queue_count t WHERE t.queue = l.queue) / nullif(count(*), 0)::double precision
     INTO before, own, v_scale FROM (
         SELECT x.class, CASE WHEN l.lane IS NOT NULL THEN x.lane = l.lane ELSE x.flow = ANY (v_flows) END
             AND CASE WHEN p_ordered OR x.class = l.class THEN x.arrival < l.arrival ELSE x.class < l.class END AS before
-        FROM fairlane.live x TABLESAMPLE SYSTEM (v_part) WHERE x.queue = l.queue AND x.state = STATE.PENDING) y;
+        FROM fairlane.active_job x TABLESAMPLE SYSTEM (v_part) WHERE x.queue = l.queue AND x.state = STATE.PENDING) y;
     before := round(before * v_scale);
     own := round(own * v_scale);
 END $$;
 
 -- `figures.LineFigures`, for a job with `p_own` of its lane and class before it.
 CREATE FUNCTION fairlane.read_line_figures(
-    l fairlane.live, p_key text, p_own integer, p_lanes integer, p_counted integer, p_many integer
+    l fairlane.active_job, p_key text, p_own integer, p_lanes integer, p_counted integer, p_many integer
 )
 RETURNS json LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -127,7 +127,7 @@ BEGIN
     END IF;
     SELECT * INTO f FROM fairlane.flows x WHERE x.domain = d.id AND x.lane = p_key;
     -- No tag is lower than the clock.
-    SELECT count(*) INTO v_active FROM (SELECT 1 FROM fairlane.line x WHERE x.domain = d.id AND x.tag >= d.clock LIMIT p_many) y;
+    SELECT count(*) INTO v_active FROM (SELECT 1 FROM fairlane.ready_lane x WHERE x.domain = d.id AND x.tag >= d.clock LIMIT p_many) y;
     IF l.inbox = '' THEN
         SELECT count(*) INTO v_limited FROM (SELECT 1 FROM fairlane.lane x WHERE x.queue = l.queue LIMIT p_many) y;
     END IF;
@@ -136,21 +136,21 @@ BEGIN
     SELECT json_agg(json_build_array(y.lane, y.tag, y.cost, y.places, y.claimable + y.waiting) ORDER BY y.tag, y.head)
     INTO v_ready FROM (
         SELECT x.lane, x.tag, x.head, h.cost, n.places,
-            (SELECT count(*) FROM (SELECT 1 FROM fairlane.live r WHERE r.flow = x.id AND r.flow IS NOT NULL
+            (SELECT count(*) FROM (SELECT 1 FROM fairlane.active_job r WHERE r.flow = x.id AND r.flow IS NOT NULL
                 AND r.session IS NULL AND r.arrival >= x.head LIMIT v_most) c) AS claimable,
-            (SELECT count(*) FROM (SELECT 1 FROM fairlane.live w WHERE w.lane = n.id AND w.lane IS NOT NULL
+            (SELECT count(*) FROM (SELECT 1 FROM fairlane.active_job w WHERE w.lane = n.id AND w.lane IS NOT NULL
                 AND NOT w.granted AND w.session IS NULL AND w.rank = CASE WHEN n.ordered THEN 0 ELSE l.class END LIMIT v_most) c) AS waiting
         FROM (SELECT a.flow AS id, a.tag, a.head, (SELECT o.lane FROM fairlane.flow o WHERE o.id = a.flow) AS lane
-            FROM fairlane.line a WHERE a.domain = d.id AND a.tag >= d.clock AND a.flow IS DISTINCT FROM f.id
+            FROM fairlane.ready_lane a WHERE a.domain = d.id AND a.tag >= d.clock AND a.flow IS DISTINCT FROM f.id
             ORDER BY a.tag, a.head LIMIT p_lanes) x
-        CROSS JOIN LATERAL (SELECT a.cost FROM fairlane.live a WHERE a.flow = x.id AND a.flow IS NOT NULL
+        CROSS JOIN LATERAL (SELECT a.cost FROM fairlane.active_job a WHERE a.flow = x.id AND a.flow IS NOT NULL
             AND a.session IS NULL AND a.arrival = x.head LIMIT 1) h
         LEFT JOIN LATERAL (SELECT a.* FROM fairlane.lane a WHERE a.queue = l.queue AND a.key = x.lane LIMIT 1) n ON true
     ) y;
     IF v_limited > 0 THEN
         -- Whose places are all taken, so that nothing of them is claimable just now.
         SELECT json_agg(json_build_array(y.key, y.finish, y.places, (SELECT count(*) FROM (
-            SELECT 1 FROM fairlane.live w WHERE w.lane = y.id AND w.lane IS NOT NULL AND NOT w.granted AND w.session IS NULL
+            SELECT 1 FROM fairlane.active_job w WHERE w.lane = y.id AND w.lane IS NOT NULL AND NOT w.granted AND w.session IS NULL
             AND w.rank = CASE WHEN y.ordered THEN 0 ELSE l.class END LIMIT v_most) c)))
         INTO v_blocked FROM (
             SELECT n.id, n.key, n.places, n.ordered, x.finish
@@ -167,7 +167,7 @@ END $$;
 
 -- `figures.JobFigures`. `p_slots` are those of all workers of the queue.
 CREATE FUNCTION fairlane.read_job_figures(
-    l fairlane.live, p_slots bigint, p_exact integer, p_lanes integer, p_counted integer, p_many integer,
+    l fairlane.active_job, p_slots bigint, p_exact integer, p_lanes integer, p_counted integer, p_many integer,
     p_lease double precision
 )
 RETURNS json LANGUAGE plpgsql STABLE AS $$
@@ -223,11 +223,11 @@ BEGIN
         AND s.state IN ('live', 'stopping') AND s.expires > p_lease;
     END IF;
     IF l.lane IS NOT NULL AND NOT l.granted THEN
-        SELECT min(r.due) INTO v_retry FROM fairlane.live r
+        SELECT min(r.due) INTO v_retry FROM fairlane.active_job r
         WHERE r.lane = l.lane AND r.lane IS NOT NULL AND r.granted AND r.session IS NULL AND r.due IS NOT NULL;
         IF v_ordered THEN
             -- The task of the head, if workers declined it.
-            SELECT i.task INTO v_awaited FROM fairlane.live r
+            SELECT i.task INTO v_awaited FROM fairlane.active_job r
             CROSS JOIN LATERAL (SELECT 1 FROM fairlane.declined d WHERE d.seq = r.seq AND d.fence = r.fence OFFSET 0) d
             CROSS JOIN LATERAL (SELECT x.task FROM fairlane.job x WHERE x.seq = r.seq OFFSET 0) i
             WHERE r.lane = l.lane AND r.lane IS NOT NULL AND r.granted AND r.session IS NULL ORDER BY r.arrival LIMIT 1;
@@ -235,7 +235,7 @@ BEGIN
     ELSIF v_place = 1 AND l.flow IS NOT NULL THEN
         SELECT count(*) INTO v_before FROM (SELECT 1 FROM fairlane.flows m
             CROSS JOIN LATERAL (SELECT a.clock FROM fairlane.domains a WHERE a.id = m.domain LIMIT 1) d
-            CROSS JOIN LATERAL (SELECT 1 FROM fairlane.line a WHERE a.domain = m.domain
+            CROSS JOIN LATERAL (SELECT 1 FROM fairlane.ready_lane a WHERE a.domain = m.domain
                 AND a.tag >= d.clock AND (a.tag, a.head) < (m.tag, m.head) LIMIT p_slots) x
             WHERE m.id = l.flow LIMIT p_slots) y;
     END IF;
@@ -253,7 +253,7 @@ BEGIN
 END $$;
 
 -- Every job among the ids that waits, and their queues.
-CREATE FUNCTION fairlane.read_standings(
+CREATE FUNCTION fairlane.read_positions(
     p_ids text[], p_exact integer, p_lanes integer, p_counted integer, p_many integer,
     p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL
 )
@@ -263,14 +263,14 @@ AS $$
 DECLARE
     v_clock double precision := extract(epoch FROM clock_timestamp());
     v_lease double precision := coalesce(p_lease, p_now, v_clock);
-    l fairlane.live;
+    l fairlane.active_job;
     v_queue integer;
     v_slots bigint;
     v_queues json[] := '{}';
     v_jobs json[] := '{}';
 BEGIN
     FOR l IN
-        SELECT x.* FROM unnest(p_ids) w (id) JOIN fairlane.job j ON j.id = w.id JOIN fairlane.live x ON x.seq = j.seq
+        SELECT x.* FROM unnest(p_ids) w (id) JOIN fairlane.job j ON j.id = w.id JOIN fairlane.active_job x ON x.seq = j.seq
         WHERE x.state <> STATE.RUNNING ORDER BY x.queue
     LOOP
         IF l.queue IS DISTINCT FROM v_queue THEN

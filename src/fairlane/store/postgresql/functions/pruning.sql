@@ -41,14 +41,14 @@ BEGIN
     -- A session that kept jobs ended in is part of their history.
     v_sessions := ARRAY(SELECT s.seq FROM fairlane.session s WHERE s.state IN ('ended', 'dead') AND s.ended_at <= m.now - p_history_seconds
         AND NOT EXISTS (SELECT 1 FROM fairlane.outcome o WHERE o.session = s.seq)
-        AND NOT EXISTS (SELECT 1 FROM fairlane.live x WHERE x.session = s.seq) LIMIT p_limit);
+        AND NOT EXISTS (SELECT 1 FROM fairlane.active_job x WHERE x.session = s.seq) LIMIT p_limit);
     v_bindings := ARRAY(SELECT b.seq FROM fairlane.binding b WHERE b.closed_at <= m.now - p_history_seconds LIMIT p_limit);
-    v_ids := ARRAY(SELECT r.id FROM fairlane.remembered r WHERE r.until <= m.now LIMIT p_limit);
+    v_ids := ARRAY(SELECT r.id FROM fairlane.reserved_id r WHERE r.until <= m.now LIMIT p_limit);
     -- Values whose time is over and whose job is final or gone. One that an open transaction takes again is left alone.
     v_uniques := ARRAY(SELECT u.seq FROM fairlane.held_unique u WHERE u.until <= m.now
-        AND NOT EXISTS (SELECT 1 FROM fairlane.live x WHERE x.seq = u.seq) LIMIT p_limit FOR UPDATE SKIP LOCKED);
+        AND NOT EXISTS (SELECT 1 FROM fairlane.active_job x WHERE x.seq = u.seq) LIMIT p_limit FOR UPDATE SKIP LOCKED);
     v_declined := ARRAY(SELECT d.seq FROM fairlane.declined d
-        WHERE NOT EXISTS (SELECT 1 FROM fairlane.live x WHERE x.seq = d.seq) LIMIT p_limit);
+        WHERE NOT EXISTS (SELECT 1 FROM fairlane.active_job x WHERE x.seq = d.seq) LIMIT p_limit);
     v_sets := ARRAY(SELECT t.id FROM fairlane.task_set t WHERE t.used_at <= m.now - p_history_seconds
         AND NOT EXISTS (SELECT 1 FROM fairlane.session s WHERE s.task_set = t.id AND s.state IN ('live', 'stopping')) LIMIT p_limit);
     v_unknown := EXISTS (SELECT 1 FROM fairlane.unknown_task u WHERE fairlane.is_unused(u, m));
@@ -68,14 +68,14 @@ BEGIN
         other := fairlane.tidy(v_queues, 10000);
     END IF;
     jobs := cardinality(fairlane.forget_ended(v_jobs, p_id_seconds, greatest(p_id_seconds, p_failed_seconds), m));
-    DELETE FROM fairlane.load WHERE session = ANY (v_sessions);
+    DELETE FROM fairlane.session_load WHERE session = ANY (v_sessions);
     DELETE FROM fairlane.session WHERE seq = ANY (v_sessions);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     other := other + v_count;
     DELETE FROM fairlane.binding WHERE seq = ANY (v_bindings);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     other := other + v_count;
-    DELETE FROM fairlane.remembered r WHERE r.id = ANY (v_ids) AND r.until <= m.now;
+    DELETE FROM fairlane.reserved_id r WHERE r.id = ANY (v_ids) AND r.until <= m.now;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     other := other + v_count;
     DELETE FROM fairlane.held_unique u WHERE u.seq = ANY (v_uniques) AND u.until <= m.now;
@@ -104,7 +104,7 @@ BEGIN
     IF cardinality(v_jobs) = 0 THEN
         RETURN v_jobs;
     END IF;
-    INSERT INTO fairlane.remembered (id, fingerprint, state, until)
+    INSERT INTO fairlane.reserved_id (id, fingerprint, state, until)
     SELECT j.id, j.print, o.state, o.finished_at + j.seconds FROM fairlane.outcome o
     CROSS JOIN LATERAL (SELECT x.id, fairlane.fingerprint(x) AS print,
         CASE WHEN x.retry_of IS NULL THEN p_id_seconds ELSE p_retry_id_seconds END AS seconds
@@ -162,7 +162,7 @@ END $$;
 CREATE FUNCTION fairlane.idle_domains(p_queues integer[], OUT id bigint, OUT queue integer, OUT finish bigint) RETURNS SETOF record
 LANGUAGE sql STABLE AS $$
     SELECT d.id, d.queue, max(f.finish)
-    FROM (SELECT t.queue, t.class FROM fairlane.tally t GROUP BY t.queue, t.class HAVING sum(t.pending + t.running) = 0) i
+    FROM (SELECT t.queue, t.class FROM fairlane.queue_count t GROUP BY t.queue, t.class HAVING sum(t.pending + t.running) = 0) i
     JOIN fairlane.domains d ON d.queue = i.queue AND d.class = i.class JOIN fairlane.flows f ON f.domain = d.id
     WHERE p_queues IS NULL OR d.queue = ANY (p_queues) GROUP BY d.id, d.queue, d.clock HAVING max(f.finish) > d.clock
 $$;
@@ -181,7 +181,7 @@ BEGIN
     PERFORM fairlane.set_clock(x.id, x.finish) FROM fairlane.idle_domains(p_queues) x;
     v_flows := ARRAY(SELECT f.id FROM fairlane.domains d JOIN fairlane.flows f ON f.domain = d.id
         WHERE d.queue = ANY (p_queues) AND f.tag IS NULL AND f.finish <= d.clock LIMIT p_limit);
-    DELETE FROM fairlane.pace u WHERE u.ctid = ANY (fairlane.paces_at(v_flows));
+    DELETE FROM fairlane.lane_pace u WHERE u.ctid = ANY (fairlane.paces_at(v_flows));
     DELETE FROM fairlane.flow u WHERE u.id = ANY (v_flows);
     RETURN cardinality(v_flows);
 END $$;

@@ -38,7 +38,7 @@ BEGIN
         coalesce(l.started_at, o.started_at), coalesce(l.refused, o.refused), s.id, s.pool, s.idx, s.host
     FROM unnest(v_seqs) WITH ORDINALITY w (seq, n) JOIN fairlane.job j ON j.seq = w.seq
     LEFT JOIN fairlane.queue q ON q.id = j.queue
-    LEFT JOIN fairlane.live l ON l.seq = j.seq
+    LEFT JOIN fairlane.active_job l ON l.seq = j.seq
     LEFT JOIN fairlane.outcome o ON o.seq = j.seq
     LEFT JOIN fairlane.progress g ON g.seq = j.seq
     LEFT JOIN fairlane.session s ON s.seq = coalesce(l.session, o.session)
@@ -70,12 +70,12 @@ BEGIN
         v_pool := substring(p_worker FROM '^(.+)/[0-9]+$');
         v_index := substring(p_worker FROM '[0-9]+$')::integer;
         RETURN ARRAY(SELECT x.seq FROM (
-            (SELECT a.seq FROM fairlane.aside a
-                CROSS JOIN LATERAL (SELECT y.state FROM fairlane.live y WHERE y.seq = a.seq OFFSET 0) l
+            (SELECT a.seq FROM fairlane.job_extra a
+                CROSS JOIN LATERAL (SELECT y.state FROM fairlane.active_job y WHERE y.seq = a.seq OFFSET 0) l
                 WHERE a.inbox <> '' AND (a.inbox, a.seq) < (p_worker, p_before) AND a.inbox >= p_worker AND l.state < STATE.RUNNING
                 ORDER BY a.inbox DESC, a.seq DESC LIMIT p_size)
             UNION ALL
-            SELECT r.seq FROM fairlane.session s CROSS JOIN LATERAL (SELECT l.seq FROM fairlane.live l
+            SELECT r.seq FROM fairlane.session s CROSS JOIN LATERAL (SELECT l.seq FROM fairlane.active_job l
                 WHERE l.session IS NOT NULL AND (l.session, l.seq) < (s.seq, p_before) AND l.session >= s.seq
                 ORDER BY l.session DESC, l.seq DESC LIMIT p_size) r
             WHERE s.pool = v_pool AND s.idx = v_index AND s.idx IS NOT NULL
@@ -86,7 +86,7 @@ BEGIN
             WHERE s.pool = v_pool AND s.idx = v_index AND s.idx IS NOT NULL
         ) x ORDER BY x.seq DESC LIMIT p_size);
     ELSIF p_sticky IS NOT NULL THEN
-        RETURN ARRAY(SELECT r.seq FROM fairlane.relation r WHERE r.kind = 's' AND r.key = p_sticky AND r.seq < p_before
+        RETURN ARRAY(SELECT r.seq FROM fairlane.job_link r WHERE r.kind = 's' AND r.key = p_sticky AND r.seq < p_before
             ORDER BY r.kind DESC, r.key DESC, r.seq DESC LIMIT p_size);
     ELSIF p_lane IS NOT NULL THEN
         RETURN ARRAY(SELECT j.seq FROM fairlane.job j
@@ -95,16 +95,16 @@ BEGIN
             ORDER BY j.queue DESC, j.lane DESC, j.seq DESC LIMIT p_size);
     ELSIF p_state = 'pending' THEN
         -- Nearly all live jobs are pending, so they are found by walking the table.
-        RETURN ARRAY(SELECT l.seq FROM fairlane.live l WHERE l.seq < p_before AND l.state IN (STATE.ARRIVING, STATE.PENDING)
+        RETURN ARRAY(SELECT l.seq FROM fairlane.active_job l WHERE l.seq < p_before AND l.state IN (STATE.ARRIVING, STATE.PENDING)
             ORDER BY l.seq DESC LIMIT p_size);
     ELSIF p_state = 'scheduled' THEN
-        RETURN ARRAY(SELECT a.seq FROM fairlane.aside a WHERE a.seq < p_before AND a.scheduled
+        RETURN ARRAY(SELECT a.seq FROM fairlane.job_extra a WHERE a.seq < p_before AND a.scheduled
             ORDER BY a.seq DESC LIMIT p_size);
     ELSIF p_state = 'running' THEN
         -- What runs is at most what the fleet has slots for, so sorting it is cheap.
         RETURN ARRAY(WITH r AS MATERIALIZED (
-            SELECT l.seq FROM fairlane.live l WHERE l.session IS NOT NULL
-            UNION ALL SELECT a.seq FROM fairlane.aside a WHERE a.gate = GATE.PARENT
+            SELECT l.seq FROM fairlane.active_job l WHERE l.session IS NOT NULL
+            UNION ALL SELECT a.seq FROM fairlane.job_extra a WHERE a.gate = GATE.PARENT
         ) SELECT r.seq FROM r WHERE r.seq < p_before ORDER BY r.seq DESC LIMIT p_size);
     ELSIF p_task IS NOT NULL THEN
         -- One list for each queue, or for the one that is asked for.
@@ -169,7 +169,7 @@ BEGIN
         END IF;
         v_found := v_found || ARRAY(
             SELECT j.seq FROM unnest(v_window) WITH ORDINALITY w (seq, n) JOIN fairlane.job j ON j.seq = w.seq
-            LEFT JOIN fairlane.live l ON l.seq = j.seq
+            LEFT JOIN fairlane.active_job l ON l.seq = j.seq
             LEFT JOIN fairlane.outcome o ON o.seq = j.seq
             LEFT JOIN fairlane.session s ON s.seq = coalesce(l.session, o.session)
             WHERE (p_state IS NULL OR coalesce(o.state, l.state) = ANY (v_states))

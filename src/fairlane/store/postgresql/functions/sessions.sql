@@ -50,7 +50,7 @@ BEGIN
     VALUES (p_id, p_kind, 'live', p_host, p_pid, p_pool, v_index, p_idx IS NOT NULL, coalesce(p_queues, '{}'), p_slots,
         coalesce(p_reserved_high, 0), coalesce(p_reserved_normal, 0), m.now, p_seconds, m.lease + p_seconds, p_task_set)
     RETURNING seq INTO v_seq;
-    INSERT INTO fairlane.load (session) VALUES (v_seq);
+    INSERT INTO fairlane.session_load (session) VALUES (v_seq);
     IF p_task_set IS NOT NULL THEN
         INSERT INTO fairlane.task_set (id, tasks, used_at) VALUES (p_task_set, p_tasks, m.now)
         ON CONFLICT (id) DO UPDATE SET used_at = excluded.used_at;
@@ -114,7 +114,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     m fairlane.moment;
     s fairlane.session;
-    l fairlane.live;
+    l fairlane.active_job;
     v_ids text[];
     v_fences integer[];
     v_unknown bigint[];
@@ -139,7 +139,7 @@ BEGIN
     INTO v_ids, v_fences, cancel, v_unknown
     FROM (SELECT x.seq, j.id, x.fence, x.cancel, x.claim,
               ((j.id, x.fence) IN (SELECT u.id, u.fence FROM unnest(p_ids, p_fences) u(id, fence))) IS TRUE AS named
-          FROM fairlane.live x CROSS JOIN LATERAL (SELECT i.id FROM fairlane.job i WHERE i.seq = x.seq OFFSET 0) j
+          FROM fairlane.active_job x CROSS JOIN LATERAL (SELECT i.id FROM fairlane.job i WHERE i.seq = x.seq OFFSET 0) j
           WHERE x.session = s.seq ORDER BY x.arrival) y;
     lost := ARRAY(SELECT u.ord::integer - 1 FROM unnest(p_ids, p_fences) WITH ORDINALITY u(id, fence, ord)
         WHERE ((u.id, u.fence) IN (SELECT h.id, h.fence FROM unnest(v_ids, v_fences) h(id, fence))) IS NOT TRUE ORDER BY u.ord);
@@ -150,7 +150,7 @@ BEGIN
     END IF;
     IF NOT again THEN
         FOREACH v_seq IN ARRAY v_unknown LOOP
-            SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq;
+            SELECT * INTO l FROM fairlane.active_job x WHERE x.seq = v_seq;
             PERFORM fairlane.take_back(l, s.id, fairlane.worker_of(s), MOVE.TAKE_BACK::smallint, 0, m);
             taken_back := taken_back || (SELECT j.id FROM fairlane.job j WHERE j.seq = v_seq);
         END LOOP;
@@ -167,7 +167,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     m fairlane.moment;
     s fairlane.session;
-    l fairlane.live;
+    l fairlane.active_job;
     r record;
 BEGIN
     topics := '{}';
@@ -191,10 +191,10 @@ BEGIN
     END IF;
     FOR r IN SELECT x.seq, p_ids IS NULL OR x.claim IS NULL
             OR ((j.id, x.fence) IN (SELECT u.id, u.fence FROM unnest(p_ids, p_fences) u(id, fence))) IS TRUE AS begun
-        FROM fairlane.live x CROSS JOIN LATERAL (SELECT i.id FROM fairlane.job i WHERE i.seq = x.seq OFFSET 0) j
+        FROM fairlane.active_job x CROSS JOIN LATERAL (SELECT i.id FROM fairlane.job i WHERE i.seq = x.seq OFFSET 0) j
         WHERE x.session = s.seq ORDER BY x.arrival
     LOOP
-        SELECT * INTO l FROM fairlane.live x WHERE x.seq = r.seq AND x.session = s.seq;
+        SELECT * INTO l FROM fairlane.active_job x WHERE x.seq = r.seq AND x.session = s.seq;
         IF NOT FOUND THEN
             CONTINUE;
         ELSIF r.begun THEN
@@ -209,13 +209,13 @@ END $$;
 -- Turns that a session waited for go with it, before those it holds: or the next would start in a dead session.
 CREATE FUNCTION fairlane.waiter_gone(p_session bigint, m fairlane.moment) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
-    l fairlane.live;
+    l fairlane.active_job;
     v_seq bigint;
     v_gone integer := 0;
 BEGIN
-    FOR v_seq IN SELECT x.seq FROM fairlane.aside x WHERE x.waiter = p_session ORDER BY x.seq LOOP
+    FOR v_seq IN SELECT x.seq FROM fairlane.job_extra x WHERE x.waiter = p_session ORDER BY x.seq LOOP
         -- Read again: the end of one turn may have started the next. What runs is ended with the rest of what it holds.
-        SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.state <> STATE.RUNNING;
+        SELECT * INTO l FROM fairlane.active_job x WHERE x.seq = v_seq AND x.state <> STATE.RUNNING;
         IF FOUND THEN
             PERFORM fairlane.end_job(l, STATE.CANCELLED::smallint, 'waiter_gone', NULL, NULL, NULL, NULL, m);
             v_gone := v_gone + 1;
@@ -229,7 +229,7 @@ END $$;
 CREATE FUNCTION fairlane.declare_dead(s fairlane.session, p_keep_bindings boolean, m fairlane.moment, OUT lost integer,
     OUT fates integer[]) LANGUAGE plpgsql AS $$
 DECLARE
-    l fairlane.live;
+    l fairlane.active_job;
     v_seq bigint;
     v_state smallint;
 BEGIN
@@ -239,8 +239,8 @@ BEGIN
     IF s.idx IS NOT NULL AND NOT p_keep_bindings THEN
         lost := fairlane.lose(s.pool, s.idx, m);
     END IF;
-    FOR v_seq IN SELECT x.seq FROM fairlane.live x WHERE x.session = s.seq ORDER BY x.arrival LOOP
-        SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.session = s.seq;
+    FOR v_seq IN SELECT x.seq FROM fairlane.active_job x WHERE x.session = s.seq ORDER BY x.arrival LOOP
+        SELECT * INTO l FROM fairlane.active_job x WHERE x.seq = v_seq AND x.session = s.seq;
         IF FOUND THEN
             v_state := fairlane.crash(l, s.id, fairlane.worker_of(s), m);
             fates[v_state + 1] := fates[v_state + 1] + 1;
@@ -252,11 +252,11 @@ END $$;
 -- the index, so that it costs what there are sessions, not what they run.
 CREATE FUNCTION fairlane.orphans(p_limit integer) RETURNS bigint[] LANGUAGE sql STABLE AS $$
     WITH RECURSIVE holder (session) AS (
-        SELECT (SELECT min(x.session) FROM fairlane.live x WHERE x.session IS NOT NULL)
+        SELECT (SELECT min(x.session) FROM fairlane.active_job x WHERE x.session IS NOT NULL)
         UNION ALL
-        SELECT (SELECT min(x.session) FROM fairlane.live x WHERE x.session > h.session) FROM holder h WHERE h.session IS NOT NULL
+        SELECT (SELECT min(x.session) FROM fairlane.active_job x WHERE x.session > h.session) FROM holder h WHERE h.session IS NOT NULL
     )
-    SELECT ARRAY(SELECT x.seq FROM holder h JOIN fairlane.live x ON x.session = h.session WHERE NOT EXISTS (
+    SELECT ARRAY(SELECT x.seq FROM holder h JOIN fairlane.active_job x ON x.session = h.session WHERE NOT EXISTS (
         SELECT 1 FROM fairlane.session s WHERE s.seq = h.session AND s.state IN ('live', 'stopping')) LIMIT p_limit)
 $$;
 
@@ -269,7 +269,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     m fairlane.moment := fairlane.moment_of(p_now, p_lease);
     s fairlane.session;
-    l fairlane.live;
+    l fairlane.active_job;
     d record;
     v_fates integer[] := '{0,0,0,0,0,0,0}';
     v_seqs bigint[];
@@ -300,7 +300,7 @@ BEGIN
         END IF;
         v_seqs := fairlane.orphans(p_limit);
         FOREACH v_seq IN ARRAY v_seqs LOOP
-            SELECT * INTO l FROM fairlane.live x WHERE x.seq = v_seq AND x.session IS NOT NULL;
+            SELECT * INTO l FROM fairlane.active_job x WHERE x.seq = v_seq AND x.session IS NOT NULL;
             CONTINUE WHEN NOT FOUND;
             SELECT * INTO s FROM fairlane.session x WHERE x.seq = l.session;
             v_state := fairlane.crash(l, coalesce(s.id, 'unknown'), coalesce(fairlane.worker_of(s), 'unknown'), m);

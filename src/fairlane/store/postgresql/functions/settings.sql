@@ -62,7 +62,7 @@ BEGIN
         INSERT INTO fairlane.rule SELECT * FROM unnest(v_rules);
         PERFORM fairlane.apply_rules(v_queue, m);
     END IF;
-    PERFORM fairlane.tell_waiting(v_queue);
+    PERFORM fairlane.notify_waiting(v_queue);
 END $$;
 
 -- Lanes that have jobs get their new terms. Costs as much as the queue has lanes, which is why settings change rarely.
@@ -72,7 +72,7 @@ DECLARE
     v_rule fairlane.rule;
     v_key text;
 BEGIN
-    UPDATE fairlane.pace u SET weight = x.weight
+    UPDATE fairlane.lane_pace u SET weight = x.weight
     FROM (SELECT f.id, (fairlane.terms(p_queue, f.lane)).weight FROM fairlane.domain d JOIN fairlane.flow f ON f.domain = d.id
           WHERE d.queue = p_queue OFFSET 0) x WHERE u.flow = x.id AND u.weight <> x.weight;
     FOR n IN SELECT x.* FROM fairlane.lane x WHERE x.queue = p_queue LOOP
@@ -87,9 +87,9 @@ BEGIN
     FOR v_key IN SELECT k.key FROM (
             SELECT f.lane AS key FROM fairlane.domain d JOIN fairlane.flows f ON f.domain = d.id
             WHERE d.queue = p_queue AND f.tag IS NOT NULL AND f.lane <> ''
-            UNION SELECT j.lane FROM fairlane.aside a JOIN fairlane.live x ON x.seq = a.seq JOIN fairlane.job j ON j.seq = a.seq
+            UNION SELECT j.lane FROM fairlane.job_extra a JOIN fairlane.active_job x ON x.seq = a.seq JOIN fairlane.job j ON j.seq = a.seq
             WHERE a.gate > GATE.NONE AND x.state = STATE.PENDING AND x.queue = p_queue AND j.lane IS NOT NULL
-            UNION SELECT j.lane FROM fairlane.live x JOIN fairlane.job j ON j.seq = x.seq
+            UNION SELECT j.lane FROM fairlane.active_job x JOIN fairlane.job j ON j.seq = x.seq
             WHERE x.session IS NOT NULL AND x.queue = p_queue AND j.lane IS NOT NULL) k
         WHERE (fairlane.terms(p_queue, k.key)).places IS NOT NULL
         AND NOT EXISTS (SELECT 1 FROM fairlane.lane e WHERE e.queue = p_queue AND e.key = k.key) ORDER BY k.key
@@ -104,7 +104,7 @@ LANGUAGE plpgsql AS $$
 BEGIN
     IF p_ordered <> n.ordered THEN
         -- Only of those that wait; a running job gets its rank when it comes back.
-        UPDATE fairlane.live SET rank = CASE WHEN p_ordered THEN 0 ELSE class END WHERE seq = ANY (fairlane.unstarted(n.id));
+        UPDATE fairlane.active_job SET rank = CASE WHEN p_ordered THEN 0 ELSE class END WHERE seq = ANY (fairlane.unstarted(n.id));
         IF NOT p_ordered THEN
             PERFORM fairlane.drop_kept(n.id);
         END IF;
@@ -117,16 +117,16 @@ END $$;
 
 -- The jobs of a limited lane that have not started: those that wait for a place, and those that hold one.
 CREATE FUNCTION fairlane.unstarted(p_lane bigint) RETURNS bigint[] LANGUAGE sql STABLE AS $$
-    SELECT ARRAY(SELECT x.seq FROM fairlane.live x WHERE x.lane = p_lane AND x.lane IS NOT NULL AND NOT x.granted AND x.session IS NULL
-        UNION ALL SELECT x.seq FROM fairlane.live x WHERE x.lane = p_lane AND x.lane IS NOT NULL AND x.granted AND x.session IS NULL)
+    SELECT ARRAY(SELECT x.seq FROM fairlane.active_job x WHERE x.lane = p_lane AND x.lane IS NOT NULL AND NOT x.granted AND x.session IS NULL
+        UNION ALL SELECT x.seq FROM fairlane.active_job x WHERE x.lane = p_lane AND x.lane IS NOT NULL AND x.granted AND x.session IS NULL)
 $$;
 
 -- In an unordered lane a job that waits for its retry holds no place: it comes back when it is due.
 CREATE FUNCTION fairlane.drop_kept(p_lane bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    UPDATE fairlane.lane SET granted = granted - (SELECT count(*) FROM fairlane.live x
+    UPDATE fairlane.lane SET granted = granted - (SELECT count(*) FROM fairlane.active_job x
         WHERE x.lane = p_lane AND x.lane IS NOT NULL AND x.granted AND x.session IS NULL AND x.due IS NOT NULL) WHERE id = p_lane;
-    UPDATE fairlane.live SET lane = NULL, granted = false
+    UPDATE fairlane.active_job SET lane = NULL, granted = false
     WHERE lane = p_lane AND lane IS NOT NULL AND session IS NULL AND due IS NOT NULL;
 END $$;
 
@@ -138,22 +138,22 @@ DECLARE
     r record;
 BEGIN
     -- An expired turn would be started, so it is left out. Other expired jobs are not: in line a claim finds and cancels them.
-    FOR v_seq IN SELECT x.seq FROM fairlane.live x WHERE x.lane = n.id AND x.lane IS NOT NULL AND NOT x.granted AND x.session IS NULL AND x.kind = KIND.TURN
+    FOR v_seq IN SELECT x.seq FROM fairlane.active_job x WHERE x.lane = n.id AND x.lane IS NOT NULL AND NOT x.granted AND x.session IS NULL AND x.kind = KIND.TURN
         AND (x.expires_at IS NULL OR x.expires_at > m.now) ORDER BY x.rank, x.arrival
     LOOP
         PERFORM fairlane.grant(n.id, v_seq, m);
     END LOOP;
     -- Of those that go into the same flow the first one goes there, and takes the others along.
-    FOR r IN SELECT array_agg(x.seq ORDER BY x.arrival) AS seqs FROM fairlane.live x WHERE x.lane = n.id AND x.lane IS NOT NULL
+    FOR r IN SELECT array_agg(x.seq ORDER BY x.arrival) AS seqs FROM fairlane.active_job x WHERE x.lane = n.id AND x.lane IS NOT NULL
         AND NOT x.granted AND x.session IS NULL AND x.kind <> KIND.TURN AND x.state = STATE.PENDING AND x.gate = GATE.NONE GROUP BY x.class, x.inbox
     LOOP
         PERFORM fairlane.grant(n.id, r.seqs[1], m);
-        SELECT x.flow INTO v_flow FROM fairlane.live x WHERE x.seq = r.seqs[1];
-        UPDATE fairlane.live SET flow = v_flow WHERE seq = ANY (r.seqs[2:]);
+        SELECT x.flow INTO v_flow FROM fairlane.active_job x WHERE x.seq = r.seqs[1];
+        UPDATE fairlane.active_job SET flow = v_flow WHERE seq = ANY (r.seqs[2:]);
     END LOOP;
     -- Without a place are now turns that have expired, which the sweeper cancels, and what waits behind a gate.
-    UPDATE fairlane.live SET lane = NULL, granted = true, granted_at = NULL WHERE seq = ANY (fairlane.unstarted(n.id));
-    UPDATE fairlane.live SET lane = NULL WHERE session IS NOT NULL AND lane = n.id;
+    UPDATE fairlane.active_job SET lane = NULL, granted = true, granted_at = NULL WHERE seq = ANY (fairlane.unstarted(n.id));
+    UPDATE fairlane.active_job SET lane = NULL WHERE session IS NOT NULL AND lane = n.id;
     DELETE FROM fairlane.lane WHERE id = n.id;
 END $$;
 
@@ -166,16 +166,16 @@ DECLARE
 BEGIN
     v_waiting := ARRAY(
         SELECT x.seq FROM fairlane.domain d JOIN fairlane.flow f ON f.domain = d.id AND f.lane = p_key
-        JOIN fairlane.live x ON x.flow = f.id AND x.session IS NULL WHERE d.queue = p_queue
-        UNION ALL SELECT x.seq FROM fairlane.aside a JOIN fairlane.live x ON x.seq = a.seq JOIN fairlane.job j ON j.seq = a.seq
+        JOIN fairlane.active_job x ON x.flow = f.id AND x.session IS NULL WHERE d.queue = p_queue
+        UNION ALL SELECT x.seq FROM fairlane.job_extra a JOIN fairlane.active_job x ON x.seq = a.seq JOIN fairlane.job j ON j.seq = a.seq
         WHERE a.gate > GATE.NONE AND x.state = STATE.PENDING AND x.queue = p_queue AND j.lane = p_key);
-    v_running := ARRAY(SELECT x.seq FROM fairlane.live x JOIN fairlane.job j ON j.seq = x.seq
+    v_running := ARRAY(SELECT x.seq FROM fairlane.active_job x JOIN fairlane.job j ON j.seq = x.seq
         WHERE x.session IS NOT NULL AND x.queue = p_queue AND j.lane = p_key);
     PERFORM fairlane.move_flow(fairlane.pace_of(f.id), NULL, NULL)
     FROM fairlane.domain d JOIN fairlane.flows f ON f.domain = d.id AND f.lane = p_key WHERE d.queue = p_queue AND f.tag IS NOT NULL;
-    UPDATE fairlane.live SET flow = NULL, granted = false, granted_at = NULL, lane = n.id,
+    UPDATE fairlane.active_job SET flow = NULL, granted = false, granted_at = NULL, lane = n.id,
         rank = CASE WHEN n.ordered THEN 0 ELSE class END WHERE seq = ANY (v_waiting);
-    UPDATE fairlane.live SET granted = true, lane = n.id, rank = CASE WHEN n.ordered THEN 0 ELSE class END WHERE seq = ANY (v_running);
+    UPDATE fairlane.active_job SET granted = true, lane = n.id, rank = CASE WHEN n.ordered THEN 0 ELSE class END WHERE seq = ANY (v_running);
     UPDATE fairlane.lane SET granted = cardinality(v_running) WHERE id = n.id;
     PERFORM fairlane.hand_on(n.id, m);
 END $$;
@@ -189,6 +189,6 @@ BEGIN
     SELECT * INTO q FROM fairlane.queue x WHERE x.id = p_queue;
     SELECT ARRAY[coalesce(sum(t.running - t.slotless) FILTER (WHERE t.class = CLASS.HIGH), 0),
         coalesce(sum(t.running - t.slotless) FILTER (WHERE t.class = CLASS.NORMAL), 0),
-        coalesce(sum(t.running - t.slotless) FILTER (WHERE t.class = CLASS.LOW), 0)] INTO r FROM fairlane.tally t WHERE t.queue = p_queue;
+        coalesce(sum(t.running - t.slotless) FILTER (WHERE t.class = CLASS.LOW), 0)] INTO r FROM fairlane.queue_count t WHERE t.queue = p_queue;
     RETURN fairlane.room(q.slots, q.reserved_high, q.reserved_normal, r[1], r[2], r[3], p_class);
 END $$;

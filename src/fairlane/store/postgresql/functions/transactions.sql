@@ -52,7 +52,7 @@ END $$;
 CREATE FUNCTION fairlane.holder_of(j fairlane.job, m fairlane.moment, OUT id text, OUT state smallint) LANGUAGE plpgsql AS $$
 BEGIN
     SELECT u.id, coalesce(u.state, l.state, STATE.PENDING) INTO id, state
-    FROM fairlane.held_unique u LEFT JOIN fairlane.live l ON l.seq = u.seq
+    FROM fairlane.held_unique u LEFT JOIN fairlane.active_job l ON l.seq = u.seq
     WHERE u.task = j.task AND u.value = j.uniq AND (u.state IS NULL OR u.until > m.now);
 END $$;
 
@@ -92,13 +92,13 @@ BEGIN
         ON CONFLICT ON CONSTRAINT job_id_key DO NOTHING RETURNING job.seq INTO seq;
         CONTINUE WHEN NOT FOUND;
         j.seq := seq;
-        INSERT INTO fairlane.live (seq, queue, class, cost, state, gate, due, expires_at, plain)
+        INSERT INTO fairlane.active_job (seq, queue, class, cost, state, gate, due, expires_at, plain)
         VALUES (j.seq, j.queue, j.class, j.cost, STATE.ARRIVING, GATE.UNADMITTED, coalesce(j.run_at, m.now + coalesce(j.delay, 0)), m.now + j.expires,
             j.sticky IS NULL AND j.uniq IS NULL);
         IF j.expires IS NOT NULL THEN
             PERFORM fairlane.set_expiries(ARRAY[j.seq]);
         END IF;
-        PERFORM fairlane.relate(j);
+        PERFORM fairlane.link_job(j);
         state := STATE.ARRIVING;
         EXIT;
     END LOOP;
@@ -113,8 +113,8 @@ BEGIN
         SELECT h.id, h.state INTO id, state FROM fairlane.holder_of(j, m) h;
         IF state IS NOT NULL THEN
             PERFORM fairlane.forget(ARRAY[j.seq]);
-            DELETE FROM fairlane.live x WHERE x.seq = j.seq;
-            DELETE FROM fairlane.aside x WHERE x.seq = j.seq;
+            DELETE FROM fairlane.active_job x WHERE x.seq = j.seq;
+            DELETE FROM fairlane.job_extra x WHERE x.seq = j.seq;
             RETURN;
         END IF;
         -- Here it may have to wait for somebody's open transaction, and then looks again.
@@ -193,9 +193,9 @@ END $$;
 -- need the lock of their pool.
 CREATE FUNCTION fairlane.admit_arriving(p_queues integer[], p_limit integer, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM fairlane.let_in(ARRAY(
+    PERFORM fairlane.admit_jobs(ARRAY(
         SELECT l.seq FROM unnest(p_queues) g CROSS JOIN LATERAL (
-            SELECT a.seq FROM fairlane.live a WHERE a.queue = g AND a.state = STATE.ARRIVING ORDER BY a.seq LIMIT p_limit FOR UPDATE SKIP LOCKED) l
+            SELECT a.seq FROM fairlane.active_job a WHERE a.queue = g AND a.state = STATE.ARRIVING ORDER BY a.seq LIMIT p_limit FOR UPDATE SKIP LOCKED) l
         CROSS JOIN LATERAL (SELECT y.sticky, y.direct FROM fairlane.job y WHERE y.seq = l.seq OFFSET 0) j
         WHERE j.sticky IS NULL AND j.direct IS NULL ORDER BY l.seq), m);
 END $$;
@@ -210,7 +210,7 @@ DECLARE
 BEGIN
     topics := '{}';
     v_queues := ARRAY(SELECT y.id FROM fairlane.queue y WHERE y.name = ANY (p_queues)
-        AND (SELECT a.seq FROM fairlane.live a WHERE a.queue = y.id AND a.state = STATE.ARRIVING ORDER BY a.seq LIMIT 1) IS NOT NULL);
+        AND (SELECT a.seq FROM fairlane.active_job a WHERE a.queue = y.id AND a.state = STATE.ARRIVING ORDER BY a.seq LIMIT 1) IS NOT NULL);
     IF cardinality(v_queues) > 0 THEN
         PERFORM fairlane.lock_some(NULL, v_queues);
         PERFORM fairlane.admit_arriving(v_queues, 1000, fairlane.moment_of(p_now, p_lease));

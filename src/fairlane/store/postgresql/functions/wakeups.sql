@@ -2,7 +2,7 @@
 
 -- Hints are collected in the transaction and published by the caller once it is committed.
 -- A call that moves thousands of jobs tells no more than a part of them: hints may be lost, and the rest polls.
-CREATE FUNCTION fairlane.tell(p_topic text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.notify(p_topic text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_told text := current_setting('fairlane_step.topics', true);
 BEGIN
@@ -24,33 +24,33 @@ BEGIN
 END $$;
 
 -- Somebody may start a job: any worker of the queue, or the one whose inbox it is in.
-CREATE FUNCTION fairlane.tell_ready(p_queue integer, p_inbox text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.notify_ready(p_queue integer, p_inbox text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p_inbox = '' OR left(p_inbox, 1) = '~' THEN
-        PERFORM fairlane.tell('queue:' || q.name) FROM fairlane.queue q WHERE q.id = p_queue;
+        PERFORM fairlane.notify('queue:' || q.name) FROM fairlane.queue q WHERE q.id = p_queue;
     ELSE
-        PERFORM fairlane.tell('worker:' || p_inbox);
+        PERFORM fairlane.notify('worker:' || p_inbox);
     END IF;
 END $$;
 
 -- A running job leaves: where its queue has a limit, somebody else may start now, in any inbox.
-CREATE FUNCTION fairlane.tell_room(p_queue integer) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.notify_room(p_queue integer) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF EXISTS (SELECT 1 FROM fairlane.queue q WHERE q.id = p_queue AND q.slots IS NOT NULL) THEN
-        PERFORM fairlane.tell_waiting(p_queue);
+        PERFORM fairlane.notify_waiting(p_queue);
     END IF;
 END $$;
 
-CREATE FUNCTION fairlane.tell_waiting(p_queue integer) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.notify_waiting(p_queue integer) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM fairlane.tell_ready(p_queue, '');
-    PERFORM fairlane.tell('worker:' || d.inbox) FROM fairlane.domain d WHERE d.queue = p_queue AND d.inbox <> ''
+    PERFORM fairlane.notify_ready(p_queue, '');
+    PERFORM fairlane.notify('worker:' || d.inbox) FROM fairlane.domain d WHERE d.queue = p_queue AND d.inbox <> ''
         AND fairlane.next_flow(d.id) IS NOT NULL;
 END $$;
 
 -- Whoever waits behind this job in its limited lane has moved up.
-CREATE FUNCTION fairlane.tell_line(l fairlane.live) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.notify_lane(l fairlane.active_job) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM fairlane.tell('place:' || q.name || '/' || j.lane)
+    PERFORM fairlane.notify('place:' || q.name || '/' || j.lane)
     FROM fairlane.job j, fairlane.queue q WHERE j.seq = l.seq AND j.lane IS NOT NULL AND q.id = l.queue;
 END $$;

@@ -1,4 +1,4 @@
--- One record per job is the truth, in three parts: `job` is its identity, which never moves; `live` is the narrow row
+-- One record per job is the truth, in three parts: `job` is its identity, which never moves; `active_job` is the narrow row
 -- that moves while the job is not final; `outcome` takes its place when it is. A job is in exactly one of the latter
 -- two. Everything else here is derived from those two, or changes in the same step.
 --
@@ -42,7 +42,7 @@ CREATE TABLE fairlane.rule (
 -- Jobs of a queue by class and state: the sum of all rows. Every step adds a row of what it changed, so that no two
 -- steps write the same one; the leader adds them up. There are never many, so they have no index and no key. `slotless` are
 -- those among `running` that take no slot: turns, and the parents of broadcasts.
-CREATE TABLE fairlane.tally (
+CREATE TABLE fairlane.queue_count (
     queue     integer NOT NULL,
     class     smallint NOT NULL,
     scheduled bigint NOT NULL DEFAULT 0,
@@ -88,13 +88,13 @@ CREATE INDEX job_lane   ON fairlane.job (queue, lane, seq) WHERE lane IS NOT NUL
 
 -- What few jobs have: a sticky key, a parent. In a table of its own, because every index of a table, also a partial one that
 -- takes nothing in, costs each statement that inserts (measured: 5 to 14 µs).
-CREATE TABLE fairlane.relation (
+CREATE TABLE fairlane.job_link (
     kind "char" NOT NULL,          -- 's' a sticky key, 'p' the number of the parent
     key  text NOT NULL,
     seq  bigint NOT NULL,
     PRIMARY KEY (kind, key, seq)
 );
-CREATE INDEX relation_seq ON fairlane.relation (seq);
+CREATE INDEX job_link_seq ON fairlane.job_link (seq);
 
 -- Beside the identity, which never moves: the latest progress, and the claims that ended before the last one.
 CREATE TABLE fairlane.progress (
@@ -146,7 +146,7 @@ CREATE INDEX outcome_error   ON fairlane.outcome (error_group, seq) WHERE error_
 -- gate: GATE.UNBOUND (its pool has no worker yet), GATE.CLEANUP (it waits for the clean-up of its binding, or is that clean-up
 -- and waits until it is alone), GATE.UNADMITTED (it is arriving), GATE.PARENT (it is the parent of a broadcast).
 -- A job is claimable exactly while `flow` is set and `session` is not: pending, granted, ungated.
-CREATE TABLE fairlane.live (
+CREATE TABLE fairlane.active_job (
     seq        bigint PRIMARY KEY,
     arrival    bigint,
     flow       bigint,
@@ -179,16 +179,16 @@ CREATE TABLE fairlane.live (
     inbox      text NOT NULL DEFAULT ''
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_cost_delay = 0,
         autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000);
-CREATE INDEX live_ready    ON fairlane.live (flow, arrival) WHERE flow IS NOT NULL AND session IS NULL;
-CREATE INDEX live_arriving ON fairlane.live (queue, seq) WHERE state = STATE.ARRIVING;
-CREATE INDEX live_lane     ON fairlane.live (lane, granted, rank, arrival) WHERE lane IS NOT NULL AND session IS NULL;
-CREATE INDEX live_running  ON fairlane.live (session, seq) WHERE session IS NOT NULL;
+CREATE INDEX active_job_ready    ON fairlane.active_job (flow, arrival) WHERE flow IS NOT NULL AND session IS NULL;
+CREATE INDEX active_job_arriving ON fairlane.active_job (queue, seq) WHERE state = STATE.ARRIVING;
+CREATE INDEX active_job_lane     ON fairlane.active_job (lane, granted, rank, arrival) WHERE lane IS NOT NULL AND session IS NULL;
+CREATE INDEX active_job_running  ON fairlane.active_job (session, seq) WHERE session IS NOT NULL;
 
 -- What few live jobs have, a second time: whatever is scheduled, expires, waits behind a gate (but for arriving) or for one
 -- worker, or is held by a binding or a waiter. Such jobs are looked for here, by indexes that the many others would have to
--- carry too. The row comes and goes with what `live` says (`set_aside`); whether the job runs meanwhile, and since when it
--- holds a place, is told by `live` alone.
-CREATE TABLE fairlane.aside (
+-- carry too. The row comes and goes with what `active_job` says (`save_extra`); whether the job runs meanwhile, and since when it
+-- holds a place, is told by `active_job` alone.
+CREATE TABLE fairlane.job_extra (
     seq        bigint PRIMARY KEY,
     arrival    bigint,
     waiter     bigint,
@@ -201,20 +201,20 @@ CREATE TABLE fairlane.aside (
     scheduled  boolean NOT NULL,
     inbox      text NOT NULL
 ) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_cost_delay = 0);
-CREATE INDEX aside_due     ON fairlane.aside (class, due) WHERE scheduled;
-CREATE INDEX aside_later   ON fairlane.aside (seq) WHERE scheduled;
-CREATE INDEX aside_expiry  ON fairlane.aside (expires_at) WHERE expires_at IS NOT NULL;
-CREATE INDEX aside_gated   ON fairlane.aside (gate, inbox, arrival) WHERE gate > GATE.NONE;
-CREATE INDEX aside_inbox   ON fairlane.aside (inbox, seq) WHERE inbox <> '';
-CREATE INDEX aside_binding ON fairlane.aside (binding) WHERE binding IS NOT NULL;
-CREATE INDEX aside_waiter  ON fairlane.aside (waiter) WHERE waiter IS NOT NULL;
-CREATE INDEX aside_holding ON fairlane.aside (granted_at) WHERE granted_at IS NOT NULL;
+CREATE INDEX job_extra_due     ON fairlane.job_extra (class, due) WHERE scheduled;
+CREATE INDEX job_extra_later   ON fairlane.job_extra (seq) WHERE scheduled;
+CREATE INDEX job_extra_expiry  ON fairlane.job_extra (expires_at) WHERE expires_at IS NOT NULL;
+CREATE INDEX job_extra_gated   ON fairlane.job_extra (gate, inbox, arrival) WHERE gate > GATE.NONE;
+CREATE INDEX job_extra_inbox   ON fairlane.job_extra (inbox, seq) WHERE inbox <> '';
+CREATE INDEX job_extra_binding ON fairlane.job_extra (binding) WHERE binding IS NOT NULL;
+CREATE INDEX job_extra_waiter  ON fairlane.job_extra (waiter) WHERE waiter IS NOT NULL;
+CREATE INDEX job_extra_holding ON fairlane.job_extra (granted_at) WHERE granted_at IS NOT NULL;
 
 -- Fair order. A domain is (queue, class, inbox) with its clock; a flow is a lane in it, with its pace. Only a flow with a
--- claimable job has a tag: that of its next job, whose arrival is `head`; `line` has a row for each of them. No tag is ever
+-- claimable job has a tag: that of its next job, whose arrival is `head`; `ready_lane` has a row for each of them. No tag is ever
 -- lower than the clock, so a claim looks only at tags from there on, and never at the dead entries of those before.
 --
--- What changes with every call (`clock`, `pace`, and the `load` of a session) is kept apart from what never does. As long as
+-- What changes with every call (`clock`, `lane_pace`, and the `session_load` of a session) is kept apart from what never does. As long as
 -- some transaction elsewhere is open, no old version of such a row goes away: there may be thousands. The newest lies last,
 -- so it is looked for from the end (`WHERE key >= k AND key <= k ORDER BY key DESC LIMIT 1`), and changed where it was found
 -- (`WHERE ctid = …`). Their indexes are not unique: a unique one looks at every version before it takes a new one.
@@ -237,7 +237,7 @@ CREATE TABLE fairlane.flow (
     lane   text NOT NULL,          -- '' for jobs without a lane
     UNIQUE (domain, lane)
 );
-CREATE TABLE fairlane.pace (
+CREATE TABLE fairlane.lane_pace (
     flow   bigint NOT NULL,
     domain bigint NOT NULL,
     finish bigint NOT NULL,
@@ -246,8 +246,8 @@ CREATE TABLE fairlane.pace (
     weight double precision NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000,
         autovacuum_vacuum_cost_delay = 0);
-CREATE INDEX pace_flow ON fairlane.pace (flow);
-CREATE TABLE fairlane.line (
+CREATE INDEX lane_pace_flow ON fairlane.lane_pace (flow);
+CREATE TABLE fairlane.ready_lane (
     domain bigint NOT NULL,
     tag    bigint NOT NULL,
     head   bigint NOT NULL,
@@ -281,13 +281,13 @@ CREATE INDEX held_unique_seq ON fairlane.held_unique (seq);
 CREATE INDEX held_unique_until ON fairlane.held_unique (until) WHERE until IS NOT NULL;
 
 -- Ids of jobs that retention has forgotten, with a digest of their content.
-CREATE TABLE fairlane.remembered (
+CREATE TABLE fairlane.reserved_id (
     id          text PRIMARY KEY,
     fingerprint bytea NOT NULL,
     state       smallint NOT NULL,
     until       double precision NOT NULL
 );
-CREATE INDEX remembered_until ON fairlane.remembered (until);
+CREATE INDEX reserved_id_until ON fairlane.reserved_id (until);
 
 CREATE TABLE fairlane.session (
     seq             bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -341,14 +341,14 @@ CREATE TABLE fairlane.unknown_task (
 
 -- What a session holds, by class, without turns, which take no slot, and the number of its last claim. Kept, because
 -- counting would look at every dead version of what it ever ran.
-CREATE TABLE fairlane.load (
+CREATE TABLE fairlane.session_load (
     session        bigint NOT NULL,
     claim          bigint NOT NULL DEFAULT 0,
     running_high   integer NOT NULL DEFAULT 0,
     running_normal integer NOT NULL DEFAULT 0,
     running_low    integer NOT NULL DEFAULT 0
 ) WITH (fillfactor = 25, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
-CREATE INDEX load_session ON fairlane.load (session);
+CREATE INDEX session_load_session ON fairlane.session_load (session);
 
 CREATE TABLE fairlane.binding (
     seq            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -410,10 +410,10 @@ CREATE TYPE fairlane.moment AS (
 CREATE VIEW fairlane.domains AS
 SELECT d.id, d.queue, d.class, d.inbox, c.value AS clock FROM fairlane.domain d JOIN fairlane.clock c ON c.domain = d.id;
 CREATE VIEW fairlane.flows AS
-SELECT f.id, f.domain, f.lane, p.finish, p.tag, p.head, p.weight FROM fairlane.flow f JOIN fairlane.pace p ON p.flow = f.id;
+SELECT f.id, f.domain, f.lane, p.finish, p.tag, p.head, p.weight FROM fairlane.flow f JOIN fairlane.lane_pace p ON p.flow = f.id;
 CREATE VIEW fairlane.sessions AS
 SELECT s.*, l.claim, l.running_high, l.running_normal, l.running_low
-FROM fairlane.session s JOIN fairlane.load l ON l.session = s.seq;
+FROM fairlane.session s JOIN fairlane.session_load l ON l.session = s.seq;
 
 -- For a person who looks: every job with its state in words.
 CREATE VIEW fairlane.jobs AS
@@ -423,7 +423,7 @@ SELECT j.id, j.task, q.name AS queue, j.lane,
         WHEN STATE.FAILED THEN 'failed' WHEN STATE.CANCELLED THEN 'cancelled' ELSE 'pending' END AS state,
     o.reason, coalesce(l.attempt, o.attempt) AS attempt, to_timestamp(j.enqueued_at) AS enqueued_at,
     to_timestamp(coalesce(l.started_at, o.started_at)) AS started_at, to_timestamp(o.finished_at) AS finished_at, o.error
-FROM fairlane.job j JOIN fairlane.queue q ON q.id = j.queue LEFT JOIN fairlane.live l ON l.seq = j.seq
+FROM fairlane.job j JOIN fairlane.queue q ON q.id = j.queue LEFT JOIN fairlane.active_job l ON l.seq = j.seq
 LEFT JOIN fairlane.outcome o ON o.seq = j.seq;
 
 -- The function libraries in this schema: one for each version of the code in use; see `library.py`.

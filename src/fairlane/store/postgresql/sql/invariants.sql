@@ -2,13 +2,13 @@
 -- look-up in every statement; the tests of this package run with them.
 
 -- name: invariants
-ALTER TABLE fairlane.tally ADD CHECK (class BETWEEN CLASS.HIGH AND CLASS.LOW);
+ALTER TABLE fairlane.queue_count ADD CHECK (class BETWEEN CLASS.HIGH AND CLASS.LOW);
 ALTER TABLE fairlane.job
     ADD CHECK (class BETWEEN CLASS.HIGH AND CLASS.LOW),
     ADD CHECK (kind BETWEEN KIND.JOB AND KIND.CLEANUP),
     ADD CHECK (cost > 0),
     ADD CHECK (retries >= 0);
-ALTER TABLE fairlane.live
+ALTER TABLE fairlane.active_job
     ADD CHECK (class BETWEEN CLASS.HIGH AND CLASS.LOW),
     ADD CHECK (state BETWEEN STATE.ARRIVING AND STATE.RUNNING),
     ADD CHECK (gate BETWEEN GATE.NONE AND GATE.PARENT),
@@ -17,5 +17,5 @@ ALTER TABLE fairlane.live
 ALTER TABLE fairlane.outcome
     ADD CHECK (state BETWEEN STATE.COMPLETED AND STATE.CANCELLED),
     ADD CHECK ((session IS NULL) = (move IS NULL));
-ALTER TABLE fairlane.pace ADD CHECK ((tag IS NULL) = (head IS NULL));
-ALTER TABLE fairlane.load ADD CHECK (least(running_high, running_normal, running_low) >= 0);
+ALTER TABLE fairlane.lane_pace ADD CHECK ((tag IS NULL) = (head IS NULL));
+ALTER TABLE fairlane.session_load ADD CHECK (least(running_high, running_normal, running_low) >= 0);

@@ -4,15 +4,15 @@ SELECT * FROM fairlane.read_jobs($1::text[])
 -- name: read_page
 SELECT * FROM fairlane.read_jobs(NULL, fairlane.read_page($1, $2, $3, $4, $5, $6, $7, $8, $9))
 
--- name: read_standings
-SELECT fairlane.read_standings($1::text[], $2, $3, $4, $5, $6, $7)
+-- name: read_positions
+SELECT fairlane.read_positions($1::text[], $2, $3, $4, $5, $6, $7)
 
 -- name: read_service
 -- What it takes to tell when a queue has room again: how long its jobs take, who serves it, and for a class ($3) how many
 -- lanes have claimable jobs, counted up to $4.
 SELECT q.declared, q.override, fairlane.read_seconds(q.id),
     (SELECT array_agg(w) FROM fairlane.read_workers(q.name, $1::double precision) w),
-    (SELECT count(*) FROM (SELECT 1 FROM fairlane.domains d JOIN fairlane.line f ON f.domain = d.id
+    (SELECT count(*) FROM (SELECT 1 FROM fairlane.domains d JOIN fairlane.ready_lane f ON f.domain = d.id
         WHERE d.inbox = '' AND d.class = $3::integer AND d.queue = q.id AND f.tag >= d.clock LIMIT $4) x)
 FROM fairlane.queue q WHERE q.name = $2::text
 

@@ -19,7 +19,7 @@ GRANT USAGE ON SCHEMA fairlane TO fairlane_producer;
 GRANT SELECT ON fairlane.migration, fairlane.queue, fairlane.rule TO fairlane_producer;
 GRANT INSERT (name) ON fairlane.queue TO fairlane_producer;
 GRANT SELECT ON fairlane.domains TO fairlane_producer;
-GRANT SELECT (domain, tag) ON fairlane.line TO fairlane_producer;
+GRANT SELECT (domain, tag) ON fairlane.ready_lane TO fairlane_producer;
 DO $grant$
 DECLARE
     v_function regprocedure;
@@ -33,10 +33,10 @@ END $grant$;
 -- name: grant_viewer
 -- Looking: every reading verb, payloads and results included.
 GRANT USAGE ON SCHEMA fairlane TO fairlane_viewer;
-GRANT SELECT ON fairlane.migration, fairlane.queue, fairlane.rule, fairlane.tally, fairlane.job, fairlane.progress,
-    fairlane.relation, fairlane.attempt, fairlane.outcome, fairlane.live, fairlane.aside, fairlane.domain, fairlane.clock,
-    fairlane.domains, fairlane.flow, fairlane.pace, fairlane.flows, fairlane.line, fairlane.lane, fairlane.session,
-    fairlane.load, fairlane.sessions, fairlane.task_set, fairlane.declined, fairlane.unknown_task, fairlane.binding,
+GRANT SELECT ON fairlane.migration, fairlane.queue, fairlane.rule, fairlane.queue_count, fairlane.job, fairlane.progress,
+    fairlane.job_link, fairlane.attempt, fairlane.outcome, fairlane.active_job, fairlane.job_extra, fairlane.domain, fairlane.clock,
+    fairlane.domains, fairlane.flow, fairlane.lane_pace, fairlane.flows, fairlane.ready_lane, fairlane.lane, fairlane.session,
+    fairlane.session_load, fairlane.sessions, fairlane.task_set, fairlane.declined, fairlane.unknown_task, fairlane.binding,
     fairlane.leader, fairlane.schedule, fairlane.jobs TO fairlane_viewer;
 DO $grant$
 DECLARE
