@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
+from fairlane.errors import SchemaMismatch
 from fairlane.model.job import NewJob
 from fairlane.store.postgresql import library, statements
 from fairlane.store.postgresql.address import parse
@@ -120,6 +121,48 @@ async def test_a_library_in_use_stays(url: str, database: Database, switch: Swit
     switch(OLD)
     assert None not in await old.get(["a", "b"])
     await old.close()
+
+
+async def test_a_library_that_only_transactions_of_users_use_stays(
+    url: str, database: Database, switch: Switch
+) -> None:
+    switch(OLD)
+    old = await PostgresqlStore.open(url)
+    jobs = [NewJob(id="a", task="task")]
+    await old.transactions.prepare(jobs)
+    await age(database, OLD)
+    old._database._next_use = 0.0
+    await old.transactions.prepare(jobs)
+    switch(NEW)
+    await migrate(database)
+
+    assert await installed(database) == {OLD, NEW}
+    await old.close()
+
+
+async def test_a_process_that_was_idle_for_very_long_installs_its_library_again(
+    url: str, database: Database, switch: Switch
+) -> None:
+    switch(OLD)
+    old = await PostgresqlStore.open(url)
+    await old.enqueue([NewJob(id="a", task="task")])
+    await age(database, OLD)
+    switch(NEW)
+    await migrate(database)
+    assert await installed(database) == {NEW}
+    switch(OLD)
+    await old.enqueue([NewJob(id="b", task="task")])
+
+    assert None not in await old.get(["a", "b"])
+    assert await installed(database) == {OLD, NEW}
+    await old.close()
+
+
+async def test_a_missing_function_that_is_not_of_the_library_is_an_error(url: str) -> None:
+    store = await PostgresqlStore.open(url)
+    with pytest.raises(SchemaMismatch, match="no_such_function"):
+        await store._database.fetchrow("SELECT no_such_function()")
+    await store.close()
 
 
 async def test_opening_renews_the_use_and_writes_nothing_within_the_hour(url: str, database: Database) -> None:

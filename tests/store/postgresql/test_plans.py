@@ -61,7 +61,7 @@ def _page(**fields: Any) -> Read:
 
 
 def _standing(*numbers: int) -> Read:
-    return lambda view: positions.standings(view, [f"job-{number}" for number in numbers])
+    return lambda view: positions.read_positions(view, [f"job-{number}" for number in numbers])
 
 
 def _line(lane: str | None, cursor: str | None = None) -> Read:

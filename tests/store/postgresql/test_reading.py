@@ -104,7 +104,7 @@ READINGS: dict[str, Read] = {
     "find with three filters": lambda view: reading.find(
         view, Filter(queue="default", task="task", state=JobState.PENDING), 1, None
     ),
-    "positions": lambda view: positions.standings(view, ["job-1", "job-2", "unknown"]),
+    "positions": lambda view: positions.read_positions(view, ["job-1", "job-2", "unknown"]),
     "queues": reading.queues,
     "lanes": lambda view: reading.lanes(view, "default", 10),
     "lane_line": lambda view: lane_order.lane_line(view, "default", "user", 10, LineCursor()),

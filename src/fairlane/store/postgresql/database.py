@@ -28,6 +28,7 @@ from . import sockets
 from .address import CONNECT_SECONDS, Address, driver
 from .collisions import Collisions
 from .driver_errors import COLLISIONS, did_nothing, fail, is_closed, is_ours, translate_connecting
+from .library import LibraryUse
 
 asyncpg = driver()
 NO_TIMEOUT = asyncpg.protocol.NO_TIMEOUT
@@ -49,6 +50,7 @@ BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_ses
 REPEATS = 5
 """How often a call that collided is repeated."""
 LONGEST_PAUSE = 0.2
+UNDEFINED_FUNCTION = "42883"
 
 
 class Record(Protocol):
@@ -82,22 +84,24 @@ class Database(Pools["_Pool"]):
         self.address = address
         self._collisions = Collisions(address)
         self._deadlines = deadlines.Deadlines()
-        self._use, self._use_seconds, self._next_use = "", 0.0, float("inf")
+        self._library: LibraryUse | None = None
+        self._next_use = float("inf")
         event_loops.ease_receiving()
 
     def _make(self, loop: asyncio.AbstractEventLoop) -> _Pool:
         return _Pool(self.address, loop)
 
-    def keep_used(self, statement: str, seconds: float) -> None:
-        """Run a statement before the next call, and before a later one each time so many seconds have passed."""
-        if not self._use:
-            self._use, self._use_seconds, self._next_use = statement, seconds, 0.0
+    def keep_library(self, library: LibraryUse) -> None:
+        """Renew the use of a library from now on, with calls that are made anyway."""
+        if self._library is None:
+            self._library, self._next_use = library, 0.0
 
-    async def _renew_use(self) -> None:
-        # Later calls need not wait for this one, nor fail with it: it is repeated long before it is needed.
-        self._next_use = time.monotonic() + self._use_seconds
-        with contextlib.suppress(StoreError):
-            await self._call("fetchrow", self._use, (), None)
+    async def renew_use(self) -> None:
+        """Record that the library is in use, when that is due. A failure is no error: it is due again in time."""
+        if self._library is not None and time.monotonic() >= self._next_use:
+            self._next_use = time.monotonic() + self._library.renewal_seconds
+            with contextlib.suppress(StoreError):
+                await self._call("fetchrow", self._library.statement, (), None)
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -117,8 +121,9 @@ class Database(Pools["_Pool"]):
 
     async def _call(self, verb: str, sql: str, args: tuple[Any, ...], timeout: float | None, sent: int = 0) -> Any:
         if time.monotonic() >= self._next_use:
-            await self._renew_use()
+            await self.renew_use()
         collisions = 0
+        installed = False
         seconds = timeout or self._deadlines.seconds(sql, sent)
         while True:
             self.check_usable()
@@ -139,6 +144,11 @@ class Database(Pools["_Pool"]):
                     raise
                 if isinstance(cause, TimeoutError):
                     self._deadlines.missed(sql)
+                if self._library is not None and getattr(cause, "sqlstate", "") == UNDEFINED_FUNCTION and not installed:
+                    # The library was removed, because this process had not used it for very long.
+                    installed = True
+                    await self._library.install()
+                    continue
                 collisions += 1
                 if collisions > REPEATS or not did_nothing(cause):
                     fail(cause, self.address, connection)

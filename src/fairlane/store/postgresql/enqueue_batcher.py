@@ -25,7 +25,7 @@ class _Caller:
         self.answer: asyncio.Future[list[Enqueued]] = loop.create_future()
 
 
-class Intake:
+class EnqueueBatcher:
     """Joins calls of one event loop. The first goes at once; what comes while it is under way goes together."""
 
     def __init__(self, send: Send) -> None:

@@ -12,9 +12,11 @@ day, and installing a library removes those that were not used for `UNUSED_DAYS`
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
+from typing import NamedTuple
 
 from ..codes import with_codes
 
@@ -101,6 +103,16 @@ END $prepare$
 INSTALLED = "use_library"
 """A library is installed when its function of this name exists: all of it is installed in one transaction."""
 USE = "SELECT fairlane.use_library()"
+
+
+class LibraryUse(NamedTuple):
+    """How a process keeps its library installed."""
+
+    statement: str
+    """Records that the library is in use."""
+    renewal_seconds: float
+    install: Callable[[], Awaitable[object]]
+    """Installs the library when it is missing."""
 
 
 @cache

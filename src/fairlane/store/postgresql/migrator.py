@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 
 from ...errors import Busy, SchemaMismatch, StoreError, StoreMissing, StoreUnavailable
 from . import library
@@ -51,7 +52,7 @@ async def migrate(database: Database, *, create: bool = True) -> int:
     for attempt in range(ATTEMPTS):
         missing, last = await _missing(database)
         if not missing:
-            database.keep_used(placed(library.USE, database.address.schema), library.RENEWAL_SECONDS)
+            _keep_library(database)
             return last
         if not last and not create:
             raise StoreMissing(f"there is no schema {database.address.schema} of Fairlane in {database.address}")
@@ -63,8 +64,14 @@ async def migrate(database: Database, *, create: bool = True) -> int:
                     f"{database.address} cannot be migrated: a long transaction holds its tables. End it and try again."
                 ) from exc
     last = (await _missing(database))[1]
-    database.keep_used(placed(library.USE, database.address.schema), library.RENEWAL_SECONDS)
+    _keep_library(database)
     return last
+
+
+def _keep_library(database: Database) -> None:
+    use = placed(library.USE, database.address.schema)
+    install = partial(migrate, database, create=False)
+    database.keep_library(library.LibraryUse(use, library.RENEWAL_SECONDS, install))
 
 
 async def _missing(database: Database) -> tuple[bool, int]:

@@ -45,7 +45,7 @@ MOST_PLACES = 5 * EXACT_PLACES
 """Places are counted up to here. Each costs a look at a row, so counting further is left to a sample."""
 
 
-async def standings(view: View, ids: Sequence[str]) -> list[JobPosition | None]:
+async def read_positions(view: View, ids: Sequence[str]) -> list[JobPosition | None]:
     """Where jobs stand; None for whatever does not wait."""
     asked = wanted(ids)
     if not asked:

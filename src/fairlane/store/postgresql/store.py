@@ -30,10 +30,10 @@ from . import encoding, health, migrator, reading, service_times, settings
 from .address import Address, parse
 from .database import Connection, Database, Record
 from .driver_errors import FullQueue
-from .enqueue_batcher import MOST_SHARED, Intake
-from .read_verbs import Reader
+from .enqueue_batcher import MOST_SHARED, EnqueueBatcher
+from .reader import Reader
 from .statements import placed, queries
-from .store_clock import Moments
+from .store_clock import StoreClock
 from .transactions import PostgresqlTransactions
 from .wakeups import BorrowedWakeups, NotifyWakeups, wakeups_for
 
@@ -54,9 +54,9 @@ class PostgresqlStore(Reader):
     def __init__(self, address: Address, clock: Clock | None) -> None:
         self._address = address
         self._database = Database(address)
-        self._moments = Moments(clock)
+        self._clock = StoreClock(clock)
         self._wakeups = wakeups_for(address)
-        self._intakes: WeakKeyDictionary[asyncio.AbstractEventLoop, Intake] = WeakKeyDictionary()
+        self._batchers: WeakKeyDictionary[asyncio.AbstractEventLoop, EnqueueBatcher] = WeakKeyDictionary()
         self._seqs: dict[str, int] = {}
         """The numbers of jobs claimed through this object: where to look first, never an answer."""
         self._numbers: dict[str, int] = {}
@@ -64,7 +64,7 @@ class PostgresqlStore(Reader):
         self._locks: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
         self._exchange = self._function("exchange", 19)
         self._settings = placed(SETTINGS, address.schema)
-        self.transactions = PostgresqlTransactions(self, self._database, self._moments)
+        self.transactions = PostgresqlTransactions(self, self._database, self._clock)
         self._closed = False
 
     @classmethod
@@ -93,7 +93,7 @@ class PostgresqlStore(Reader):
 
     async def _call(self, name: str, *values: Any, timeout: float | None = None, sent: int = 0) -> Record:
         """Call a verb's function with the time behind its arguments, and publish what it tells."""
-        arguments = (*values, *self._moments.readings())
+        arguments = (*values, *self._clock.readings())
         call = self._function(name, len(arguments))
         row = await self._database.fetchrow(call, *arguments, timeout=timeout, sent=sent)
         assert row is not None
@@ -103,7 +103,7 @@ class PostgresqlStore(Reader):
         return row
 
     def _view(self) -> reading.View:
-        return reading.View(self._database, queries(self._address.schema), *self._moments.readings())
+        return reading.View(self._database, queries(self._address.schema), *self._clock.readings())
 
     # -- sessions ------------------------------------------------------------------------------------------------
 
@@ -150,10 +150,10 @@ class PostgresqlStore(Reader):
                 raise InvalidInput("kind", "a clean-up is stored by release, not by enqueue")
             return await self._enqueue_any(jobs)
         loop = asyncio.get_running_loop()
-        intake = self._intakes.get(loop)
-        if intake is None:
-            intake = self._intakes[loop] = Intake(self._enqueue_plain)
-        return await intake.enqueue(jobs)
+        batcher = self._batchers.get(loop)
+        if batcher is None:
+            batcher = self._batchers[loop] = EnqueueBatcher(self._enqueue_plain)
+        return await batcher.enqueue(jobs)
 
     def _enqueue_plain(self, jobs: Sequence[NewJob], patience: float) -> Coroutine[Any, Any, list[Enqueued]]:
         one = len(jobs) == 1 and not jobs[0].delay and jobs[0].run_at is None
@@ -179,7 +179,7 @@ class PostgresqlStore(Reader):
         """The hottest path, for a job that is new and has nothing special."""
         [job] = jobs
         values = encoding.job_values(job, self._wakeups.channels.others)
-        now, lease = self._moments.readings()
+        now, lease = self._clock.readings()
         if now is not None:
             values = [*values, *encoding.USUAL[len(values) - 5 :], now, lease]
         row = await self._database.fetchrow(self._function("enqueue_one", len(values), "SELECT"), *values)
@@ -225,7 +225,7 @@ class PostgresqlStore(Reader):
         number = None if queue is None or others else await self._number(queue)
         if queue is None or number is None:
             return None
-        values = (session, *encoding.one_claim_values(claim, number, queue), *self._moments.readings())
+        values = (session, *encoding.one_claim_values(claim, number, queue), *self._clock.readings())
         row = await self._database.fetchrow(self._function("claim_one", len(values)), *values)
         assert row is not None
         if row["seq"] is None:
@@ -277,7 +277,7 @@ class PostgresqlStore(Reader):
             session,
             *(encoding.transition_columns(transitions, self._seqs) if transitions else encoding.NOTHING_TO_FINISH),
             *(encoding.NOTHING_TO_CLAIM if claim is None else encoding.claim_columns(claim)),
-            *self._moments.readings(),
+            *self._clock.readings(),
         ]
 
     def _take_in(self, transitions: Sequence[Transition], row: Record) -> tuple[Finished, encoding.Broken]:

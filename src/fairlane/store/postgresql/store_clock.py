@@ -8,7 +8,7 @@ BOOT_SECONDS = 1e9
 """Readings of two boots lie further apart than any lease is long."""
 
 
-class Moments:
+class StoreClock:
     """What the functions of the store are told about time: nothing, so that they read the server's clock, or the
     readings of an injected clock, the second of which leases and terms go by."""
 

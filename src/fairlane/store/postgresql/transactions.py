@@ -27,7 +27,7 @@ from .channels import Channels, payloads
 from .database import Connection, Database
 from .driver_errors import OWN_ERRORS, is_ours, translate
 from .statements import placed
-from .store_clock import Moments
+from .store_clock import StoreClock
 from .user_connections import Statement, async_driver_of, blocking_driver_of, own_error
 
 QUEUES = """SELECT n, fairlane.queue_number(n), current_database()::text
@@ -56,10 +56,10 @@ class Finishing(Protocol):
 class PostgresqlTransactions:
     """What the store on PostgreSQL has beyond the port."""
 
-    def __init__(self, store: Finishing, database: Database, moments: Moments) -> None:
+    def __init__(self, store: Finishing, database: Database, clock: StoreClock) -> None:
         self._store = store
         self._database = database
-        self._moments = moments
+        self._clock = clock
         self._schema = database.address.schema
         self._statement = Statement(placed("fairlane.insert_arriving", self._schema))
         self._channel = Channels.of(self._schema).others if database.address.listen else None
@@ -82,6 +82,8 @@ class PostgresqlTransactions:
         for job in jobs:
             if job.kind is not JobKind.JOB or job.cron is not None:
                 raise InvalidInput("job", "only plain jobs can be stored inside a transaction of yours")
+        # What follows may use connections of the user alone.
+        await self._database.renew_use()
         new = {job.queue for job in jobs} - self._numbers.keys()
         if new:
             for name, number, database in await self._database.fetch(placed(QUEUES, self._schema), sorted(new)):
@@ -117,7 +119,7 @@ class PostgresqlTransactions:
         return _encode(
             {
                 "database": self._name,
-                "now": self._moments.readings()[0],
+                "now": self._clock.readings()[0],
                 "channel": self._channel,
                 "hint": hints[0] if len(hints) == 1 else EVERYTHING,
                 "jobs": [self._row(job) for job in jobs],

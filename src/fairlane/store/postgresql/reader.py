@@ -37,7 +37,7 @@ class Reader(ABC):
         return await reading.find(self._view(), where, limit, cursor)
 
     async def positions(self, ids: Sequence[str]) -> list[JobPosition | None]:
-        return await positions.standings(self._view(), ids)
+        return await positions.read_positions(self._view(), ids)
 
     async def queues(self) -> list[QueueReading]:
         return await reading.queues(self._view())
