@@ -21,7 +21,7 @@ LISTENING = [queue_topic("default"), queue_topic("other")]
 
 
 class Idle:
-    """A worker that hears, asks under numbers of its own, and waits. The kit has an object of its own."""
+    """A worker that listens, claims with numbers of its own, and waits. The kit has a store object of its own."""
 
     def __init__(self, kit: Kit, store: RedisStore, worker: Worker) -> None:
         self.kit = kit
@@ -40,7 +40,7 @@ class Idle:
             while not self.store.wakeups.show(channel):
                 await asyncio.sleep(0.005)
 
-    async def told(self) -> bool:
+    async def notified(self) -> bool:
         """Whether there is something to come for, or it has come."""
         return bool(await self.ear.wait(5))
 
@@ -54,7 +54,7 @@ async def opened(url: str, clock: ManualClock) -> AsyncIterator[RedisStore]:
 
 @asynccontextmanager
 async def idle_worker() -> AsyncIterator[Idle]:
-    """Has asked, under number 1, and got nothing. The kit is another process, as far as the store can tell."""
+    """Its claim 1 returned nothing. To the store, the kit is another process."""
     url, clock = valkey.server().fresh_namespace(), ManualClock()
     async with opened(url, clock) as here, opened(url, clock) as there:
         kit = Kit(there, clock)

@@ -1,4 +1,4 @@
-"""Connections of tests to the shared Redis server, and who else is connected there."""
+"""Connections of tests to the shared Redis server, and its list of clients."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fairlane.errors import FairlaneError
 from fairlane.store.redis.connection_pool import Connections
 from tests.servers import valkey
 
-NOTHING = "a list that nobody fills"
+NOTHING = "a list that stays empty"
 
 
 def url(*options: str, db: int = 0) -> str:
-    """The shared server. Those who look at its list of connections tell theirs by the database."""
+    """The shared server. Tests that read its list of clients recognise theirs by the database."""
     return f"{valkey.server().url}/{db}?{'&'.join(options)}"
 
 
@@ -24,7 +24,7 @@ def connected(db: int) -> list[str]:
 
 
 async def gone(db: int) -> None:
-    """Wait until nobody uses a database any more."""
+    """Wait until no client uses a database any more."""
     async with asyncio.timeout(5):
         while connected(db):
             await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""A store in which the jobs of a lane whose limit changes do so one by one, and only when the test says so.
+"""A store in which the jobs of a lane whose limit changes do so one by one, and only on request of the test.
 
 Workers that are gone lose their keys one by one as well.
 """
@@ -19,11 +19,11 @@ from tests.servers import valkey
 
 
 class DiedError(Exception):
-    """Whoever changes the rules is gone after the first step."""
+    """The process that changes the rules dies after the first step."""
 
 
 class Settling:
-    """A store in which the jobs of a lane change one by one, and only when the test says so."""
+    """A store in which the jobs of a lane change one by one, and only on request of the test."""
 
     def __init__(self, store: RedisStore, kit: Kit, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(settings, "MOST_MOVED", 1)
@@ -36,7 +36,7 @@ class Settling:
         patch.setattr(store._functions, "call", self._dying)
 
     def let_live(self) -> None:
-        """Whoever changes the rules lives on from now on."""
+        """The process that changes the rules survives from now on."""
         self._patch.setattr(self.store._functions, "call", self._call)
 
     async def _dying(self, verb: str, *arguments: Any) -> Any:

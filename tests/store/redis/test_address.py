@@ -21,7 +21,7 @@ def refused(url: str) -> str:
     return caught.value.problem
 
 
-def test_says_where_the_server_is_and_has_defaults() -> None:
+def test_a_url_names_the_server_and_has_defaults() -> None:
     address = parse("redis://db.example")
 
     assert address.endpoints == (("db.example", 6379),)
@@ -68,7 +68,7 @@ def test_a_socket_has_users_too() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["rediss", "valkeys"])
-def test_tls_is_checked_unless_it_is_said_otherwise(scheme: str) -> None:
+def test_tls_certificates_are_verified_by_default(scheme: str) -> None:
     plain, mine, careless = (
         parse(f"{scheme}://db{options}") for options in ("", "?ca=/a.pem&cert=/b.pem&key=/c.pem", "?verify=none")
     )
@@ -203,7 +203,7 @@ def test_an_option_given_twice_is_refused() -> None:
 
 
 @pytest.mark.parametrize("module", ["redis", "hiredis"])
-def test_without_the_driver_the_error_says_how_to_get_it(module: str) -> None:
+def test_without_the_driver_the_error_contains_the_install_command(module: str) -> None:
     script = (
         f"import sys; sys.modules[{module!r}] = None\n"
         "from fairlane.errors import StoreError\n"
@@ -215,7 +215,7 @@ def test_without_the_driver_the_error_says_how_to_get_it(module: str) -> None:
     assert 'pip install "fairlane[redis]"' in told
 
 
-def test_the_driver_is_imported_only_by_those_who_need_it() -> None:
+def test_the_driver_is_imported_only_when_it_is_needed() -> None:
     script = (
         "import sys, fairlane, fairlane.store, fairlane.store.redis.address\n"
         "assert not {'redis', 'hiredis'} & set(sys.modules)"

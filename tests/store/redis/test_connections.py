@@ -1,4 +1,4 @@
-"""Connections to Redis: how many there are, who uses them, and how they are cancelled, refused, forked and let go."""
+"""Connections to Redis: how many there are, and how they are used, cancelled, refused, forked and closed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def alone() -> AsyncIterator[Connections]:
 # -- calls -------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_call_sends_bytes_texts_and_numbers_and_gets_what_the_server_says(alone: Connections) -> None:
+async def test_a_call_sends_bytes_texts_and_numbers_and_returns_the_reply(alone: Connections) -> None:
     assert await alone.call("SET", b"kind\xff", "größe") == b"OK"
     assert await alone.call(b"GET", b"kind\xff") == "größe".encode()
     assert await alone.call("RPUSH", "{list}", 1, 2.5, "") == 3
@@ -56,7 +56,7 @@ async def test_a_command_that_cannot_be_sent_costs_nothing(alone: Connections) -
     assert await alone.call("CLIENT", "ID") == before
 
 
-async def test_connections_say_who_they_are_and_use_their_database(alone: Connections) -> None:
+async def test_connections_set_their_name_and_use_their_database(alone: Connections) -> None:
     await alone.call("PING")
 
     [line] = connected(1)
@@ -85,7 +85,7 @@ async def test_connections_are_opened_as_needed_used_again_and_never_too_many() 
     assert (len(many), found) == (3, 3)
 
 
-async def test_a_connection_that_nobody_uses_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unused_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "IDLE_SECONDS", 0.2)
     connections = Connections(parse(url(db=3)))
     assert len(await ids(connections, 3)) == 3
@@ -94,7 +94,7 @@ async def test_a_connection_that_nobody_uses_is_closed(monkeypatch: pytest.Monke
     await connections.close()
 
 
-async def test_a_pool_that_is_used_up_says_so(alone: Connections, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pool_without_a_free_connection_raises(alone: Connections, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WAIT_SECONDS", 0.2)
     holding = asyncio.create_task(alone.call("BLPOP", NOTHING, 0.5))
     await blocked(1)
@@ -106,7 +106,7 @@ async def test_a_pool_that_is_used_up_says_so(alone: Connections, monkeypatch: p
     assert await alone.call("PING") == b"PONG"
 
 
-async def test_those_who_wait_come_in_their_order(alone: Connections) -> None:
+async def test_waiting_callers_are_served_in_order(alone: Connections) -> None:
     async with asyncio.timeout(5):
         await asyncio.gather(*(alone.call("RPUSH", "order", number) for number in range(300)))
         order = await alone.call("LRANGE", "order", 0, -1)
@@ -115,7 +115,7 @@ async def test_those_who_wait_come_in_their_order(alone: Connections) -> None:
     assert [int(number) for number in order] == list(range(300))
 
 
-async def test_the_place_of_a_connection_that_broke_goes_to_who_waits(alone: Connections) -> None:
+async def test_a_broken_connection_makes_room_for_a_waiting_caller(alone: Connections) -> None:
     broken = asyncio.create_task(failure(alone, "BLPOP", NOTHING, "0"))
     await blocked(1)
     waiting = asyncio.create_task(alone.call("PING"))
@@ -136,7 +136,7 @@ async def test_the_kernel_watches_the_other_side(alone: Connections) -> None:
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.01])
-async def test_a_server_that_says_more_than_it_was_asked_is_not_listened_to(pause: float) -> None:
+async def test_a_connection_with_unrequested_replies_is_not_used(pause: float) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(10_000):
             writer.write(b"+OK\r\n" * data.count(b"*"))
@@ -171,7 +171,7 @@ async def test_a_cancelled_call_spoils_nothing(alone: Connections) -> None:
     assert len(connected(1)) == 1
 
 
-async def test_nobody_gets_the_answer_to_a_call_that_was_cancelled() -> None:
+async def test_the_reply_to_a_cancelled_call_is_never_read_by_another() -> None:
     connections = Connections(parse(url("pool=2", db=4)))
     rng = random.Random(1)
     cancelled = number = 0
@@ -236,7 +236,7 @@ async def test_a_database_that_is_not_there() -> None:
     assert "no database 999" in str(error)
 
 
-async def test_somebody_who_is_no_redis() -> None:
+async def test_a_server_that_is_not_redis() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(100)
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -250,7 +250,7 @@ async def test_somebody_who_is_no_redis() -> None:
     assert type(error) is StoreUnavailable
 
 
-async def test_a_hundred_callers_wait_once_for_a_server_that_says_nothing() -> None:
+async def test_a_hundred_callers_wait_once_for_a_silent_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         connections = Connections(parse(f"redis://127.0.0.1:{port}?pool=4&connect_timeout=1"))

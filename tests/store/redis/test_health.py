@@ -1,4 +1,4 @@
-"""What the doctor tells of a server: each trouble is found, and a healthy server has none."""
+"""What the doctor reports about a server: each problem is found, and a healthy server has none."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ async def found(store: RedisStore, topic: str) -> Finding:
     return finding
 
 
-def told(**changed: str) -> list[tuple[str, Level, str]]:
-    """What is told of a server that is sound but for this."""
+def findings_of(**changed: str) -> list[tuple[str, Level, str]]:
+    """The findings for a server that is sound except for this."""
     info = SOUND | changed
     findings = [
         *(health._server(info), health._eviction(info), health._memory(info), health._replication(info)),
@@ -78,9 +78,9 @@ async def test_a_healthy_server(store: RedisStore) -> None:
     assert "loses no acknowledged write" in findings[3].what
 
 
-def test_nothing_is_made_of_a_server_that_tells_nothing() -> None:
+def test_settings_that_are_hidden_are_no_finding() -> None:
     assert [finding for finding in (health._eviction({}), health._memory({}), health._replication({})) if finding] == []
-    assert {level for _, level, _ in told()} == {Level.OK}
+    assert {level for _, level, _ in findings_of()} == {Level.OK}
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_nothing_is_made_of_a_server_that_tells_nothing() -> None:
         ({"slave0": "ip=b,port=1,state=wait_bgsave,offset=0,lag=0"}, "replication", Level.WARN, "b:1 (wait_bgsave"),
     ],
 )
-def test_what_is_told_of_a_setting(changed: dict[str, str], topic: str, level: Level, words: str) -> None:
-    [(found_level, what)] = [(level, what) for each, level, what in told(**changed) if each == topic]
+def test_the_finding_for_each_setting(changed: dict[str, str], topic: str, level: Level, words: str) -> None:
+    [(found_level, what)] = [(level, what) for each, level, what in findings_of(**changed) if each == topic]
 
     assert found_level is level
     assert words in what
@@ -121,7 +121,7 @@ def test_what_is_told_of_a_setting(changed: dict[str, str], topic: str, level: L
     ],
 )
 def test_a_server_that_cannot_write_to_its_disk(name: str, level: Level) -> None:
-    levels = [level for topic, level, _ in told(**{name: "err"}) if topic == "persistence"]
+    levels = [level for topic, level, _ in findings_of(**{name: "err"}) if topic == "persistence"]
 
     assert levels == [Level.OK, level]
 
@@ -158,7 +158,7 @@ async def test_a_snapshot_that_failed(mine: ValkeyServer, store: RedisStore) -> 
     assert (await found(store, "persistence")).level is Level.OK
 
 
-async def test_calls_that_were_slow_are_told_by_their_verbs(mine: ValkeyServer, store: RedisStore) -> None:
+async def test_slow_calls_are_reported_by_verb(mine: ValkeyServer, store: RedisStore) -> None:
     others = await RedisStore.open(mine.fresh_namespace())
     mine.ask("CONFIG", "SET", "slowlog-log-slower-than", 0)
     try:
@@ -175,7 +175,7 @@ async def test_calls_that_were_slow_are_told_by_their_verbs(mine: ValkeyServer, 
     assert beside.level is Level.OK
 
 
-async def test_data_that_were_lost_are_told_for_a_day(mine: ValkeyServer, store: RedisStore) -> None:
+async def test_data_loss_is_reported_for_a_day(mine: ValkeyServer, store: RedisStore) -> None:
     await store.enqueue([NewJob(id="a", task="task")])
     mine.ask("FLUSHALL")
     await store.enqueue([NewJob(id="b", task="task")])
@@ -201,7 +201,7 @@ async def test_what_a_user_may_not_see_is_left_out(mine: ValkeyServer) -> None:
     assert "+info" in nothing.advice
 
 
-async def test_the_doctor_tells_what_the_server_does(store: RedisStore) -> None:
+async def test_the_findings_match_the_server(store: RedisStore) -> None:
     async def same() -> Store:
         return store
 
@@ -211,7 +211,7 @@ async def test_the_doctor_tells_what_the_server_does(store: RedisStore) -> None:
     ]
 
 
-def test_the_command_tells_it_too(mine: ValkeyServer, tmp_path: Path) -> None:
+def test_the_command_prints_the_findings(mine: ValkeyServer, tmp_path: Path) -> None:
     project = Project(tmp_path)
     url = mine.fresh_namespace()
     project.run("migrate", "--url", url)

@@ -27,7 +27,7 @@ Answer = TypeVar("Answer")
 
 
 class Load:
-    """Who sends jobs and who runs them, each repeating what was not answered."""
+    """Producers and workers, each repeating calls that were not answered."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

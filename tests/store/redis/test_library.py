@@ -1,4 +1,4 @@
-"""What the functions of the Redis store leave on the server: which keys, under which names, and how many."""
+"""The function library, and the keys that it leaves on the server: which, under which names, and how many."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def keys(store: RedisStore) -> dict[str, int]:
 
 @contextmanager
 def counted() -> Iterator[Callable[[], int]]:
-    """Tells how many commands the server was given meanwhile, those that functions give it included."""
+    """Counts the commands that the server executes meanwhile, including those of functions."""
     with redis.Redis(port=valkey.server().port) as client:
 
         def calls() -> int:
-            told = client.info("commandstats")
+            stats = client.info("commandstats")
             others = ("cmdstat_config", "cmdstat_info", "cmdstat_client", "cmdstat_hello")
-            return sum(of["calls"] for name, of in told.items() if not name.startswith(others))
+            return sum(of["calls"] for name, of in stats.items() if not name.startswith(others))
 
         client.config_resetstat()
         yield calls
@@ -134,8 +134,8 @@ async def test_lanes_that_are_empty_leave_nothing_but_their_share(kit: Kit, stor
     [{}, {"lane": "open"}, {"lane": "strict:1"}, {"cost": 2.5}, {"unique": "x"}, {"retries": 0, "pool": "other"}],
     ids=str,
 )
-async def test_plain_jobs_have_tickets(kit: Kit, store: RedisStore, wishes: dict[str, Any]) -> None:
-    """Nothing else shows whether the short way was gone."""
+async def test_plain_jobs_have_packed_records(kit: Kit, store: RedisStore, wishes: dict[str, Any]) -> None:
+    """Nothing else shows whether the fast path was taken."""
     await kit.settings("default", LaneRule(pattern="strict:*", limit=1))
     worker = await kit.worker()
 
@@ -148,12 +148,12 @@ async def test_plain_jobs_have_tickets(kit: Kit, store: RedisStore, wishes: dict
     [job] = await worker.claim()
     assert await kind("live") == b"r"
     await worker.complete(job)
-    # Whoever holds a unique value has more to end than a ticket says.
+    # The end of a job with a unique key needs more than a packed record holds.
     assert (await kind("outcome") == b"c") is ("unique" not in wishes)
 
 
 async def test_namespaces_on_one_server_do_not_mix(clock: ManualClock) -> None:
-    """The functions remember names between calls, whoever calls next."""
+    """The functions cache names between calls, also of other namespaces."""
     stores = [await RedisStore.open(valkey.server().fresh_namespace(), clock=clock) for _ in range(2)]
     kits = [Kit(store, clock) for store in stores]
     for number in range(4):
@@ -286,7 +286,7 @@ async def test_places_that_a_fault_has_left_free_are_handed_on_and_noted_no_long
     [first, _] = await worker.claim(10)
     prefix = store._functions._prefix
     with redis.Redis(port=valkey.server().port) as client:
-        # Nobody has the place of the first lane; that of the second was taken since, and the third is gone.
+        # The place of the first lane is free; that of the second was taken since, and the third is gone.
         client.hset(f"{prefix}lane", "1|one:1", struct.pack(">dBd", 1, True, 0))
         client.sadd(f"{prefix}short", "1|one:1", "1|one:2", "1|one:3")
         assert (await store.admit()).repaired == 1

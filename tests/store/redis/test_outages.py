@@ -26,7 +26,7 @@ PROGRAMS: list[Path | None] = [None, *([found] if (found := system()) else [])]
 
 @pytest.fixture(scope="module", params=PROGRAMS, ids=["first", "system"][: len(PROGRAMS)])
 def mine(request: pytest.FixtureRequest) -> Iterator[ValkeyServer]:
-    """A server that may be stopped and killed, and keeps what it was told."""
+    """A server that may be stopped and killed, and keeps its data."""
     with own_server(request.param, durable=True) as started:
         yield started
 
@@ -74,13 +74,13 @@ async def back(connections: Connections, within: float) -> None:
 
 @pytest.mark.parametrize("busy", [True, False], ids=["busy loop", "idle loop"])
 @pytest.mark.parametrize("end", ["stop", "kill"])
-async def test_nobody_notices_a_restart_while_idle(
+async def test_a_restart_between_calls_goes_unnoticed(
     mine: ValkeyServer, connections: Connections, end: str, busy: bool
 ) -> None:
     assert len(await all_in_use(connections)) == 3
     await connections.call("SET", "kept", end)
     if busy:
-        # The event loop stands still meanwhile, so it has heard of nothing when the next call is made.
+        # The event loop is blocked meanwhile, so it has noticed nothing when the next call is made.
         getattr(mine, end)()
         mine.start()
     else:
@@ -92,7 +92,7 @@ async def test_nobody_notices_a_restart_while_idle(
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-async def test_a_call_in_the_middle_is_told_at_once_and_the_next_one_works(
+async def test_a_call_in_progress_fails_at_once_and_the_next_one_works(
     mine: ValkeyServer, connections: Connections, end: str
 ) -> None:
     call = await begun(mine, connections)
@@ -154,7 +154,7 @@ async def test_calls_during_an_outage_fail_fast_and_cost_little(mine: ValkeyServ
 
 
 async def test_calls_under_way_while_it_is_killed_again_and_again(mine: ValkeyServer, connections: Connections) -> None:
-    """Each call is answered or told that it is not known, and what was answered is kept."""
+    """Each call is answered or fails with an unknown outcome, and what was answered is kept."""
     answered: list[int] = []
     over = False
 

@@ -42,7 +42,7 @@ PROGRAMS: list[Path | None] = [None, *([found] if (found := system()) else [])]
 
 @pytest.fixture(scope="module", params=PROGRAMS, ids=["first", "system"][: len(PROGRAMS)])
 def served(request: pytest.FixtureRequest) -> Iterator[ValkeyServer]:
-    """A server that lets in nobody but an administrator and the users of a namespace."""
+    """A server that accepts only an administrator and the users of a namespace."""
     with own_server(request.param, password="open:ses@me") as started:
         for kind in (*KINDS, *KINDS):  # twice is as good as once
             started.ask("ACL", "SETUSER", kind, "on", ">hush", *rights(kind, NAMESPACE))
@@ -100,8 +100,8 @@ async def look_around(store: Store) -> None:
     await store.declare([])
 
 
-async def hears(listener: Store, sender: Store, queue: str) -> None:
-    """What somebody else has stored is heard of."""
+async def receives(listener: Store, sender: Store, queue: str) -> None:
+    """The listener is notified of what the sender stores."""
     ear = listener.wakeups.subscribe([f"queue:{queue}"])
     await sender.enqueue([NewJob(id=queue, task="task", queue=queue)])
     assert await ear.wait(5) == {f"queue:{queue}"}
@@ -157,14 +157,14 @@ async def test_a_viewer_may_look_and_do_nothing(opened: Open) -> None:
     assert (await worker.get(["b"])) == [None]
 
 
-async def test_everybody_is_woken(opened: Open) -> None:
+async def test_every_role_receives_wakeups(opened: Open) -> None:
     worker, viewer = await opened("owner"), await opened("viewer")
-    await hears(viewer, worker, "a")
-    await hears(worker, await opened("worker"), "b")
+    await receives(viewer, worker, "a")
+    await receives(worker, await opened("worker"), "b")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_nobody_gets_out_of_the_namespace(mine: ValkeyServer, opened: Open, kind: str) -> None:
+async def test_no_role_reaches_beyond_the_namespace(mine: ValkeyServer, opened: Open, kind: str) -> None:
     await opened("owner")
     connections = Connections(parse(url_of(mine, kind)))
     forbidden: list[tuple[str, ...]] = [
@@ -197,14 +197,14 @@ async def test_nobody_gets_out_of_the_namespace(mine: ValkeyServer, opened: Open
 
 
 @pytest.mark.parametrize("kind", ["worker", "viewer"])
-async def test_who_may_not_load_the_functions_is_told_who_does(opened: Open, kind: str) -> None:
+async def test_a_user_that_may_not_load_the_functions_gets_advice(opened: Open, kind: str) -> None:
     with pytest.raises(StoreError, match="Run `fairlane migrate` as a user with the owner role"):
         await opened(kind)
     await opened("owner")
     await opened(kind)
 
 
-async def test_a_namespace_that_nobody_has_made_is_told(mine: ValkeyServer, opened: Open) -> None:
+async def test_a_missing_namespace_is_reported(mine: ValkeyServer, opened: Open) -> None:
     await opened("owner")
     mine.ask("FLUSHALL")
     with pytest.raises(StoreError, match="does not exist yet"):
@@ -212,7 +212,7 @@ async def test_a_namespace_that_nobody_has_made_is_told(mine: ValkeyServer, open
 
 
 @pytest.mark.parametrize("command", sorted({*IN_FUNCTIONS} - FIRST))
-async def test_no_step_is_begun_that_would_break_off(mine: ValkeyServer, opened: Open, command: str) -> None:
+async def test_no_step_begins_without_all_rights(mine: ValkeyServer, opened: Open, command: str) -> None:
     await opened("owner")
     mine.ask("ACL", "SETUSER", "short", "on", ">hush", *rights("worker", NAMESPACE), f"-{command.lower()}")
     with pytest.raises(StoreError, match=rf"lacks rights that the functions need \({command}\).*ACL SETUSER"):
@@ -220,7 +220,7 @@ async def test_no_step_is_begun_that_would_break_off(mine: ValkeyServer, opened:
 
 
 @pytest.mark.parametrize("command", sorted(FIRST))
-async def test_what_every_step_begins_with_is_missed_at_once(mine: ValkeyServer, opened: Open, command: str) -> None:
+async def test_a_right_that_every_step_needs_is_missed_at_once(mine: ValkeyServer, opened: Open, command: str) -> None:
     await opened("owner")
     mine.ask("ACL", "SETUSER", "short", "on", ">hush", *rights("worker", NAMESPACE), f"-{command.lower()}")
     with pytest.raises(StoreError, match=r"commands that the functions use .*ACL SETUSER"):

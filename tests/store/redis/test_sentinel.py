@@ -1,4 +1,4 @@
-"""A store behind sentinels: who the master is, what happens when that changes, and who is not believed."""
+"""A store behind sentinels: how the master is found, what happens when it changes, and which answers are discarded."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def replica() -> Iterator[ValkeyServer]:
         yield started
 
 
-# -- who is asked ------------------------------------------------------------------------------------------------------
+# -- which one is asked ------------------------------------------------------------------------------------------------
 
 
 async def test_the_sentinels_are_asked_in_turn_and_the_one_that_knew_first_the_next_time() -> None:
@@ -81,11 +81,11 @@ async def test_the_sentinels_are_asked_in_turn_and_the_one_that_knew_first_the_n
             assert (ignorant.asked, knowing.asked) == (1, 2)
             await connections.close()
 
-    assert 0.9 < first < 2.5, "the one that says nothing is not waited for"
+    assert 0.9 < first < 2.5, "a silent sentinel does not delay the others"
     assert time.monotonic() - started < 0.5
 
 
-async def test_who_is_named_is_believed_only_if_it_says_so_itself(replica: ValkeyServer) -> None:
+async def test_a_named_master_must_report_the_same_role(replica: ValkeyServer) -> None:
     async with sentinel(replica.port) as late, sentinel(valkey.server().port) as knowing:
         connections = through(late.port, knowing.port)
         assert await connections.call("ECHO", "mine") == b"mine"
@@ -98,7 +98,7 @@ async def test_who_is_named_is_believed_only_if_it_says_so_itself(replica: Valke
     assert f"127.0.0.1:{replica.port} is not a master" in str(error)
 
 
-async def test_what_each_has_said_is_told_when_nobody_leads_to_a_master() -> None:
+async def test_the_error_lists_the_answers_of_all_sentinels() -> None:
     async with sentinel(None) as ignorant, sentinel(free_port()) as late:
         connections = through(ignorant.port, late.port, free_port())
         error = await failure(connections)

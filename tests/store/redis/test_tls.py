@@ -1,4 +1,4 @@
-"""Redis by TLS: who is trusted, who is not, and that it breaks and ends as quietly as without."""
+"""Redis with TLS: which servers are trusted, and that connections break and end as quietly as without TLS."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Whom the tests trust."""
+    """The certificate authority of the tests."""
     return Authority(tmp_path_factory.mktemp("authority"))
 
 
@@ -40,7 +40,7 @@ async def test_a_server_that_is_certified_is_trusted(authority: Authority) -> No
         assert await asked(f"valkeys://127.0.0.1:{port}/3?ca={authority.ca}", "ECHO", "mine") == b"mine"
 
 
-async def test_a_server_that_is_not_is_trusted_only_by_those_who_say_so(authority: Authority) -> None:
+async def test_an_untrusted_server_is_accepted_only_with_verify_none(authority: Authority) -> None:
     async with encrypted(valkey.server().port, authority.context()) as port:
         error = await asked(f"rediss://127.0.0.1:{port}")
         assert await asked(f"rediss://127.0.0.1:{port}?verify=none") == b"PONG"

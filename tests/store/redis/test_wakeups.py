@@ -36,7 +36,7 @@ async def store(carrier: Carrier, opened: Open) -> AsyncIterator[RedisStore]:
 
 @pytest.fixture(scope="module")
 def mine() -> Iterator[valkey.ValkeyServer]:
-    """A server whose connections may be ended, and which may refuse somebody."""
+    """A server whose connections may be killed, and which may reject users."""
     with valkey.own_server() as made:
         yield made
 
@@ -44,7 +44,7 @@ def mine() -> Iterator[valkey.ValkeyServer]:
 # -- what the functions publish ------------------------------------------------------------------------------------
 
 
-async def test_a_verb_tells_its_own_process_and_others_through_the_server(
+async def test_a_verb_notifies_its_own_process_and_others_through_the_server(
     store: RedisStore, opened: Open, tap: Tap
 ) -> None:
     other = opened()
@@ -62,7 +62,9 @@ async def test_a_verb_tells_its_own_process_and_others_through_the_server(
     assert len(tap.marks) == 1
 
 
-async def test_a_step_with_too_many_topics_says_everything(store: RedisStore, opened: Open, tap: Tap) -> None:
+async def test_a_step_with_too_many_topics_publishes_one_for_everything(
+    store: RedisStore, opened: Open, tap: Tap
+) -> None:
     ids = [f"{number}" for number in range(MOST_IN_A_STEP + 1)]
     for part in (ids[:MOST_IN_A_STEP], ids[MOST_IN_A_STEP:]):
         await store.enqueue([NewJob(id=id, task="t") for id in part])
@@ -75,7 +77,7 @@ async def test_a_step_with_too_many_topics_says_everything(store: RedisStore, op
     assert not tap.marks
 
 
-async def test_a_store_that_nobody_listens_to_has_no_thread(store: RedisStore) -> None:
+async def test_a_store_without_listeners_has_no_thread(store: RedisStore) -> None:
     await store.enqueue([NewJob(id="1", task="t")])
     assert not threads()
 

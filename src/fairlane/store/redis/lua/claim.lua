@@ -181,9 +181,9 @@ local function take(c, queue, domain, most)
         local head = heads[first]
         local member = head.jobs[head.at]
         local raw = known[member] or write_buffer.hget(S.live, member)
-        local is_ticket = packed_job_record.is_whole(raw)
-        local e = not is_ticket and raw and damage.entry(raw, member)
-        if not (is_ticket or e) then
+        local is_packed = packed_job_record.is_whole(raw)
+        local e = not is_packed and raw and damage.entry(raw, member)
+        if not (is_packed or e) then
             broken = head
         elseif not (e and e.expires_at and e.expires_at <= S.now) and claim_answer.fitting(c, { member }) == 0 then
             break

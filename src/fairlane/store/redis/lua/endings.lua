@@ -65,8 +65,8 @@ function endings.get(seq)
     if not raw then
         return nil
     end
-    local is_ticket, record, result = pcall(packed_job_record.read_ended, raw)
-    if is_ticket and record then
+    local is_packed, record, result = pcall(packed_job_record.read_ended, raw)
+    if is_packed and record then
         return record, result
     end
     -- The offset behind the map is -1 when nothing follows.

@@ -205,13 +205,13 @@ end
 -- Change some jobs of a lane; `members` are their numbers.
 local function change(queue, key, lane, members)
     local limited = queue_cache.rule(queue, key).limit
-    local change_ticket, change_entry = limited and limit_packed or free_packed, limited and limit_entry or free_entry
+    local change_packed, change_entry = limited and limit_packed or free_packed, limited and limit_entry or free_entry
     local lists, others = { lives = {}, waits = {}, got = {}, ready = { [0] = {}, {}, {} }, left = { [0] = {}, {}, {} } }, {}
     for i, raw in ipairs(write_buffer.hmget(S.live, members)) do
         local member = members[i]
-        if raw and packed_job_record.is_ticket(raw) then
+        if raw and packed_job_record.is_packed(raw) then
             job_record.forget_indexed(member)
-            change_ticket(lane, lists, member, raw)
+            change_packed(lane, lists, member, raw)
         elseif raw then
             others[#others + 1] = member
         end

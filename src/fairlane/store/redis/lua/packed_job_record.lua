@@ -130,7 +130,7 @@ function packed_job_record.is_whole(raw)
     return raw and #raw >= SHORTEST and byte(raw, 1) == 112
 end
 
-function packed_job_record.is_ticket(raw)
+function packed_job_record.is_packed(raw)
     local kind = byte(raw, 1)
     return kind == 112 or kind == 114
 end

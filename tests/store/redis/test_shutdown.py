@@ -128,7 +128,7 @@ async def test_an_event_loop_that_was_just_closed_is_forgotten() -> None:
     await asyncio.to_thread(abandon)
     [left] = connections._pools.values()
     with warnings.catch_warnings():
-        # What Python says of a loop that is closed with its connections open.
+        # What Python reports about a loop that is closed with open connections.
         warnings.simplefilter("ignore", ResourceWarning)
         await connections.call("PING")
         assert left not in connections._pools.values()
@@ -139,12 +139,12 @@ async def test_an_event_loop_that_was_just_closed_is_forgotten() -> None:
 
 
 def test_a_fork_has_to_open_its_own() -> None:
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-W", "error", "-c", FORK, url()], capture_output=True, text=True, timeout=30, check=False
     )
 
-    assert (told.returncode, told.stderr) == (0, "")
-    assert "before a fork" in told.stdout
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "before a fork" in result.stdout
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------

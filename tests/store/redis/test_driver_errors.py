@@ -1,4 +1,4 @@
-"""What Redis refuses, and what becomes of it: which error, with which advice, and without anybody's data."""
+"""Error replies of Redis: which error they become, with which advice, and without data."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def connections(mine: ValkeyServer) -> AsyncIterator[Connections]:
         ("Some words of a script", ServerError, "Some words"),
     ],
 )
-def test_what_the_server_says(said: str, kind: type[FairlaneError], advice: str) -> None:
+def test_error_replies_are_translated(said: str, kind: type[FairlaneError], advice: str) -> None:
     error = translate(Refusal(said), ADDRESS, "FCALL")
 
     assert type(error) is kind
@@ -99,7 +99,7 @@ def test_what_the_driver_and_the_network_say(exc: Exception, kind: type[Fairlane
     assert type(translate_connecting(exc, ADDRESS)) is kind
 
 
-def test_what_has_done_nothing_is_told_apart() -> None:
+def test_errors_without_effect_are_recognised() -> None:
     before = Refusal("OOM command not allowed when used memory > 'maxmemory'.")
     inside = Refusal("OOM command not allowed when used memory > 'maxmemory'. script: 7c1, on @user_function:12.")
     broken = translate(redis.exceptions.ConnectionError("closed"), ADDRESS, "FCALL")
@@ -190,7 +190,7 @@ async def test_a_replica_is_left_and_all_connections_to_it(mine: ValkeyServer, c
     mine.ask("REPLICAOF", "127.0.0.1", 1)
     try:
         error = await failure(connections, "SET", "a", "b")
-        # As with a failover, somebody else is found to be the master the next time.
+        # As with a failover, another server is the master the next time.
     finally:
         mine.ask("REPLICAOF", "NO", "ONE")
     after = set(await asyncio.gather(*(connections.call("CLIENT", "ID") for _ in range(3))))
@@ -220,20 +220,20 @@ async def test_a_server_that_has_no_connection_left(mine: ValkeyServer) -> None:
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[ValkeyServer]:
-    """A server with a password, and a user who may do little."""
+    """A server with a password, and a user with few rights."""
     with own_server(password="open:ses@me") as started:
         started.ask("ACL", "SETUSER", "ann", "on", ">hush", "~{mine}:*", "+get", "+ping", "+set")
         yield started
 
 
-async def test_who_has_the_password_gets_in(locked: ValkeyServer) -> None:
+async def test_the_right_password_is_accepted(locked: ValkeyServer) -> None:
     connections = Connections(parse(locked.url))
     assert await connections.call("ACL", "WHOAMI") == b"default"
     await connections.close()
 
 
 @pytest.mark.parametrize("login", ["", ":hush@", "ann:hushed@", "stranger:hush@", "ann@"])
-async def test_who_has_another_one_is_told(locked: ValkeyServer, login: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_wrong_password_is_reported(locked: ValkeyServer, login: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     connections = Connections(parse(f"redis://{login}127.0.0.1:{locked.port}"))
     error = await failure(connections, "PING")
@@ -244,7 +244,7 @@ async def test_who_has_another_one_is_told(locked: ValkeyServer, login: str, cap
     assert "hush" not in "".join(traceback.format_exception(error)) + caplog.text
 
 
-async def test_a_password_that_nobody_wants_is_told(mine: ValkeyServer) -> None:
+async def test_a_password_for_a_server_without_one_is_reported(mine: ValkeyServer) -> None:
     connections = Connections(parse(f"redis://:hush@127.0.0.1:{mine.port}"))
     error = await failure(connections, "PING")
     await connections.close()
@@ -253,9 +253,9 @@ async def test_a_password_that_nobody_wants_is_told(mine: ValkeyServer) -> None:
     assert "Check user and password" in str(error)
 
 
-async def test_a_user_who_may_do_little(locked: ValkeyServer) -> None:
+async def test_a_user_with_few_rights(locked: ValkeyServer) -> None:
     connections = Connections(parse(f"redis://ann:hush@127.0.0.1:{locked.port}"))
-    # He may not even say his name.
+    # It may not even call CLIENT SETNAME.
     assert await connections.call("SET", "{mine}:a", 1) == b"OK"
     command = await failure(connections, "FCALL", "a", 0)
     key = await failure(connections, "GET", "yours")

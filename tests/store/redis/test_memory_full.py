@@ -113,7 +113,7 @@ async def test_what_is_there_runs_on_and_what_was_refused_finds_room_then(mine: 
         with pytest.raises(StoreFull):
             await kit.store.enqueue([refused])
     await kit.store.cancel(ids[60:65])
-    # An operator may slow down who sends too much.
+    # An operator can slow down the queue.
     await kit.settings("default", LaneRule(pattern="*", limit=1, max_pending=200), version=1)
     await kit.store.promote(term=term.number)
     await kit.store.rescue(term=term.number)

@@ -1,4 +1,4 @@
-"""A server that lost data: who notices it, who is told, and what happens to what was completed before."""
+"""A server that lost data: how it is noticed and reported, and what happens to earlier completions."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def records(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def told(records: pytest.LogCaptureFixture, what: str) -> int:
+def logged(records: pytest.LogCaptureFixture, what: str) -> int:
     return sum(what in record.getMessage() for record in records.records)
 
 
@@ -106,17 +106,17 @@ async def test_what_was_completed_before_a_server_went_back_does_not_run_again(
     await store.enqueue(jobs("gone"))
     rewound.go_back()
 
-    # The first call that comes to an answer tells of it.
+    # The first call that is answered reports it.
     await until_renewed(store, "w")
-    assert told(records, WENT_BACK) == 1
-    assert told(records, "2 lost completions were repeated") == 1
+    assert logged(records, WENT_BACK) == 1
+    assert logged(records, "2 lost completions were repeated") == 1
     found = await store.get(["claimed", "waiting", "gone"])
     assert [job and (job.state, job.result) for job in found] == [(JobState.COMPLETED, b"1")] * 2 + [None]
     assert await work(store, "w", 3) == []
     assert (await store.recount()).differences == ()
 
 
-async def test_a_loss_is_told_once_by_each_process_and_begins_a_new_generation_once(
+async def test_a_loss_is_logged_once_by_each_process_and_begins_one_new_generation(
     rewound: Rewound, store: Store, records: pytest.LogCaptureFixture
 ) -> None:
     other = await open_store(rewound.server.url)
@@ -130,12 +130,12 @@ async def test_a_loss_is_told_once_by_each_process_and_begins_a_new_generation_o
         await store.renew("a", [], claim=0)
         rewound.go_back()
         await until_renewed(store, "a")
-        assert told(records, WENT_BACK) == 1
-        # By now as many steps may be written again as the other one had seen: the generation tells it.
+        assert logged(records, WENT_BACK) == 1
+        # By now as many steps may be written again as the other one had seen: the generation shows it.
         for number in range(50):
             await store.enqueue(jobs(f"new-{number}"))
         await until_renewed(other, "b")
-        assert told(records, WENT_BACK) == 2
+        assert logged(records, WENT_BACK) == 2
         for _ in range(3):
             await store.renew("a", [], claim=0)
             await other.renew("b", [], claim=0)
@@ -154,7 +154,7 @@ async def test_an_emptied_server_is_noticed_by_the_next_renewal(
     rewound.server.ask("FLUSHALL")
     with pytest.raises(SessionLost):
         await store.renew("w", [], claim=0)
-    assert told(records, EMPTIED) == 1
+    assert logged(records, EMPTIED) == 1
     await store.register(session("again"))
     await store.enqueue(jobs("new"))
     assert await work(store, "again", 1) == ["new"]
@@ -191,7 +191,7 @@ async def test_many_callers_and_stores_make_one_loss_of_one_loss(
         for _ in range(5):
             await asyncio.gather(*(each.renew(name, [], claim=0) for each, name in every for _ in range(8)))
         assert rewound.server.ask("LLEN", "{fairlane}:lost") == 1
-        assert told(records, WENT_BACK) == 3
+        assert logged(records, WENT_BACK) == 3
     finally:
         for each in others:
             await each.close()
@@ -210,12 +210,12 @@ async def test_what_is_emptied_twice_is_not_remembered(rewound: Rewound, store: 
 
 
 @pytest.mark.parametrize("trouble", [StoreUnavailable("gone again"), asyncio.CancelledError()], ids=["fails", "ends"])
-async def test_a_loss_that_could_not_be_told_is_told_later(trouble: BaseException) -> None:
-    told_of: list[int] = []
+async def test_a_loss_whose_report_failed_is_reported_later(trouble: BaseException) -> None:
+    reported: list[int] = []
 
     async def report(generation: str, what: str, completed: Sequence[Completed]) -> Reported:
-        told_of.append(len(completed))
-        if len(told_of) == 1:
+        reported.append(len(completed))
+        if len(reported) == 1:
             raise trouble
         return Reported(Mark("new", 1), len(completed), what)
 
@@ -226,7 +226,7 @@ async def test_a_loss_that_could_not_be_told_is_told_later(trouble: BaseExceptio
         await data_loss.check({"generation": "old", "steps": 5}, data_loss.mark)
     await data_loss.check({"generation": "old", "steps": 6}, data_loss.mark)
     await data_loss.check({"generation": "new", "steps": 7}, data_loss.mark)
-    assert told_of == [1, 1]
+    assert reported == [1, 1]
     assert data_loss.mark == Mark("new", 7)
 
 

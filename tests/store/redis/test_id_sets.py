@@ -106,7 +106,7 @@ async def test_a_block_is_noted_again_where_another_server_was_in_charge_meanwhi
     await kit.enqueue()
     prefix = store._functions._prefix
     with redis.Redis(port=valkey.server().port) as client:
-        # As it is after a failover there and back: this server remembers what the other has never heard of.
+        # As it is after a failover there and back: this server has cached what the other does not have.
         client.delete(f"{prefix}alive/", f"{prefix}alive/0", f"{prefix}by:task:1:task/", f"{prefix}by:task:1:task/0")
         client.hincrby(f"{prefix}counter", "steps", 1)
     later = await kit.enqueue()

@@ -40,12 +40,14 @@ async def lanes(idle: Idle) -> dict[str | None, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("lane", ["a", "one:1", "two:1"])
-async def test_a_job_with_a_lane_is_sent_to_who_waits(idle: Idle, lane: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_with_a_lane_is_pushed_to_an_idle_worker(
+    idle: Idle, lane: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     id = await idle.kit.enqueue(lane=lane, payload=b'["for you"]')
     assert await idle.kit.state(id) is JobState.RUNNING
     assert await lanes(idle) == {lane: (0, 1)}
     await sound(idle.kit)
-    assert await idle.told()
+    assert await idle.notified()
 
     monkeypatch.setattr(idle.store, "_call", None)  # the server is not asked
     [claimed] = await idle.claim(104)
@@ -96,19 +98,19 @@ async def test_a_start_ahead_is_paid_for_by_its_lane(idle: Idle) -> None:
     assert [job.id for job in await idle.claim(105)] == [other[0], again[0], other[1], again[1], other[2]]
 
 
-async def test_who_waits_in_the_lane_hears_of_a_start_ahead(idle: Idle) -> None:
+async def test_jobs_that_wait_in_the_lane_are_notified_of_a_pushed_start(idle: Idle) -> None:
     job = idle.kit.new(lane="one:1")
     topics = {job_topic(job.id), place_topic("default", "one:1")}
     ear = idle.kit.store.wakeups.subscribe(topics)
     await idle.kit.store.enqueue([job])
-    heard: set[str] = set()
-    while heard != topics:
-        heard |= await ear.wait(5)
+    received: set[str] = set()
+    while received != topics:
+        received |= await ear.wait(5)
     ear.close()
 
 
 async def test_a_job_of_a_higher_class_takes_the_place_of_one_that_waits(idle: Idle) -> None:
-    """In an unordered lane: sent alone, it is looked at closely, because somebody else's place is at stake."""
+    """In an unordered lane: a single job takes the general way if it could take the place of another one."""
     await idle.kit.enqueue()  # the worker has something to do
     await idle.claim(104)
     low = [await idle.kit.enqueue(lane="two:1", priority=Priority.LOW) for _ in range(2)]
@@ -128,7 +130,7 @@ async def test_a_lane_that_may_hold_no_more_refuses_a_job_that_is_sent_alone(idl
 
 
 @pytest.mark.parametrize("how", ["dies", "leaves", "asks on"])
-async def test_a_place_that_was_sent_to_who_never_comes_for_it_is_free_again(idle: Idle, how: str) -> None:
+async def test_the_place_of_a_push_that_is_never_fetched_is_free_again(idle: Idle, how: str) -> None:
     first, second = [await idle.kit.enqueue(lane="one:1") for _ in range(2)]
     assert await idle.kit.state(first) is JobState.RUNNING
     if how == "dies":
@@ -163,7 +165,7 @@ async def test_a_lane_that_gets_a_limit_counts_the_job_that_is_on_its_way(idle: 
     await sound(idle.kit)
 
 
-async def test_a_lane_that_loses_its_limit_frees_who_waited_behind_the_job_that_is_on_its_way(idle: Idle) -> None:
+async def test_a_lane_that_loses_its_limit_frees_jobs_behind_a_pushed_one(idle: Idle) -> None:
     first, second = [await idle.kit.enqueue(lane="one:1") for _ in range(2)]
     await idle.kit.settings("default", *RULES[1:], version=1)
     other = await idle.kit.worker()

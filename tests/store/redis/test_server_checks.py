@@ -1,4 +1,4 @@
-"""Before a store is opened on a server: what is refused, with which advice, and what is told about persistence."""
+"""Checks before a store is opened: which servers are rejected, with which advice, and what is logged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def mine() -> Iterator[ValkeyServer]:
 
 @pytest.fixture(autouse=True)
 def silent_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing was told yet of any server."""
+    """Nothing was logged yet about any server."""
     monkeypatch.setattr(server_checks, "_logged", set())
 
 
@@ -64,7 +64,7 @@ async def opens(url: str) -> None:
         ({"role": "slave", "master_host": "db1", "master_port": "6379"}, "is a replica of db1:6379"),
     ],
 )
-def test_what_cannot_work_is_refused_with_advice(info: dict[str, str], advice: str) -> None:
+def test_an_unusable_server_is_rejected_with_advice(info: dict[str, str], advice: str) -> None:
     with pytest.raises(StoreError) as caught:
         server_checks.refuse(SOUND | info, ADDRESS)
 
@@ -84,12 +84,12 @@ def test_what_cannot_work_is_refused_with_advice(info: dict[str, str], advice: s
         {"maxmemory_policy": "volatile-ttl"},
     ],
 )
-def test_what_works_is_not_refused(info: dict[str, str]) -> None:
+def test_a_usable_server_is_accepted(info: dict[str, str]) -> None:
     server_checks.refuse(SOUND | info, ADDRESS)
     server_checks.refuse({}, ADDRESS)
 
 
-async def test_a_server_that_would_remove_jobs_is_refused(mine: ValkeyServer) -> None:
+async def test_a_server_that_would_evict_jobs_is_rejected(mine: ValkeyServer) -> None:
     mine.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     try:
         with pytest.raises(StoreError, match="noeviction"):
@@ -98,7 +98,7 @@ async def test_a_server_that_would_remove_jobs_is_refused(mine: ValkeyServer) ->
         mine.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
 
 
-async def test_keys_never_expire_so_the_volatile_policies_take_none(mine: ValkeyServer) -> None:
+async def test_keys_never_expire_so_volatile_policies_evict_none(mine: ValkeyServer) -> None:
     mine.ask("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
     url = mine.fresh_namespace()
     try:
@@ -111,7 +111,7 @@ async def test_keys_never_expire_so_the_volatile_policies_take_none(mine: Valkey
     assert {mine.ask("TTL", name) for name in names} == {-1}
 
 
-async def test_a_replica_is_refused_and_taken_when_it_is_one_no_more(mine: ValkeyServer) -> None:
+async def test_a_replica_is_rejected_until_it_is_promoted(mine: ValkeyServer) -> None:
     mine.ask("REPLICAOF", "127.0.0.1", 1)
     try:
         with pytest.raises(StoreUnavailable, match=r"is a replica of 127\.0\.0\.1:1 and read-only\..*redis\+sentinel"):
@@ -122,7 +122,7 @@ async def test_a_replica_is_refused_and_taken_when_it_is_one_no_more(mine: Valke
 
 
 async def test_a_node_of_a_cluster_serves_the_namespaces_of_its_slots() -> None:
-    # Unless it is told another, a node listens on a second port that the system may have given to anybody.
+    # By default a node listens on a second port, which another process may use.
     options = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", "--cluster-port", str(free_port())]
     with own_server(options=options) as node:
         with pytest.raises(StoreUnavailable, match="CLUSTERDOWN"):
@@ -136,7 +136,7 @@ async def test_a_node_of_a_cluster_serves_the_namespaces_of_its_slots() -> None:
             await RedisStore.open(f"{node.url}?namespace=others")
 
 
-# -- what is told ------------------------------------------------------------------------------------------------------
+# -- what is logged ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ async def test_a_node_of_a_cluster_serves_the_namespaces_of_its_slots() -> None:
         ("1", {"appendfsync": "always", "no-appendfsync-on-rewrite": "yes"}, Level.WARN, "while the log is rewritten"),
     ],
 )
-def test_what_each_setting_can_lose(aof: str, config: dict[str, str], level: Level, summary: str) -> None:
+def test_the_possible_loss_with_each_setting(aof: str, config: dict[str, str], level: Level, summary: str) -> None:
     found = server_checks.persistence({"aof_enabled": aof}, config)
 
     assert found is not None
@@ -166,7 +166,7 @@ def test_what_each_setting_can_lose(aof: str, config: dict[str, str], level: Lev
     assert found.lossless == (config == {"appendfsync": "always"})
 
 
-def test_what_cannot_be_seen_is_not_judged() -> None:
+def test_hidden_settings_are_not_judged() -> None:
     assert server_checks.persistence({}, {}) is None
 
 
@@ -179,7 +179,7 @@ def test_what_cannot_be_seen_is_not_judged() -> None:
         ({"appendonly": "yes", "appendfsync": "always"}, None, ""),
     ],
 )
-async def test_it_is_told_once_for_each_server(
+async def test_it_is_logged_once_for_each_server(
     mine: ValkeyServer, caplog: pytest.LogCaptureFixture, changed: dict[str, str], level: int | None, summary: str
 ) -> None:
     caplog.set_level(logging.INFO, "fairlane")
@@ -191,13 +191,13 @@ async def test_it_is_told_once_for_each_server(
     finally:
         for name, value in {"save": "", "appendonly": "no", "appendfsync": "everysec"}.items():
             mine.ask("CONFIG", "SET", name, value)
-    told = [record for record in caplog.records if record.name == "fairlane.store"]
+    logged = [record for record in caplog.records if record.name == "fairlane.store"]
 
-    assert [record.levelno for record in told] == ([] if level is None else [level])
-    assert all(summary in record.getMessage() and "may run again" in record.getMessage() for record in told)
+    assert [record.levelno for record in logged] == ([] if level is None else [level])
+    assert all(summary in record.getMessage() and "may run again" in record.getMessage() for record in logged)
 
 
-async def test_whoever_may_see_no_setting_opens_all_the_same(
+async def test_a_user_that_may_read_no_setting_can_open_the_store(
     mine: ValkeyServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = mine.fresh_namespace()
@@ -205,13 +205,13 @@ async def test_whoever_may_see_no_setting_opens_all_the_same(
     for name, less in (("few", ["-config"]), ("fewer", ["-config", "-info"])):
         mine.ask("ACL", "SETUSER", name, "on", ">hush", *rights("owner", namespace), *less)
         await opens(url.replace("redis://", f"redis://{name}:hush@"))
-    told = [record.getMessage() for record in caplog.records if record.name == "fairlane.store"]
+    logged = [record.getMessage() for record in caplog.records if record.name == "fairlane.store"]
 
-    assert len(told) == 1, "INFO alone tells that there is no log of writes"
-    assert "appendonly is off" in told[0]
+    assert len(logged) == 1, "INFO alone shows that appendonly is off"
+    assert "appendonly is off" in logged[0]
 
 
-async def test_a_server_without_the_command_is_no_trouble(connections: Connections) -> None:
+async def test_a_server_without_the_command_is_accepted(connections: Connections) -> None:
     assert await server_checks.asked(connections, "NOSUCH") is None
     assert (await server_checks.information(connections))["role"] == "master"
     assert (await server_checks.settings(connections))["appendfsync"] == "everysec"

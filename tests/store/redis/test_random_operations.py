@@ -43,7 +43,7 @@ def random_rules(rng: Random) -> tuple[LaneRule, ...]:
 
 
 class Crowd:
-    """Three workers, a waiter and an operator, who do whatever comes to their minds."""
+    """Three workers, a waiter and an operator that do random things."""
 
     def __init__(self, rng: Random, settling: Settling) -> None:
         self.rng = rng
@@ -128,7 +128,7 @@ class Crowd:
         self.held = [(by, held) for by, held in self.held if by is not worker]
 
     async def forget(self) -> None:
-        """A worker renews and has not heard of some: those are taken back."""
+        """A worker renews without naming some of its jobs: those are taken back."""
         worker = self.rng.choice(self.workers)
         self.held = [(by, held) for by, held in self.held if by is not worker or self.rng.random() < 0.5]
         await worker.renew(*[held for by, held in self.held if by is worker])
@@ -207,13 +207,13 @@ class Crowd:
         await self.settling.end()
 
     async def go_home(self) -> None:
-        """Nobody sends anything any more, and whatever is open runs."""
+        """Nothing is enqueued any more, and all open jobs run."""
         idle = 0
         while [job for state in OPEN_STATES for job in await everything(self.kit, state=state)]:
             for worker in self.workers:
                 self.held += [(worker, job.held) for job in await worker.claim(20)]
             idle = 0 if self.held else idle + 1
-            assert idle < 20, "there are jobs that nobody can start"
+            assert idle < 20, "there are jobs that cannot start"
             for worker, held in self.held:
                 await worker.complete(held)
             self.held.clear()

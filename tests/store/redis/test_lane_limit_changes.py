@@ -40,7 +40,7 @@ async def test_a_lane_that_settles_starts_nothing_and_all_others_go_on(settling:
     assert await drain(worker) == slow[4:]
 
 
-async def test_the_leader_goes_on_where_whoever_changed_the_rules_has_died(settling: Settling, kit: Kit) -> None:
+async def test_the_leader_continues_for_a_process_that_died_while_changing_rules(settling: Settling, kit: Kit) -> None:
     slow = [await kit.enqueue(lane="slow") for _ in range(5)]
     worker = await kit.worker(slots=50)
     assert await settling.change(TWO)
@@ -49,7 +49,7 @@ async def test_the_leader_goes_on_where_whoever_changed_the_rules_has_died(settl
     assert await worker.claim_ids(50) == slow[:2]
 
 
-async def test_whoever_changes_the_rules_waits_until_they_hold(settling: Settling, kit: Kit) -> None:
+async def test_configure_returns_when_the_rules_hold(settling: Settling, kit: Kit) -> None:
     slow = [await kit.enqueue(lane="slow") for _ in range(5)]
     settling.let_live()
     worker = await kit.worker(slots=50)
@@ -57,7 +57,9 @@ async def test_whoever_changes_the_rules_waits_until_they_hold(settling: Settlin
     assert await worker.claim_ids(50) == slow[:2]
 
 
-async def test_a_lane_that_is_freed_keeps_its_order_for_those_who_come_meanwhile(settling: Settling, kit: Kit) -> None:
+async def test_a_lane_that_is_freed_keeps_its_order_for_jobs_that_arrive_meanwhile(
+    settling: Settling, kit: Kit
+) -> None:
     await settling.change(ONE)
     worker = await kit.worker(slots=50)
     slow = [await kit.enqueue(lane="slow", priority=Priority.LOW) for _ in range(7)]
@@ -85,7 +87,7 @@ async def test_the_turn_of_a_lane_is_not_lost_when_its_record_is_forgotten_meanw
     assert await worker.claim_ids(50) == slow
 
 
-async def test_who_remembers_that_a_lane_settles_is_told_when_it_has(settling: Settling, kit: Kit) -> None:
+async def test_a_cache_with_a_settling_lane_is_invalidated_when_it_has_settled(settling: Settling, kit: Kit) -> None:
     """Another version of the functions, or another server, remembers rules for as long as their number stays."""
     prefix = settling.store._functions._prefix
     with redis.Redis(port=valkey.server().port) as client:
@@ -96,26 +98,26 @@ async def test_who_remembers_that_a_lane_settles_is_told_when_it_has(settling: S
         for lane in ("slow", "slower"):
             await kit.enqueue_all(bulk(kit, lane, 3))
         assert await settling.change(LaneRule(pattern="slow*", limit=1))
-        told, more = 0, True
+        changes, more = 0, True
         while more:
             before, left = number(), client.hlen(f"{prefix}settling:1")
             more = await settling.go_on()
             assert (number() > before) == (client.hlen(f"{prefix}settling:1") < left)
-            told += number() > before
-        assert told == 2
+            changes += number() > before
+        assert changes == 2
         assert not client.exists(f"{prefix}settling:1", f"{prefix}unsettled")
 
 
-async def test_workers_are_told_when_a_lane_has_settled(settling: Settling, kit: Kit) -> None:
+async def test_workers_are_notified_when_a_lane_has_settled(settling: Settling, kit: Kit) -> None:
     await kit.enqueue_all(bulk(kit, "slow", 3))
     for rule in (PAUSED, FREE):
         assert await settling.change(rule)
-        with redis.Redis(port=valkey.server().port) as client, client.pubsub() as heard:
-            heard.subscribe(f"{settling.store._functions._prefix}topics")
-            assert heard.get_message(timeout=5)
+        with redis.Redis(port=valkey.server().port) as client, client.pubsub() as subscriber:
+            subscriber.subscribe(f"{settling.store._functions._prefix}topics")
+            assert subscriber.get_message(timeout=5)
             await settling.end()
-            told = heard.get_message(timeout=0.2)
-        assert (told is not None and told["data"] == b"queue:default") == (rule is FREE)
+            message = subscriber.get_message(timeout=0.2)
+        assert (message is not None and message["data"] == b"queue:default") == (rule is FREE)
 
 
 async def test_a_lane_that_begins_to_settle_and_stays_as_it_was_stays_closed_for_its_head(
@@ -136,8 +138,8 @@ async def test_a_lane_that_begins_to_settle_and_stays_as_it_was_stays_closed_for
     assert await drain(worker, batch=1) == slow[1:]
 
 
-async def test_whoever_asks_for_rules_that_are_stored_waits_until_they_hold(settling: Settling, kit: Kit) -> None:
-    """Whoever stored them may have died before the lanes had settled."""
+async def test_configuring_stored_rules_again_waits_until_they_hold(settling: Settling, kit: Kit) -> None:
+    """The process that stored them may have died before the lanes had settled."""
     slow = [await kit.enqueue(lane="slow") for _ in range(5)]
     assert await settling.change(TWO)
     settling.let_live()
@@ -195,7 +197,7 @@ async def test_a_turn_does_not_start_in_a_lane_that_is_being_paused(settling: Se
     busy = await kit.worker(slots=1)
     await kit.enqueue(sticky="key")
     held = await busy.claim(1)
-    await kit.enqueue(lane="slow", sticky="key")  # it has the place of the lane, and nobody can start it
+    await kit.enqueue(lane="slow", sticky="key")  # it has the place of the lane, and no worker can start it
     waiting = await turn(kit, await kit.waiter())
     kit.clock.advance(3)
     await busy.renew(*held)
@@ -211,7 +213,7 @@ async def test_no_place_moves_to_a_late_job_of_a_lane_that_is_being_freed(settli
     held = await busy.claim(1)
     first = await kit.enqueue(lane="slow")
     claimed = await idle.claim(1)
-    await kit.enqueue(lane="slow", sticky="key")  # it has the other place, and nobody can start it
+    await kit.enqueue(lane="slow", sticky="key")  # it has the other place, and no worker can start it
     last = await kit.enqueue(lane="slow")
     assert await settling.change(FREE)
     await idle.hand_back(*claimed)  # its number was passed already

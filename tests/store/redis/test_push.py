@@ -37,7 +37,7 @@ async def test_a_job_that_is_sent_starts_at_a_worker_that_waits_before_it_asks(
     id = await idle.kit.enqueue(payload=b'["for you"]', headers=b'{"and": "these"}')
     job = await idle.kit.job(id)
     assert (job.state, job.session, job.attempt) == (JobState.RUNNING, idle.worker.id, 1)
-    assert await idle.told()
+    assert await idle.notified()
 
     monkeypatch.setattr(idle.store, "_call", None)  # the server is not asked
     [claimed] = await idle.claim(102)
@@ -48,13 +48,13 @@ async def test_a_job_that_is_sent_starts_at_a_worker_that_waits_before_it_asks(
     await sound(idle.kit)
 
 
-async def test_who_runs_something_is_told_and_comes_for_it(idle: Idle) -> None:
+async def test_a_busy_worker_is_notified_and_claims(idle: Idle) -> None:
     await idle.kit.enqueue()
     assert len(await idle.claim(102)) == 1
     assert await idle.claim(103) == []
     id = await idle.kit.enqueue()
     assert await idle.kit.state(id) is JobState.PENDING
-    assert await idle.told()
+    assert await idle.notified()
     assert [job.id for job in await idle.claim(104)] == [id]
 
 
@@ -72,7 +72,7 @@ async def test_what_did_not_get_here_is_the_answer_to_the_claim(idle: Idle) -> N
     # Another object of the same worker, to which nothing was sent.
     [claimed] = await idle.claim(102, store=idle.kit.store)
     assert claimed.id == id
-    # And once more, if that answer is lost too. What was sent ahead is not taken for the answer to another claim.
+    # And once more, if that answer is lost too. The pushed answer is not taken for the answer to another claim.
     assert [job.id for job in await idle.claim(102, store=idle.kit.store)] == [id]
     assert await idle.claim(103, store=idle.kit.store) == []
 
@@ -96,7 +96,7 @@ async def test_what_a_worker_never_came_for_is_taken_back_uncharged(idle: Idle) 
     await sound(idle.kit)
 
 
-async def test_a_worker_that_leaves_without_having_heard_gives_it_back_uncharged(idle: Idle) -> None:
+async def test_a_worker_that_leaves_before_the_push_arrives_gives_the_job_back_uncharged(idle: Idle) -> None:
     id = await idle.kit.enqueue()
     await idle.store.leave(idle.worker.id, begun=[])
     job = await idle.kit.job(id)
@@ -111,7 +111,7 @@ async def test_what_was_sent_to_a_worker_that_dies_starts_elsewhere_when_its_lea
     assert (rescued.declared, rescued.retried) == ((idle.worker.id,), 1)
     with pytest.raises(SessionLost):
         await idle.claim(103)
-    assert idle.store._pushed._sessions == {}, "nobody waits for a session that is lost"
+    assert idle.store._pushed._sessions == {}, "the wait ends with a lost session"
     [claimed] = await (await idle.kit.worker("default")).claim(1)
     assert (claimed.id, claimed.fence, claimed.suspect) == (id, 2, True)
     await sound(idle.kit)
@@ -124,16 +124,16 @@ async def test_a_repeated_claim_that_found_nothing_is_stale_once_the_next_was_an
     assert [job.id for job in await idle.claim(102)] == [id]
 
 
-async def test_who_has_not_asked_for_seconds_is_sent_nothing(idle: Idle) -> None:
+async def test_a_worker_that_has_not_claimed_for_seconds_gets_no_push(idle: Idle) -> None:
     idle.kit.clock.advance(2.5)
     id = await idle.kit.enqueue()
     assert await idle.kit.state(id) is JobState.PENDING
-    assert await idle.told()
+    assert await idle.notified()
     assert [job.id for job in await idle.claim(102)] == [id]
 
 
 @pytest.mark.parametrize("how", ["ended", "stopping", "replaced"])
-async def test_who_is_not_there_any_more_is_sent_nothing(idle: Idle, how: str) -> None:
+async def test_a_worker_that_is_gone_gets_no_push(idle: Idle, how: str) -> None:
     if how == "ended":
         await idle.store.leave(idle.worker.id)
     elif how == "stopping":
@@ -143,14 +143,14 @@ async def test_who_is_not_there_any_more_is_sent_nothing(idle: Idle, how: str) -
     assert await idle.kit.state(await idle.kit.enqueue()) is JobState.PENDING
 
 
-async def test_who_does_not_hear_is_sent_nothing(idle: Idle) -> None:
-    # Through an object at which nobody listens.
+async def test_a_worker_that_does_not_listen_gets_no_push(idle: Idle) -> None:
+    # Through a store object without listeners.
     assert await idle.claim(102, store=idle.kit.store) == []
     assert await idle.kit.state(await idle.kit.enqueue()) is JobState.PENDING
 
 
-async def test_who_was_told_of_other_work_is_sent_nothing_that_comes_after_it(idle: Idle) -> None:
-    """It has one slot left, and what it was told of is of a higher class."""
+async def test_a_worker_notified_of_other_work_gets_no_push_of_later_work(idle: Idle) -> None:
+    """It has one slot left, and the work it was notified of is of a higher class."""
     await idle.kit.settings("default", LaneRule(pattern="*", limit=1))
     assert await idle.claim(102, 1) == []
     urgent = await idle.kit.enqueue(lane="a", priority=Priority.HIGH)
@@ -159,7 +159,7 @@ async def test_who_was_told_of_other_work_is_sent_nothing_that_comes_after_it(id
     assert [job.id for job in await idle.claim(103, 1)] == [urgent]
 
 
-async def test_who_was_told_of_its_own_work_is_sent_nothing_that_comes_after_it(idle: Idle) -> None:
+async def test_a_worker_notified_of_its_own_work_gets_no_push_of_later_work(idle: Idle) -> None:
     mine = await idle.kit.enqueue(worker=idle.worker.session.index)
     later = await idle.kit.enqueue()
     assert [await idle.kit.state(id) for id in (mine, later)] == [JobState.PENDING] * 2
@@ -182,7 +182,7 @@ async def test_what_may_not_start_is_not_sent(idle: Idle, why: str) -> None:
     await sound(idle.kit)
 
 
-async def test_who_was_told_of_what_it_had_not_asked_for_is_sent_nothing_that_comes_after_it(idle: Idle) -> None:
+async def test_a_worker_notified_of_work_it_did_not_ask_for_gets_no_push_of_later_work(idle: Idle) -> None:
     await idle.kit.enqueue(priority=Priority.LOW)
     await idle.worker.finish(*[complete(job.held) for job in await idle.claim(102)])
     asks = tuple(Ask("default", p, 1) for p in (Priority.HIGH, Priority.LOW))
@@ -200,7 +200,7 @@ async def test_jobs_that_are_sent_ahead_go_to_one_worker_each(idle: Idle) -> Non
     jobs = [await idle.kit.job(id) for id in ids]
     assert [job.state for job in jobs] == [JobState.RUNNING, JobState.RUNNING, JobState.PENDING]
     assert {job.session for job in jobs[:2]} == {idle.worker.id, second.worker.id}
-    assert await second.told()
+    assert await second.notified()
     # The hint about the third job may arrive before the job that was sent: then this claim asks the server and
     # gets both. What must hold either way: each worker gets the job it was sent, and no job goes to two.
     claimed = {second.worker.id: await second.claim(2), idle.worker.id: await idle.claim(102)}
@@ -232,7 +232,7 @@ async def test_a_start_ahead_is_paid_for_like_any_other(idle: Idle) -> None:
     assert [job.id for job in await idle.claim(103)] == [lane[0], plain[0], lane[1], plain[1], lane[2]]
 
 
-async def test_who_waits_for_a_job_hears_that_it_has_started(idle: Idle) -> None:
+async def test_a_client_that_waits_for_a_job_is_notified_of_its_start(idle: Idle) -> None:
     job = idle.kit.new()
     ear = idle.kit.store.wakeups.subscribe([job_topic(job.id)])
     await idle.kit.store.enqueue([job])
@@ -252,7 +252,7 @@ async def test_a_connection_that_is_lost_costs_one_look_and_is_made_again(
     lost = await idle.kit.enqueue()
     assert [job.id for job in await idle.claim(102)] == [lost]
     await idle.worker.finish(*[complete(job.held) for job in await idle.claim(102)])
-    # For a while after a failure nothing is sent ahead.
+    # For a while after a failure nothing is pushed.
     assert await idle.claim(103) == []
     id = await idle.kit.enqueue()
     assert await idle.kit.state(id) is JobState.PENDING
@@ -263,11 +263,11 @@ async def test_a_connection_that_is_lost_costs_one_look_and_is_made_again(
     await blocked(idle)
     id = await idle.kit.enqueue()
     while idle.store._pushed.take(idle.worker.id, 106) is None:
-        assert await idle.told()
+        assert await idle.notified()
     assert [job.id for job in await idle.claim(106)] == [id]
 
 
-async def test_a_wait_that_has_ended_goes_on_at_once_for_who_has_claimed_since(
+async def test_a_wait_that_timed_out_is_repeated_at_once_after_a_claim(
     idle: Idle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(push, "WAIT_SECONDS", 1)
@@ -284,7 +284,7 @@ async def test_a_wait_that_has_ended_goes_on_at_once_for_who_has_claimed_since(
 
 
 async def test_what_came_after_a_job_that_was_sent_ahead_is_claimed_with_it(idle: Idle) -> None:
-    """The worker comes because it was told of the second, before it has got the first."""
+    """The worker claims because it was notified of the second job, before the push of the first arrives."""
     ids = [await idle.kit.enqueue() for _ in range(3)]
     assert [await idle.kit.state(id) for id in ids] == [JobState.RUNNING, JobState.PENDING, JobState.PENDING]
     assert [job.id for job in await idle.claim(102, 2, store=idle.kit.store)] == ids[:2]
@@ -293,19 +293,19 @@ async def test_what_came_after_a_job_that_was_sent_ahead_is_claimed_with_it(idle
     await sound(idle.kit)
 
 
-async def test_who_was_answered_ahead_is_told_to_look_for_what_came_after_it(idle: Idle) -> None:
+async def test_a_worker_is_woken_again_after_a_pushed_answer(idle: Idle) -> None:
     ids = [await idle.kit.enqueue() for _ in range(2)]
     while idle.store._pushed._sessions[idle.worker.id].answer is None:
-        assert await idle.told()
+        assert await idle.notified()
     assert [job.id for job in await idle.claim(102)] == ids[:1]
-    await idle.ear.wait(0.0)  # what it was told before
-    assert await idle.told()
+    await idle.ear.wait(0.0)  # earlier notifications
+    assert await idle.notified()
     assert [job.id for job in await idle.claim(103)] == ids[1:]
 
 
-async def test_who_claims_by_itself_is_not_told_to_look(idle: Idle) -> None:
+async def test_a_worker_that_claims_by_itself_is_not_woken_again(idle: Idle) -> None:
     await idle.kit.enqueue()
-    assert await idle.told()
+    assert await idle.notified()
     await idle.claim(102)
     assert await idle.claim(103) == []
     assert not await idle.ear.wait(0.1)
@@ -320,9 +320,11 @@ async def test_a_process_that_is_gone_is_sent_nothing(idle: Idle) -> None:
     assert await idle.kit.state(await idle.kit.enqueue()) is JobState.PENDING
 
 
-async def test_who_stood_still_asks_whether_its_session_still_is(idle: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_suspended_worker_asks_whether_its_session_still_exists(
+    idle: Idle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     id = await idle.kit.enqueue()
-    assert await idle.told()
+    assert await idle.notified()
     await idle.kit.store.leave(idle.worker.id, begun=[])
     monkeypatch.setattr(push, "FRESH_SECONDS", 0.0)
     with pytest.raises(SessionLost):
@@ -364,7 +366,7 @@ async def test_a_store_that_is_closed_waits_for_nothing(idle: Idle) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_who_may_not_wait_on_the_server_is_told_and_comes_for_it(idle: Idle) -> None:
+async def test_a_user_without_the_right_to_block_is_notified_and_claims(idle: Idle) -> None:
     """A user whose rights were given by an older version."""
     rights_of_before = [right for right in rights("worker", idle.store._address.namespace) if right != "+blpop"]
     user = f"old-{idle.store._address.namespace}"
@@ -381,7 +383,7 @@ async def test_who_may_not_wait_on_the_server_is_told_and_comes_for_it(idle: Idl
         assert await other.claim(2) == []
         id = await idle.kit.enqueue()
         assert await idle.kit.state(id) is JobState.PENDING
-        assert await other.told()
+        assert await other.notified()
         assert [job.id for job in await other.claim(3)] == [id]
         other.ear.close()
     valkey.server().ask("ACL", "DELUSER", user)

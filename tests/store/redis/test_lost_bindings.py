@@ -28,7 +28,7 @@ KEYS = [f"key-{number}" for number in range(6)]
 
 
 class DiedError(Exception):
-    """Whoever leaves is gone after the first step."""
+    """The process that leaves dies after the first step."""
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ async def test_a_worker_that_leaves_loses_all_its_keys(store: RedisStore, kit: K
     assert (await store.recount()).differences == ()
 
 
-async def test_the_leader_goes_on_where_whoever_left_has_died(
+async def test_the_leader_continues_for_a_process_that_died_while_leaving(
     store: RedisStore, kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = await kit.worker()
@@ -101,7 +101,7 @@ async def test_the_leader_goes_on_where_whoever_left_has_died(
     assert (await store.recount()).differences == ()
 
 
-async def test_no_step_sees_to_more_than_it_may(kit: Kit) -> None:
+async def test_no_step_moves_more_than_its_limit(kit: Kit) -> None:
     """Keys and jobs alike: one key can have as many jobs as a thousand others."""
     await kit.worker(lease=5.0)
     for key in ("single", "double"):
@@ -135,7 +135,9 @@ async def test_another_dead_worker_need_not_wait_for_one_with_many_keys(kit: Kit
     assert rescued.retried == 1
 
 
-async def test_nobody_gets_an_index_whose_keys_are_being_lost(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_index_is_not_assigned_while_its_keys_are_being_released(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its inbox still has jobs for keys whose state is gone."""
     gone = await kit.worker()
     jobs = [await kit.enqueue(sticky=key) for key in KEYS]
@@ -249,7 +251,7 @@ async def test_one_key_is_not_at_two_workers_when_the_old_host_comes_back_betwee
     assert sorted(ran, key=len) == [[], jobs]
 
 
-async def test_an_index_whose_last_worker_is_forgotten_is_given_to_nobody_before_its_keys_are_lost(
+async def test_the_index_of_a_forgotten_worker_is_not_assigned_before_its_keys_are_released(
     store: RedisStore, kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = await kit.worker()
