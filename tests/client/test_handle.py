@@ -68,7 +68,7 @@ async def test_a_result_whose_hint_was_lost_is_found_by_the_poll(
     kit = await kit_of(app)
     worker = await kit.worker()
     wakeups: Any = kit.store.wakeups
-    told = (wakeups, "_tell") if store_class(app) is SqliteStore else (wakeups._ears, "tell")
+    told = (wakeups, "_send_to_all") if store_class(app) is SqliteStore else (wakeups._subscriptions, "deliver")
     monkeypatch.setattr(*told, lambda *_: None)
     await worker.complete(*await worker.claim(), result=b"42")
     assert await waiting == 42

@@ -12,7 +12,7 @@ from fairlane.errors import InvalidInput
 from fairlane.store.postgresql.channels import ANYBODY, HERE
 from fairlane.store.redis.wakeups import SENDER
 from fairlane.store.shared.notifier import ServerNotifier
-from fairlane.store.shared.subscriptions import MOST_HEARD, TopicSubscription
+from fairlane.store.shared.subscriptions import MOST_DELIVERED, TopicSubscription
 from fairlane.store.shared.topics import MOST_WAITING
 
 from .carriers import Carrier, Open
@@ -88,7 +88,7 @@ async def test_a_topic_with_a_star_hears_every_topic_that_begins_like_it_and_no_
 async def test_a_listener_that_does_not_keep_up_is_not_flooded(opened: Open) -> None:
     wakeups = opened()
     ear = wakeups.subscribe(["job:*", "queue:a"])
-    for number in range(MOST_HEARD + 1):
+    for number in range(MOST_DELIVERED + 1):
         wakeups.publish([f"job:{number}"])
     assert await ear.wait(0) == {"job:*", "queue:a"}
     wakeups.publish(["job:1"])
@@ -98,7 +98,7 @@ async def test_a_listener_that_does_not_keep_up_is_not_flooded(opened: Open) -> 
 async def test_a_listener_that_does_not_keep_up_with_the_server_is_not_flooded(opened: Open, tap: Tap) -> None:
     wakeups = opened()
     ear, end = wakeups.subscribe(["job:*", "queue:a"]), wakeups.subscribe(["job:end"])
-    for start in range(0, MOST_HEARD + 1, 500):
+    for start in range(0, MOST_DELIVERED + 1, 500):
         await tap.send("jobs", "\n".join(f"job:{number}" for number in range(start, start + 500)))
     await tap.send("jobs", "job:end")
     await until(end, "job:end")
@@ -143,7 +143,7 @@ async def test_what_is_no_topic_is_refused(opened: Open, topic: str) -> None:
 async def test_a_bell_rings_though_whoever_waits_was_quicker(opened: Open) -> None:
     rung: list[bool] = []
     ear = opened().subscribe(["queue:a"], lambda: rung.append(True))
-    thread = threading.Thread(target=ear.hear, args=(["queue:a"],))
+    thread = threading.Thread(target=ear.deliver, args=(["queue:a"],))
     thread.start()
     thread.join()
     assert await ear.wait() == {"queue:a"}
@@ -236,19 +236,19 @@ async def test_who_comes_just_when_a_channel_is_left_is_not_left_deaf(
     wakeups.subscribe(["job:1"]).close()
     came: list[TopicSubscription] = []
     still: list[bool] = []
-    leave = ServerNotifier._stop_to_hear
+    leave = ServerNotifier._leave_channel
 
     async def come_and_leave(self: ServerNotifier[object], connection: object, channel: str) -> None:
         came.append(wakeups.subscribe(["job:2"]))
         await leave(self, connection, channel)
         still.append(self.listens(jobs=True, others=True))
 
-    monkeypatch.setattr(ServerNotifier, "_stop_to_hear", come_and_leave)
+    monkeypatch.setattr(ServerNotifier, "_leave_channel", come_and_leave)
     async with asyncio.timeout(5):
         while not still:
             await asyncio.sleep(0.01)
     assert still == [True]
     await tap.send("jobs", "job:2")
     async with asyncio.timeout(5):
-        while "job:2" not in came[0]._heard:
+        while "job:2" not in came[0]._delivered:
             await asyncio.sleep(0.01)

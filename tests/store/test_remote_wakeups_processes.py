@@ -131,7 +131,7 @@ async def test_a_subscription_whose_event_loop_is_gone_is_forgotten(wakeups: Wak
     ear = wakeups.subscribe(["queue:a"])
     wakeups.publish(["queue:a"])
     assert await ear.wait(0) == {"queue:a"}
-    assert wakeups._ears.all() == (ear,)
+    assert wakeups._subscriptions.all() == (ear,)
     left.close()
     left.close()
 

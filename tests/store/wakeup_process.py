@@ -85,7 +85,7 @@ def locks_of(wakeups: AnyWakeups, ear: Subscription) -> Sequence[AbstractContext
     if isinstance(wakeups, DatagramWakeups):
         return [wakeups._lock]
     assert isinstance(ear, TopicSubscription)
-    return [wakeups._notifier._lock, wakeups._ears._lock, ear._lock]
+    return [wakeups._notifier._lock, wakeups._subscriptions._lock, ear._lock]
 
 
 async def fork(wakeups: AnyWakeups) -> None:

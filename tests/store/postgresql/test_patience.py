@@ -10,7 +10,7 @@ import pytest
 from fairlane.errors import StoreUnavailable
 from fairlane.store.postgresql.database import Database
 from fairlane.store.postgresql.store import PostgresqlStore
-from fairlane.store.shared.deadlines import Patience
+from fairlane.store.shared.deadlines import DeadlineTimer
 from tests.conformance.kit import Kit
 
 
@@ -49,8 +49,8 @@ async def test_whoever_is_cancelled_while_his_time_runs_out_is_cancelled(kit: Ki
     database = database_of(kit)
     call = asyncio.create_task(database.fetchrow("SELECT pg_sleep(30)", timeout=5))
     await asyncio.sleep(0.2)
-    [wait] = database._pools[asyncio.get_running_loop()].patience._waits
-    wait.over = True
+    [wait] = database._pools[asyncio.get_running_loop()].patience._calls
+    wait.expired = True
     call.cancel()
     call.cancel()
 
@@ -64,7 +64,7 @@ async def test_a_call_that_was_answered_leaves_nothing_behind(kit: Kit) -> None:
         await database.fetchrow("SELECT 1 AS one")
     patience = database._pools[asyncio.get_running_loop()].patience
 
-    assert not patience._waits
+    assert not patience._calls
 
 
 async def test_an_answer_that_came_in_time_is_not_lost_while_its_connection_is_given_back(
@@ -86,7 +86,7 @@ async def test_an_answer_that_came_in_time_is_not_lost_while_its_connection_is_g
 
 
 async def test_no_timer_is_set_while_nothing_waits() -> None:
-    patience = Patience(asyncio.get_running_loop())
+    patience = DeadlineTimer(asyncio.get_running_loop())
     patience.end(patience.begin(0.05))
     await asyncio.sleep(0.1)
 

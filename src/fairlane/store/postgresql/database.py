@@ -23,7 +23,7 @@ from ... import event_loops
 from ...errors import StoreError, StoreUnavailable
 from ..shared import connection_pools, deadlines
 from ..shared.connection_pools import Pools
-from ..shared.deadlines import Patience
+from ..shared.deadlines import DeadlineTimer
 from . import sockets
 from .address import CONNECT_SECONDS, Address, driver
 from .collisions import Collisions
@@ -139,7 +139,7 @@ class Database(Pools["_Pool"]):
             except BaseException as exc:
                 pool.patience.end(wait)
                 pool.drop(connection)
-                cause = TimeoutError() if isinstance(exc, asyncio.CancelledError) and wait.is_why() else exc
+                cause = TimeoutError() if isinstance(exc, asyncio.CancelledError) and wait.timed_out() else exc
                 if not isinstance(cause, Exception):
                     raise
                 if isinstance(cause, TimeoutError):
@@ -209,7 +209,7 @@ class _Pool(connection_pools.Pool):
         self._kept: list[tuple[Any, float]] = []
         self._prepared: dict[Any, dict[str, Any]] = {}
         """Statements by connection and text: whoever asks for them by their text pays as much as for a short call."""
-        self.patience = Patience(loop)
+        self.patience = DeadlineTimer(loop)
         self._sweeper: asyncio.TimerHandle | None = None
         self._waiting = 0
         self._sparing = event_loops.is_beside(loop)

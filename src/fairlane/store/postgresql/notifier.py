@@ -111,12 +111,12 @@ class Notifier(ServerNotifier[Connection]):
                     return
                 if sent:
                     await asyncio.sleep(began + GATHER_SECONDS - time.monotonic())
-                await self._wait_for_news()
+                await self._wait_for_work()
             raise ConnectionResetError("the server ended the connection")
         finally:
             connection.terminate()
 
-    async def _begin_to_hear(self, connection: Connection, channels: frozenset[str]) -> None:
+    async def _subscribe(self, connection: Connection, channels: frozenset[str]) -> None:
         for channel in channels:
             await connection.add_listener(channel, self._hear)
         with self._lock:
@@ -143,7 +143,7 @@ class Notifier(ServerNotifier[Connection]):
             self._announcers.clear()
             self._announce_at = self._remind(ANNOUNCE_SECONDS)
 
-    async def _fall_silent(self, connection: Connection, channel: str) -> None:
+    async def _unsubscribe(self, connection: Connection, channel: str) -> None:
         await connection.remove_listener(channel, self._hear)
 
     async def _send_waiting(self, connection: Connection) -> bool:
@@ -168,7 +168,7 @@ class Notifier(ServerNotifier[Connection]):
         elif payload == EVERYTHING:
             self._listeners.wake(jobs=jobs, others=not jobs)
         else:
-            self._listeners.tell(payload.split("\n"))
+            self._listeners.deliver(payload.split("\n"))
 
     def _hear_of_a_listener(self, pid: int) -> None:
         self._announcers.add(pid)

@@ -37,7 +37,7 @@ class NotifyWakeups(NotifiedWakeups[Notifier]):
         """Topics that a transaction has sent itself: told here too, unless they come back by themselves."""
         if not self._closed and not (self._listen and self._notifier.listens(jobs=False, others=True)):
             self._notice_fork()
-            self._ears.tell(topics)
+            self._subscriptions.deliver(topics)
 
 
 class BorrowedWakeups:

@@ -32,7 +32,7 @@ from ... import event_loops
 from ...errors import StoreError, StoreUnavailable
 from ..shared import connection_pools
 from ..shared.connection_pools import Pools
-from ..shared.deadlines import Deadlines, Patience
+from ..shared.deadlines import Deadlines, DeadlineTimer
 from .address import Address
 from .connection import Argument, Connection, connect, packed
 from .driver_errors import Refusal, did_nothing, fail, translate_connecting
@@ -83,7 +83,7 @@ class Connections(Pools["_Pool"]):
             except BaseException as exc:
                 pool.patience.end(wait)
                 pool.drop(connection)
-                cause = TimeoutError() if isinstance(exc, asyncio.CancelledError) and wait.is_why() else exc
+                cause = TimeoutError() if isinstance(exc, asyncio.CancelledError) and wait.timed_out() else exc
                 if not isinstance(cause, Exception):
                     raise
                 if isinstance(cause, TimeoutError):
@@ -118,7 +118,7 @@ class _Pool(connection_pools.Pool):
         """How many more may be opened."""
         self._waiting: deque[asyncio.Future[Connection | None]] = deque()
         """Callers that get the next free connection or, with None, may open one."""
-        self.patience = Patience(loop)
+        self.patience = DeadlineTimer(loop)
         self._sweeper: asyncio.TimerHandle | None = None
         self._closing = False
         self._idle = asyncio.Event()
@@ -168,7 +168,7 @@ class _Pool(connection_pools.Pool):
                     self._free_one()
                 else:
                     self.keep(connection)
-            if wait.is_why():
+            if wait.timed_out():
                 raise StoreUnavailable(
                     f"no connection to {self._address} became free in time; all {self._address.pool} are in use. "
                     "Give the URL a larger pool=…"

@@ -112,7 +112,7 @@ class PushedClaims:
         answer, session.answer = session.answer, None
         if loop.time() - session.asked_at > FRESH_SECONDS:
             return None
-        session.again = loop.call_later(AGAIN_SECONDS, self._wakeups.tell, [answer.topic])
+        session.again = loop.call_later(AGAIN_SECONDS, self._wakeups.deliver, [answer.topic])
         return answer.parts
 
     def forget(self, id: str) -> None:
@@ -152,7 +152,7 @@ class PushedClaims:
             answer = read(found[1])
             if answer.number == session.number:
                 session.answer = answer
-                self._wakeups.tell([answer.topic])
+                self._wakeups.deliver([answer.topic])
                 # No new BLPOP before the next claim: it would delay the job.
                 return
             # It answers an earlier claim: skip it.

@@ -40,7 +40,7 @@ from ...model.tokens import AccessToken, NewToken, stored
 from ..clock import Clock
 from ..codes import STATES
 from ..diagnosis import Finding
-from ..shared.claimed_jobs import fail_unreadable, tell_lost
+from ..shared.claimed_jobs import fail_unreadable, log_lost
 from ..shared.token_rows import check_token, same_token, unknown_token
 from . import (
     encoding,
@@ -210,7 +210,7 @@ class RedisStore:
 
     def _claim_of(self, session: str, claim: Claim) -> bytes:
         """Encode a claim that is about to be sent. If it returns nothing, the next one may be answered by a push."""
-        accepts_push = self._wakeups.is_heard() and self._pushed.expect(session, claim.number + 1)
+        accepts_push = self._wakeups.has_subscriptions() and self._pushed.expect(session, claim.number + 1)
         return encoding.claim_of(claim, accepts_push)
 
     async def _claimed(self, session: str, parts: Sequence[bytes], claim: Claim) -> list[Claimed]:
@@ -218,7 +218,7 @@ class RedisStore:
         if len(self._stamps) > MOST_STAMPS:
             self._stamps.clear()
         self._stamps.update(zip([job.id for job in answered.claimed], answered.stamps, strict=True))
-        tell_lost(answered.lost)
+        log_lost(answered.lost)
         if answered.broken:
             await fail_unreadable(self, session, answered.broken, claim)
         return answered.claimed
@@ -291,7 +291,7 @@ class RedisStore:
     async def _pass(self, verb: str, limit: int, term: int | None, *more: Any) -> dict[str, Any]:
         check_count("limit", limit, least=1, most=100_000)
         answer = await self._call(verb, "" if term is None else term, limit, *more)
-        tell_lost(answer.pop("damaged", ()))
+        log_lost(answer.pop("damaged", ()))
         return answer
 
     async def lead(self, session: str, *, lease: float, term: int | None = None) -> Term | None:

@@ -213,17 +213,17 @@ class Notifier(ServerNotifier[PubSub]):
                 await self._send_waiting(connection)
                 if self._closing and not self._waits():
                     return
-                await self._wait_for_news()
+                await self._wait_for_work()
         finally:
             connection.close()
 
-    async def _begin_to_hear(self, connection: PubSub, channels: frozenset[str]) -> None:
+    async def _subscribe(self, connection: PubSub, channels: frozenset[str]) -> None:
         for channel in channels:
             await connection.subscribe(channel)
         with self._lock:
             self._listening |= channels
 
-    async def _fall_silent(self, connection: PubSub, channel: str) -> None:
+    async def _unsubscribe(self, connection: PubSub, channel: str) -> None:
         await connection.unsubscribe(channel)
 
     async def _ping_when_due(self, connection: PubSub) -> None:
@@ -255,4 +255,4 @@ class Notifier(ServerNotifier[PubSub]):
             jobs = channel.decode(errors="replace") == self._channels.jobs
             self._listeners.wake(jobs=jobs, others=not jobs)
         else:
-            self._listeners.tell(topics)
+            self._listeners.deliver(topics)

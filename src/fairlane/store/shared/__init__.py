@@ -1,1 +1,1 @@
-"""What several stores have in common: rows, connections, deadlines and wake-ups."""
+"""Code that several stores share: rows, connections, deadlines and wake-ups."""

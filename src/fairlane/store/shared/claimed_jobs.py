@@ -1,7 +1,7 @@
-"""Claimed jobs out of what a store has recorded, one by one: a record that cannot be read fails alone.
+"""Checks of claimed jobs, one by one: a record that cannot be read fails only its own job.
 
-A disk, an operator or another version's bug can damage any record. Its job is ended as `bad_payload`, by its id, fence
-and session alone, and the others of the same claim start as if it were not there.
+A disk, an operator or a bug of another version can damage any record. Its job fails as `bad_payload`, for which its id,
+fence and session are enough, and the other jobs of the same claim start normally.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ..wakeups import queue_topic
 
 logger = logging.getLogger("fairlane.store")
 LOST_PAYLOAD = b""
-"""The payload of a job whose identity was lost. It is no JSON, so such a job fails when it is claimed."""
+"""The payload of a job whose identity was lost. It is not JSON, so the job fails when it is claimed."""
 
 
 def checked(job: Claimed) -> Claimed:
-    """The same job, if its fields are what an enqueue can have stored; else `InvalidInput`, which names one."""
+    """Return the job if its fields are valid. Raises `InvalidInput`, which names the first that is not."""
     timeout = job.timeout
-    # One condition for nearly all jobs: this is on the hot path of every claim.
+    # One condition for nearly all jobs: this is the hot path of every claim.
     if (
         type(job.id) is str
         and job.id
@@ -53,30 +53,30 @@ def checked(job: Claimed) -> Claimed:
 
 
 def problem_of(exc: Exception, field: str = "record") -> str:
-    """What is wrong with a record that could not be read, naming the field where that is known."""
+    """Return why a record could not be read, with the name of the field if known."""
     return str(exc) if isinstance(exc, InvalidInput) else f"{field}: {type(exc).__name__}: {exc}"
 
 
 def unreadable(held: Held, problem: str) -> Transition:
-    """How the job of a damaged record ends."""
-    logger.error("the record of job %s cannot be read and the job is failed (%s)", held.id, problem)
+    """Log a damaged record and return the transition that fails its job."""
+    logger.error("the record of job %s cannot be read, the job fails (%s)", held.id, problem)
     return fail(held, Reason.BAD_PAYLOAD, f"the stored record cannot be read ({problem})")
 
 
-def tell_lost(ids: Sequence[str]) -> None:
-    """Jobs have failed whose records not even the store could read."""
+def log_lost(ids: Sequence[str]) -> None:
+    """Log jobs that the store has failed because it could not read their records."""
     for id in ids:
-        logger.error("the record of job %s cannot be read and the job is failed (it is missing or damaged)", id)
+        logger.error("the record of job %s cannot be read, the job fails (the record is missing or damaged)", id)
 
 
 async def fail_unreadable(store: Store, session: str, broken: list[tuple[Held, str]], claim: Claim) -> None:
-    """End the jobs of damaged records that a session has claimed.
+    """Fail the claimed jobs of a session whose records are damaged.
 
-    If the store does not take it, they are taken back at the next renewal, which does not name them.
+    If this fails, the store takes the jobs back at the next renewal, which does not name them.
     """
     try:
         await store.finish(session, [unreadable(held, problem) for held, problem in broken])
     except FairlaneError as exc:
-        logger.warning("%d jobs whose records cannot be read are still to be failed (%s)", len(broken), exc)
-    # They came first, and there may be more behind them: a worker that got nothing else looks again at once.
+        logger.warning("%d jobs whose records cannot be read could not be failed yet (%s)", len(broken), exc)
+    # There may be more jobs after them: notify workers, so that one that got no other job claims again at once.
     store.wakeups.publish({queue_topic(ask.queue) for ask in claim.asks if ask.queue is not None})

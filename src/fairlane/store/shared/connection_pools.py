@@ -1,7 +1,7 @@
 """One pool of connections for each event loop of a process.
 
-A connection belongs to the event loop that it was made in, and a store may be used from several. The pool of each is
-made when it is first needed, and ends with its event loop. Nothing of it survives a fork.
+A connection belongs to the event loop in which it was opened, and a store may be used from several. The pool of an
+event loop is created when it is first needed and closed with the event loop. It does not survive a fork.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from ...errors import StoreError
 
 CLOSING_SECONDS = 3.0
-"""For calls that still run when a store is closed."""
+"""Time for calls that are still running when a store is closed."""
 
 
 class Pool(ABC):
@@ -28,9 +28,9 @@ class Pool(ABC):
         self._end: AsyncGenerator[None, None] | None = None
 
     async def open(self, forget: Callable[[asyncio.AbstractEventLoop], None]) -> None:
-        """Get ready without connecting, and see to it that nothing is left when the event loop ends."""
-        # An event loop closes the asynchronous generators it knows when all its tasks have ended: just when the
-        # connections are not needed any more, and the last moment at which they can be closed.
+        """Prepare without connecting, so that all connections are closed when the event loop ends."""
+        # An event loop closes its asynchronous generators when all its tasks have ended: the connections are no longer
+        # needed then, and can still be closed.
         self._end = self._until_the_end(forget)
         await anext(self._end)
 
@@ -41,26 +41,26 @@ class Pool(ABC):
             forget(self._loop)
             self.abort()
             for _ in range(3):
-                await asyncio.sleep(0)  # a transport needs as many turns to close
+                await asyncio.sleep(0)  # a transport needs that many iterations of the loop to close
 
     async def close(self) -> None:
-        """Close the connections, those in use when they are given back; after a while, in any case."""
+        """Close the connections; wait a limited time for those in use."""
         await self.drain()
         if self._end is not None:
-            with contextlib.suppress(RuntimeError):  # the event loop ends at this moment, and does it by itself
+            with contextlib.suppress(RuntimeError):  # the event loop is ending and closes it itself
                 await self._end.aclose()
 
     @abstractmethod
     async def drain(self) -> None:
-        """Close the connections that nobody uses, and wait for the others, but not for long."""
+        """Close idle connections, and wait a limited time for those in use."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Close what is left, at once."""
+        """Close the remaining connections at once."""
 
     @abstractmethod
     def cut(self) -> None:
-        """Let go of connections whose event loop does not run any more: all that can be done is to hang up."""
+        """Shut down the sockets of connections whose event loop no longer runs."""
 
 
 P = TypeVar("P", bound=Pool)
@@ -78,22 +78,22 @@ class Pools(ABC, Generic[P]):
 
     @abstractmethod
     def _make(self, loop: asyncio.AbstractEventLoop) -> P:
-        """A pool for an event loop that has none."""
+        """Return a new pool for an event loop."""
 
     def check_usable(self) -> None:
-        """Refuse a store that is closed, or whose connections belong to the parent of a fork."""
+        """Raise `StoreError` if the store is closed, or was opened before a fork."""
         if self._closed:
             raise StoreError("this store is closed; open it again")
         if os.getpid() != self._pid:
             raise StoreError("this store was opened before a fork; open it anew in the child process")
 
     async def _pool(self) -> P:
-        """The pool of the running event loop."""
+        """Return the pool of the running event loop."""
         self.check_usable()
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop)
         if pool is None:
-            # Nothing in here waits, so no other task of this loop can come in between.
+            # Nothing here suspends, so no other task of this loop can run in between.
             pool = self._make(loop)
             await pool.open(self._forget)
             with self._door:
@@ -113,7 +113,7 @@ class Pools(ABC, Generic[P]):
             self._pools.pop(loop, None)
 
     async def close(self) -> None:
-        """Close the pools of all event loops. Closing twice is harmless, and in the child of a fork nothing happens."""
+        """Close the pools of all event loops. May be called twice; does nothing in the child of a fork."""
         if os.getpid() != self._pid:
             return
         with self._door:
@@ -130,7 +130,7 @@ class Pools(ABC, Generic[P]):
 
 
 async def _elsewhere(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> None:
-    """Run something in the event loop of another thread, which may end meanwhile."""
+    """Run a coroutine in the event loop of another thread, which may end meanwhile."""
     try:
         future = asyncio.run_coroutine_threadsafe(work, loop)
     except RuntimeError:

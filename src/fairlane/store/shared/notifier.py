@@ -1,8 +1,8 @@
-"""What carries wake-ups through a server, whatever server it is: a thread with an event loop and its own connection.
+"""Carries wake-ups through any kind of server: a thread with an event loop and its own connection.
 
-The thread starts with the first thing to send or to listen to, and lives through outages: it connects again after a
-pause that grows, warns at most once in `COMPLAIN_SECONDS`, and then tells everybody to look at everything. Nothing is
-kept for a server that is away: by the time it is back everybody has polled.
+The thread starts with the first topic to send or to listen to, and survives outages: it reconnects with growing pauses,
+warns at most once in `WARN_SECONDS`, and then delivers all topics to all subscriptions. Topics are dropped while the
+server is away: by the time it is back, all processes have polled.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ from ... import event_loops
 from .topics import Channels, Waiting
 
 LISTEN_SECONDS = 0.5
-"""How long a caller may be held up until the server listens: a few milliseconds as a rule."""
+"""How long a caller may be blocked until the server listens; usually a few milliseconds."""
 CONNECT_SECONDS = COMMAND_SECONDS = 5.0
 CLOSE_SECONDS = 1.0
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
-COMPLAIN_SECONDS = 60.0
-"""Seconds between two warnings, however often the connection is lost."""
+WARN_SECONDS = 60.0
+"""Least seconds between two warnings, however often the connection is lost."""
 logger = logging.getLogger("fairlane.store.wakeups")
 C = TypeVar("C")
-"""What stands for the connection to a kind of server."""
+"""The connection to a kind of server."""
 
 
 class Listeners(Protocol):
-    """Who is told what the server tells. Called from the thread."""
+    """Receives what the server delivers. Called in the thread."""
 
-    def tell(self, topics: Collection[str]) -> None:
-        """These were published."""
+    def deliver(self, topics: Collection[str]) -> None:
+        """Deliver published topics."""
 
     def wake(self, *, jobs: bool, others: bool) -> None:
-        """Anything of these kinds may have been published."""
+        """Deliver all topics of these kinds: any of them may have been published."""
 
     def wake_late(self) -> None:
-        """The server listens now; those whom `ServerNotifier.listen` answered no may have missed something."""
+        """The server listens now. Those for which `ServerNotifier.listen` returned False may have missed topics."""
 
     def wants(self) -> tuple[bool, bool]:
-        """Whether anybody listens to jobs, and to anything else."""
+        """Return whether there are subscriptions to jobs, and to other topics."""
 
 
 class ServerNotifier(ABC, Generic[C]):
-    """The connection of one store object, and its thread. What is not the thread's may be called from anywhere."""
+    """The connection of one store object, and its thread. Methods outside the section of the thread are thread-safe."""
 
     SERVER: ClassVar[str]
-    """What the server is called in the log."""
+    """The name of the server in the log."""
 
     def __init__(self, channels: Channels, listeners: Listeners) -> None:
         self._channels = channels
         self._listeners = listeners
         self._pid = os.getpid()
-        # Guards the rest up to the thread's own. Reentrant, because a signal handler may publish too.
+        # Guards the attributes below, up to those of the thread. Reentrant: a signal handler may publish too.
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -68,24 +68,24 @@ class ServerNotifier(ABC, Generic[C]):
         self._away = False
         self._callers: list[threading.Event] = []
         self._listening: frozenset[str] = frozenset()
-        # The thread's own.
+        # Used by the thread only.
         self._task: asyncio.Task[None] | None = None
         self._nudge = asyncio.Event()
         self._missed = False
-        self._complained_at = -COMPLAIN_SECONDS
-        self._complaining = False
+        self._warned_at = -WARN_SECONDS
+        self._warned = False
         self._unused: frozenset[str] = frozenset()
 
     @abstractmethod
     def send(self, topics: Collection[str]) -> None:
-        """Send these soon. They are dropped while the server is away."""
+        """Send topics soon. They are dropped while the server is away."""
 
     def listens(self, *, jobs: bool, others: bool) -> bool:
-        """Whether the server listens to these kinds of topics now."""
+        """Return whether the server listens to these kinds of topics."""
         return self._listening.issuperset(self._channels.of_kinds(jobs=jobs, others=others))
 
     def listen(self, *, jobs: bool, others: bool) -> bool:
-        """Listen to these kinds of topics. False: something may be missed until `Listeners.wake_late` is called."""
+        """Listen to these kinds of topics. False: topics may be missed until `Listeners.wake_late` is called."""
         if self.listens(jobs=jobs, others=others):
             return True
         done = threading.Event()
@@ -98,7 +98,7 @@ class ServerNotifier(ABC, Generic[C]):
         return self.listens(jobs=jobs, others=others)
 
     def close(self) -> None:
-        """Send what waits, for a moment, and end the thread. Closing twice is harmless."""
+        """Send waiting topics for a limited time, and end the thread. May be called twice."""
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -110,7 +110,7 @@ class ServerNotifier(ABC, Generic[C]):
             thread.join(2 * CLOSE_SECONDS)
 
     def _wake(self) -> None:
-        """Call the thread, unless it looks by itself soon. The lock is held."""
+        """Start or wake the thread, unless it is about to run. The caller holds the lock."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="fairlane-wakeups", daemon=True)
             thread.start()
@@ -120,34 +120,34 @@ class ServerNotifier(ABC, Generic[C]):
         self._nudged = True
 
     def _waits(self) -> bool:
-        """Whether there is something to be sent."""
+        """Return whether there are topics to send."""
         return bool(self._jobs or self._others)
 
     # -- in the thread ---------------------------------------------------------------------------------------------
 
     @abstractmethod
     async def _connect(self) -> C:
-        """A new connection, as `_use` and those below take it."""
+        """Return a new connection."""
 
     @abstractmethod
     async def _use(self, connection: C) -> None:
-        """Send and listen until the connection is lost, or until the thread is to end and nothing waits."""
+        """Send and listen until the connection is lost, or until the thread should end and no topics wait."""
 
     @abstractmethod
-    async def _begin_to_hear(self, connection: C, channels: frozenset[str]) -> None:
-        """Let the server listen, and add the channels to `_listening` when it does."""
+    async def _subscribe(self, connection: C, channels: frozenset[str]) -> None:
+        """Subscribe to channels, and add them to `_listening` once the server listens."""
 
     @abstractmethod
-    async def _fall_silent(self, connection: C, channel: str) -> None:
-        """Let the server listen to a channel no more."""
+    async def _unsubscribe(self, connection: C, channel: str) -> None:
+        """Unsubscribe from a channel."""
 
     def _run(self) -> None:
         try:
             event_loops.run_beside(self._serve())
         except asyncio.CancelledError:
-            logger.debug("wake-ups were lost at the end: the server does not answer")
+            logger.debug("the last wake-ups were lost: the server does not answer")
         except Exception:
-            logger.exception("wake-ups have ended; polling goes on")
+            logger.exception("wake-ups have failed for good; polling continues")
         finally:
             self._lose()
 
@@ -163,15 +163,15 @@ class ServerNotifier(ABC, Generic[C]):
                 began = time.monotonic()
                 try:
                     await self._use(await self._connect())
-                except Exception as exc:  # Whatever it is: the thread must not end by it.
+                except Exception as exc:  # No error may end the thread.
                     lasted = time.monotonic() - began
                     failures = 1 if lasted > CONNECT_SECONDS + COMMAND_SECONDS else failures + 1
                     self._lose()
-                    self._complain(exc)
+                    self._warn(exc)
                     await self._pause(failures, lasted)
         finally:
             with self._lock:
-                # From here on nobody calls the loop, which is about to be closed.
+                # Other threads must not call the loop from here on: it is about to be closed.
                 self._loop = None
 
     def _end_soon(self) -> None:
@@ -184,14 +184,14 @@ class ServerNotifier(ABC, Generic[C]):
         return self._channels.of_kinds(jobs=jobs, others=others)
 
     async def _listen_to_wanted(self, connection: C) -> None:
-        """Listen to what somebody here wants to hear and the server does not listen to yet."""
+        """Listen to channels that have subscriptions and that the server does not listen to yet."""
         with self._lock:
             callers, self._callers = self._callers, []
             self._away = False
         try:
             new = self._wanted() - self._listening
             if new:
-                await self._begin_to_hear(connection, new)
+                await self._subscribe(connection, new)
         finally:
             for caller in callers:
                 caller.set()
@@ -200,44 +200,44 @@ class ServerNotifier(ABC, Generic[C]):
         if self._missed:
             self._missed = False
             self._listeners.wake(jobs=True, others=True)
-            if self._complaining:
-                self._complaining = False
-                logger.info("wake-ups come through %s again", self.SERVER)
+            if self._warned:
+                self._warned = False
+                logger.info("%s delivers wake-ups again", self.SERVER)
 
     async def _leave_unused(self, connection: C) -> None:
-        """Leave the channels that nobody wanted the last time either.
+        """Leave channels that had no subscription the last time either.
 
-        Not at once: whoever waits for one job after the other would listen anew each time.
+        Not at once: a process that waits for one job after the other would have to subscribe each time.
         """
         unused = self._listening - self._wanted()
         for channel in unused & self._unused:
-            await self._stop_to_hear(connection, channel)
+            await self._leave_channel(connection, channel)
         self._unused = unused
 
-    async def _stop_to_hear(self, connection: C, channel: str) -> None:
+    async def _leave_channel(self, connection: C, channel: str) -> None:
         with self._lock:
             self._listening -= {channel}
         if channel not in self._wanted():
-            await self._fall_silent(connection, channel)
+            await self._unsubscribe(connection, channel)
         else:
-            # Somebody came who may have seen it among those listened to, and does not ask for it.
+            # A new subscription may have found the channel in `_listening`, and so did not request it.
             with self._lock:
                 self._listening |= {channel}
 
-    async def _wait_for_news(self) -> None:
-        """Return when there is something to do: at once if it came meanwhile."""
+    async def _wait_for_work(self) -> None:
+        """Wait until there is something to do."""
         with self._lock:
             self._nudged = self._waits() or bool(self._callers)
         if not self._nudged:
             await self._nudge.wait()
 
     def _remind(self, seconds: float) -> float:
-        """Look again after so many seconds; answers when that is."""
+        """Wake the thread after `seconds`; returns the time of that."""
         asyncio.get_running_loop().call_later(seconds, self._nudge.set)
         return time.monotonic() + seconds
 
     def _lose(self) -> None:
-        """The connection is lost, and with it all that waits."""
+        """Note that the connection is lost. Waiting topics are dropped."""
         with self._lock:
             self._away = self._missed = True
             self._listening = frozenset()
@@ -247,13 +247,13 @@ class ServerNotifier(ABC, Generic[C]):
         for caller in callers:
             caller.set()
 
-    def _complain(self, exc: Exception) -> None:
+    def _warn(self, exc: Exception) -> None:
         now = time.monotonic()
-        if not self._closing and now >= self._complained_at + COMPLAIN_SECONDS:
-            self._complained_at = now
-            self._complaining = True
+        if not self._closing and now >= self._warned_at + WARN_SECONDS:
+            self._warned_at = now
+            self._warned = True
             reason = f"{type(exc).__name__}: {exc}"
-            logger.warning("no wake-ups through %s until it answers; polling goes on (%s)", self.SERVER, reason)
+            logger.warning("no wake-ups through %s until it answers; polling continues (%s)", self.SERVER, reason)
 
     async def _pause(self, failures: int, lasted: float) -> None:
         pause = min(LONGEST_PAUSE, SHORTEST_PAUSE * 2.0 ** min(failures - 1, 10))

@@ -1,4 +1,4 @@
-"""What the SQL stores read alike: their rows, turned into the records that readers see."""
+"""Conversion of rows of the SQL stores into the records that readers see."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...model.session import worker_name
 from ..codes import MOVES, STATES
 
 NEWEST = 2**62
-"""A place before which every job comes."""
+"""A seq above that of every job."""
 
 _attempts = msgspec.json.Decoder(list[Attempt])
 _backoff = msgspec.json.Decoder(Backoff)
@@ -25,12 +25,12 @@ _encoder = msgspec.json.Encoder()
 
 
 def decode_attempts(raw: bytes | str | None) -> list[Attempt]:
-    """Finished claims, oldest first."""
+    """Return finished claims, oldest first."""
     return [] if raw is None else _attempts.decode(raw)
 
 
 def readable_attempts(raw: bytes | str | None) -> list[Attempt]:
-    """The same; nothing when the history cannot be read, which is no reason to lose the job too."""
+    """Return the same, or an empty list if the history cannot be read: the job itself is still valid."""
     try:
         return decode_attempts(raw)
     except Exception:
@@ -38,7 +38,7 @@ def readable_attempts(raw: bytes | str | None) -> list[Attempt]:
 
 
 def decode_backoff(raw: bytes | None) -> Backoff:
-    """The policy column."""
+    """Return the policy of a `backoff` column."""
     if raw is None:
         return DEFAULT_BACKOFF
     try:
@@ -48,12 +48,12 @@ def decode_backoff(raw: bytes | None) -> Backoff:
 
 
 def encode_backoff(backoff: Backoff) -> bytes | None:
-    """The policy column; the default is not stored."""
+    """Return the value of the `backoff` column; the default policy is not stored."""
     return None if backoff == DEFAULT_BACKOFF else _encoder.encode(backoff)
 
 
 def job_of(row: Iterable[Any]) -> Job:
-    """A job out of a row. Of a damaged one everything that can be read is shown: people must be able to find it."""
+    """Return the job of a row. Of a damaged row everything readable is returned, so that the job can be found."""
     columns = tuple(row)
     try:
         return _job_of(columns)
@@ -62,14 +62,14 @@ def job_of(row: Iterable[Any]) -> Job:
 
 
 def _readable(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same row with usual values in place of what cannot be read."""
+    """Return the row with default values in place of those that cannot be read."""
     columns = list(row)
 
-    def replace(place: int, read: Callable[[Any], Any], usual: Any) -> None:
+    def replace(index: int, read: Callable[[Any], Any], default: Any) -> None:
         try:
-            read(columns[place])
+            read(columns[index])
         except Exception:
-            columns[place] = usual
+            columns[index] = default
 
     replace(4, JobKind, JobKind.JOB.value)
     replace(5, Priority, Priority.NORMAL.value)
@@ -80,7 +80,7 @@ def _readable(row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _job_of(row: Iterable[Any]) -> Job:
-    """A job out of a row of columns in this order."""
+    """Return the job of a row with columns in this order."""
     (
         _seq, id, task, queue, kind, class_, lane, cost, payload, headers, retries, backoff, timeout, uniq, pool,
         sticky, direct, retry_of, parent, enqueued_at, expires_at, progress, attempts, final, reason, result, error,
@@ -92,7 +92,7 @@ def _job_of(row: Iterable[Any]) -> Job:
     worker = None
     if session is not None or move is not None:
         worker = session_host if session_index is None else worker_name(session_pool, session_index)
-        # The last claim is not in the column: it runs, or its end is the job's.
+        # The last claim is not in the `attempts` column: it is running, or it ended with the job.
         history.append(
             Attempt(
                 fence=fence, attempt=attempt, session=session or "unknown", worker=worker or "unknown",
@@ -149,7 +149,7 @@ def _job_of(row: Iterable[Any]) -> Job:
 
 
 def binding_of(row: Iterable[Any]) -> Binding:
-    """A binding out of a row."""
+    """Return the binding of a row."""
     pool, key, index, state, opened_at, used_at, closed_at, cleanup, cleanup_failed = row
     return Binding(
         pool=pool, key=key, index=index, state=BindingState(state), opened_at=opened_at, used_at=used_at,
@@ -158,18 +158,18 @@ def binding_of(row: Iterable[Any]) -> Binding:
 
 
 def schedules_of(rows: Iterable[Iterable[Any]]) -> list[StoredSchedule]:
-    """Schedules out of rows. One that this machine cannot read does not hide the others."""
+    """Return the schedules of rows, without those that this process cannot read."""
     found = []
     for name, raw, job, stored_at, declared_at, last_slot in rows:
         try:
             schedule = Schedule(name=name, timetable=_timetable.decode(raw), job=_bytes(job))
-            moments = [None if moment is None else float(moment) for moment in (stored_at, declared_at, last_slot)]
+            times = [None if time is None else float(time) for time in (stored_at, declared_at, last_slot)]
         except (ValueError, TypeError):
-            # Damaged, or stored by a process that knows more time zones than this one.
+            # Damaged, or stored by a process that knows more time zones.
             continue
         found.append(
             StoredSchedule(
-                schedule=schedule, stored_at=moments[0] or 0.0, declared_at=moments[1] or 0.0, last_slot=moments[2]
+                schedule=schedule, stored_at=times[0] or 0.0, declared_at=times[1] or 0.0, last_slot=times[2]
             )
         )
     return found
@@ -177,14 +177,14 @@ def schedules_of(rows: Iterable[Iterable[Any]]) -> list[StoredSchedule]:
 
 def _bytes(value: object) -> bytes:
     if not isinstance(value, bytes):
-        raise TypeError("there are no bytes")
+        raise TypeError("not bytes")
     return value
 
 
 def position_of(cursor: str | None) -> int:
-    """The place in the order of jobs that a page's cursor names; a page shows what comes before it."""
+    """Return the seq of a cursor; a page shows jobs with lower ones."""
     if cursor is None:
         return NEWEST
     if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 18:
-        raise InvalidInput("cursor", "is not one that a page gave")
+        raise InvalidInput("cursor", "is not the cursor of a page")
     return int(cursor)

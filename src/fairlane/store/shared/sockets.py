@@ -1,4 +1,4 @@
-"""What can be learned of a connection below its driver: whether the other side is still there."""
+"""Checks of a connection below its driver: whether the server is still there."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import select
 import socket
 
 UNANSWERED_SECONDS = 5.0
-"""A server that does not even acknowledge what was sent is gone: a host that died, or a router that forgot us."""
+"""Time after which data that is not acknowledged means that the server or the route to it is gone."""
 
 
-def is_silent(line: socket.socket) -> bool:
-    """Whether the server has sent nothing that was not read yet.
+def is_silent(connection: socket.socket) -> bool:
+    """Return whether there is no unread data from the server.
 
-    What it sends by itself is nearly always that this is the end. An event loop that was busy has not read that yet,
-    and would send a call into nowhere.
+    Unrequested data nearly always is the end of the connection. A busy event loop has not read it yet, and would send a
+    call on a dead connection.
     """
     poll = select.poll()
-    poll.register(line.fileno(), select.POLLIN | select.POLLHUP)
+    poll.register(connection.fileno(), select.POLLIN | select.POLLHUP)
     return not poll.poll(0)
 
 
-def notice_silence(line: socket.socket) -> None:
-    """Let the kernel find out that the other side has vanished, in use and while nobody uses it."""
-    if line.family == socket.AF_UNIX:
+def notice_silence(connection: socket.socket) -> None:
+    """Let the kernel detect that the server is gone, during a call and on an idle connection."""
+    if connection.family == socket.AF_UNIX:
         return
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", 10),
         ("TCP_KEEPINTVL", 3),
@@ -35,11 +35,11 @@ def notice_silence(line: socket.socket) -> None:
     ):
         option = getattr(socket, name, None)
         if option is not None:
-            line.setsockopt(socket.IPPROTO_TCP, option, value)
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def hang_up(line: socket.socket) -> None:
-    """Tell the other side that nobody is here any more, without an event loop."""
-    # On a copy, because what uvloop hands out cannot be shut down.
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(line.fileno())) as copy:
+def hang_up(connection: socket.socket) -> None:
+    """Shut down a connection without its event loop."""
+    # On a copy, because the sockets that uvloop returns cannot be shut down.
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as copy:
         copy.shutdown(socket.SHUT_RDWR)

@@ -1,8 +1,8 @@
-"""Settings of queues, and lists of sessions and bindings, as they are stored: what cannot be read hides nothing else.
+"""Reading stored settings and lists of records: one that cannot be read does not affect the others.
 
-A disk, an operator or another version's bug can damage any record. Settings that cannot be read are taken for the
-defaults until they are declared again; `doctor` names the queue. Each damage is logged once by a process: these records
-are read again and again.
+A disk, an operator or a bug of another version can damage any record. Settings that cannot be read count as the
+defaults until they are declared again; `doctor` names the queue. A process logs each problem once, because these
+records are read often.
 """
 
 from __future__ import annotations
@@ -30,45 +30,45 @@ class StoredSettings(NamedTuple):
     declared: QueueSettings
     override: QueueOverride | None
     settings: QueueSettings
-    """What counts: the declaration with the override laid over it."""
+    """The settings in effect: the declaration with the override applied."""
     problem: str | None
-    """What of them cannot be read."""
+    """Why they cannot be read, if they cannot."""
 
 
 def read_settings(queue: str, declared: Any, override: Any) -> StoredSettings:
-    """The settings of a queue out of what is stored: two texts of JSON, the second of which may be None."""
+    """Return the settings of a queue from two stored JSON texts, of which the override may be None."""
     problems: list[str] = []
 
-    def read(name: str, decode: Callable[[Any], R], value: Any, usual: R) -> R:
+    def read(name: str, decode: Callable[[Any], R], value: Any, default: R) -> R:
         try:
             return decode(value)
         except Exception as exc:
             problems.append(f"{name}: {exc}")
-            return usual
+            return default
 
-    said = read("declared", _declared.decode, declared, QueueSettings())
-    laid = None if override is None else read("override", _override.decode, override, None)
-    settings = said if laid is None else read("override", laid.over, said, said)
+    declaration = read("declared", _declared.decode, declared, QueueSettings())
+    applied = None if override is None else read("override", _override.decode, override, None)
+    settings = declaration if applied is None else read("override", applied.over, declaration, declaration)
     if not problems:
-        return StoredSettings(said, laid, settings, None)
+        return StoredSettings(declaration, applied, settings, None)
     problem = "; ".join(problems)
     log_once(f"the settings of queue {queue!r} cannot be read ({problem}); declare them again")
-    return StoredSettings(said, laid, settings, problem)
+    return StoredSettings(declaration, applied, settings, problem)
 
 
 def readable(what: str, read: Callable[[T], R], records: Iterable[T]) -> list[R]:
-    """The records that can be read; each of the others is logged."""
+    """Return the records that can be read. Others are logged."""
     found = []
     for record in records:
         try:
             found.append(read(record))
         except Exception as exc:
-            log_once(f"a {what} cannot be read and is left out ({type(exc).__name__}: {exc})")
+            log_once(f"a {what} cannot be read and is omitted ({type(exc).__name__}: {exc})")
     return found
 
 
 def log_once(problem: str) -> None:
-    """Log an error unless this process has logged it before."""
+    """Log an error, once in each process."""
     if problem not in _logged:
         if len(_logged) >= MOST_LOGGED:
             _logged.clear()

@@ -1,4 +1,4 @@
-"""Tokens of the HTTP service as the SQL stores keep them, and what all stores check of them."""
+"""Tokens of the HTTP service: their rows in the SQL stores, and checks of all stores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _queues = msgspec.json.Decoder(tuple[str, ...])
 
 
 def token_row(token: AccessToken) -> tuple[Any, ...]:
-    """The columns of a token."""
+    """Return the row of a token."""
     queues = None if token.queues is None else msgspec.json.encode(token.queues).decode()
     return (
         token.id, token.name, token.digest, msgspec.json.encode(token.scopes).decode(), queues, token.lane_prefix,
@@ -25,7 +25,7 @@ def token_row(token: AccessToken) -> tuple[Any, ...]:
 
 
 def token_of(row: Iterable[Any]) -> AccessToken:
-    """The token of such a row."""
+    """Return the token of a row."""
     id, name, digest, scopes, queues, lane_prefix, created_at, expires_at, revoked_at, hint = row
     return AccessToken(
         id=id,
@@ -42,18 +42,18 @@ def token_of(row: Iterable[Any]) -> AccessToken:
 
 
 def same_token(found: AccessToken, new: NewToken) -> AccessToken:
-    """The stored token, if it is the one that was to be stored."""
+    """Return the stored token if it is the same as the new one. Raises `Conflict` if not."""
     if found.digest != new.digest:
         raise Conflict(f"token {shown(new.id)} exists already with another secret; make a new one")
     return found
 
 
 def check_token(id: str) -> None:
-    """Refuse what cannot be the id of a token."""
+    """Raise `NotFound` for a text that cannot be the id of a token."""
     if len(id) > 128 or not id.isascii() or not id.isprintable():
         raise unknown_token(id)
 
 
 def unknown_token(id: str) -> NotFound:
-    """There is no such token."""
+    """Return the error for a token that does not exist."""
     return NotFound(f"there is no token {shown(id)}")

@@ -1,6 +1,6 @@
-"""Topics on their way through a server: the two channels that carry them, and those that wait to be sent.
+"""Topics that pass through a server: the two channels that carry them, and the topics to send.
 
-What travels on a channel is topics joined by line breaks, or a sign.
+A message on a channel is a list of topics, one per line, or `EVERYTHING`.
 """
 
 from __future__ import annotations
@@ -11,56 +11,56 @@ from typing import NamedTuple
 KINDS = "jlpqsw"
 """The first letters of job, leader, place, queue, session and worker: what a topic can be about."""
 EVERYTHING = "*"
-"""Instead of the topics, when they are too many: whoever hears it looks at all it listens to."""
+"""Sent instead of topics that are too many: it stands for all topics of a subscription."""
 MOST_WAITING = 5_000
-"""Topics of a kind that wait to be sent."""
+"""Most topics of one kind that wait to be sent."""
 
 
 def is_about_a_job(topic: str) -> bool:
-    """Whether it belongs on the channel of the jobs: a change of one, or of the line that it waits in."""
+    """Return whether a topic belongs on the channel of jobs: a change of a job, or of places in its lane."""
     return topic.startswith(("j", "p"))
 
 
 def by_kind(topics: Collection[str]) -> tuple[list[str], list[str]]:
-    """Those about jobs, and the others."""
+    """Return the topics about jobs, and the others."""
     jobs = [topic for topic in topics if is_about_a_job(topic)]
     others = [topic for topic in topics if not is_about_a_job(topic)] if len(jobs) < len(topics) else []
     return jobs, others
 
 
 class Channels(NamedTuple):
-    """The two channels of a store: ``job:`` and ``place:`` topics are many, and most processes do not care for any."""
+    """The two channels of a store. ``job:`` and ``place:`` topics are many and few processes need them."""
 
     jobs: str
     others: str
 
     def carrying(self, topic: str) -> str:
-        """The channel of `topic`, which may be the whole payload there."""
+        """Return the channel of a topic."""
         return self.jobs if is_about_a_job(topic) else self.others
 
     def of_kinds(self, *, jobs: bool, others: bool) -> frozenset[str]:
-        """The channels of these kinds of topics."""
+        """Return the channels of these kinds of topics."""
         return frozenset(name for name, wanted in zip(self, (jobs, others), strict=True) if wanted)
 
 
 class Waiting:
-    """Topics of one kind that are to be sent: each once, and no more than `MOST_WAITING`."""
+    """Topics of one kind to send: each once, at most `MOST_WAITING`."""
 
     def __init__(self) -> None:
         self._topics: dict[str, None] = {}
 
     def add(self, topics: Iterable[str]) -> None:
-        """Some more. When they are too many, `EVERYTHING` replaces them."""
+        """Add topics. If there are too many, `EVERYTHING` replaces them."""
         if EVERYTHING not in self._topics:
             self._topics.update(dict.fromkeys(topics))
             if len(self._topics) > MOST_WAITING:
                 self._topics = {EVERYTHING: None}
 
     def take(self) -> Collection[str]:
-        """All of them; none are left."""
+        """Remove and return all topics."""
         taken, self._topics = self._topics, {}
         return taken
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of topics."""
         return len(self._topics)

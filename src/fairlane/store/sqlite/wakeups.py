@@ -1,13 +1,12 @@
-"""Wake-ups between processes that share a database file, without a server: a datagram socket per listener.
+"""Wake-ups between processes that share a database file, without a server: a datagram socket per subscription.
 
-All sockets lie in one directory, so the directory is the list of listeners. A socket's name begins with the
-kinds of topics heard there, so that nobody is woken for what cannot concern him; the rest of it is random.
-Publishing is one look at the directory and one send for each listener that may care: about 20 µs for one,
-2 µs where nobody ever listened.
+All sockets are in one directory, which thereby is the list of subscriptions. The name of a socket begins with the kinds
+of topics it subscribes to, so that others are not sent to it; the rest of the name is random. Publishing reads the
+directory and sends one message to each socket of the right kind: about 20 µs for one, 2 µs if there are none.
 
-May assume: the processes run on one kernel, as the same user. Others are not heard and fall back on polling,
-and so does everybody where sockets cannot be made. Promises: `publish` never blocks and never raises. A
-listener that does not keep up loses messages, and is then told to look at everything.
+Requires that the processes run on one kernel, as the same user. Other processes rely on polling, and so do all
+processes where sockets cannot be created. `publish` never blocks and never raises. A subscription that falls behind
+loses messages, and then gets all its topics.
 """
 
 from __future__ import annotations
@@ -31,27 +30,27 @@ from ...errors import InvalidInput
 KINDS = "jlpqsw"
 """The first letters of job, leader, place, queue, session and worker: what a topic can be about."""
 EVERYTHING = "*"
-"""Sent instead of the topics when they do not fit: whoever hears it looks at all it listens to."""
+"""Sent instead of topics that do not fit into a message: it stands for all topics of a subscription."""
 DATAGRAM_BYTES = 8_000 if sys.platform == "linux" else 2_000
-"""The longest message. Elsewhere than on Linux the system itself allows about 2 KiB."""
+"""The longest message. Systems other than Linux allow about 2 KiB."""
 PATH_BYTES = 100
 """The longest socket path: the address holds 108 bytes on Linux, 104 elsewhere."""
 NAME_BYTES = len(KINDS) + 1 + 16
 FULL_QUEUE = 10
-"""Messages that Linux keeps for a listener, at least. Whoever finds as many waiting may have lost some."""
-MOST_HEARD = 10_000
-"""Topics remembered between two waits; a listener with a wildcard could otherwise be flooded."""
-MOST_LOOKS = 3
-"""How often one message looks for a listener that is just changing its name."""
+"""Messages that Linux queues for a socket at least. A subscription that finds as many may have lost some."""
+MOST_DELIVERED = 10_000
+"""Topics kept between two waits; a subscription with a wildcard could otherwise be flooded."""
+MOST_ATTEMPTS = 3
+"""Attempts to send a message to a socket that is being renamed."""
 SETTLED_SECONDS = 1.0
-"""A socket has a name a moment before it can be reached, so only older names count as left by the dead."""
+"""A socket has its name shortly before it can be reached, so only older names count as left by a dead process."""
 
 
 def meeting_place(database: Path) -> Path:
-    """The directory of the sockets: beside the file, or a short one where that path is too long.
+    """Return the directory of the sockets: beside the file, or a shorter path if that one is too long.
 
-    Every process must find the same one, so it hangs on nothing but the real path and the user; not on
-    ``TMPDIR``, which may differ between two processes.
+    Every process must find the same directory, so it depends only on the real path and the user, and not on ``TMPDIR``,
+    which may differ between processes.
     """
     real = database.resolve()
     beside = real.with_name(f"{real.name}-wake")
@@ -63,24 +62,24 @@ def meeting_place(database: Path) -> Path:
     return base / f"fairlane-{os.geteuid()}-{digest}"
 
 
-def _ours(place: str) -> bool:
-    """Whether `place` is a directory of this user: in a shared one anybody could have made it before us."""
-    found = os.lstat(place)
+def _ours(directory: str) -> bool:
+    """Return whether `directory` belongs to this user: in a shared parent another user may have created it."""
+    found = os.lstat(directory)
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
-def _names(place: str) -> list[str]:
-    """What lies in the directory."""
-    return os.listdir(place)  # noqa: PTH208 - pathlib would make an object of each name
+def _names(directory: str) -> list[str]:
+    """Return the names of the sockets in the directory."""
+    return os.listdir(directory)  # noqa: PTH208 - pathlib would make an object of each name
 
 
 def _id(name: str) -> str:
-    """The part of a socket's name that stays while its kinds change."""
+    """Return the part of a socket's name that stays the same when its kinds change."""
     return name.partition("-")[2]
 
 
 def _kinds(topics: Iterable[str]) -> str:
-    """The kinds of `topics`, as they stand in a socket's name."""
+    """Return the kinds of `topics`, as they are in the name of a socket."""
     found = {topic[:1] for topic in topics}
     return KINDS if EVERYTHING in found else "".join(sorted(found))
 
@@ -89,8 +88,8 @@ class DatagramWakeups:
     """The `Wakeups` of one database file. `publish` may be called from any thread, and after a fork."""
 
     def __init__(self, database: Path) -> None:
-        self._place = str(meeting_place(database))
-        self._ears: set[DatagramSubscription] = set()
+        self._directory = str(meeting_place(database))
+        self._subscriptions: set[DatagramSubscription] = set()
         self._closed = False
         self._pid = os.getpid()
         self._sender: socket.socket | None = None
@@ -99,60 +98,60 @@ class DatagramWakeups:
         self._lock = threading.RLock()
 
     def publish(self, topics: Iterable[str]) -> None:
-        """Tell every listener of these kinds of topics; the dead ones are removed."""
+        """Send topics to every socket that subscribes to their kinds. Sockets of dead processes are removed."""
         try:
-            listeners = _names(self._place) if not self._closed and _ours(self._place) else []
-            if not listeners:
+            names = _names(self._directory) if not self._closed and _ours(self._directory) else []
+            if not names:
                 return
             self._notice_fork()
             with self._lock:
-                self._tell(listeners, list(topics))
+                self._send_to_all(names, list(topics))
         except (OSError, ValueError):
             return
 
     def subscribe(self, topics: Iterable[str], ring: Callable[[], None] | None = None) -> DatagramSubscription:
-        """Listen from the running event loop. A topic ending in ``*`` stands for all that begin like it."""
+        """Subscribe in the running event loop. A topic that ends in ``*`` stands for all topics with this prefix."""
         if self._closed:
             raise RuntimeError("the wake-ups were closed; open the store again")
-        ear = DatagramSubscription(self._place, topics, self._ears, ring)
-        self._ears.add(ear)
-        return ear
+        subscription = DatagramSubscription(self._directory, topics, self._subscriptions, ring)
+        self._subscriptions.add(subscription)
+        return subscription
 
     def close(self) -> None:
         """Close every subscription and stop sending. Closing twice is harmless."""
         if self._closed:
             return
         self._closed = True
-        for ear in list(self._ears):
-            ear.close()
+        for subscription in list(self._subscriptions):
+            subscription.close()
         self._notice_fork()
         with self._lock:
             if self._sender is not None:
                 self._sender.close()
                 self._sender = None
         try:
-            Path(self._place).rmdir()
+            Path(self._directory).rmdir()
         except OSError:
-            # Others listen there still, or nobody ever did.
+            # Other subscriptions still use it, or it was never created.
             return
 
     def _notice_fork(self) -> None:
         if self._pid != os.getpid():
-            # The lock was copied as it was, and whoever held it does not exist here.
+            # The lock was copied in its state, and the thread that held it does not exist here.
             self._lock = threading.RLock()
             self._pid = os.getpid()
 
-    def _tell(self, listeners: list[str], topics: list[str]) -> None:
+    def _send_to_all(self, names: list[str], topics: list[str]) -> None:
         messages: dict[str, bytes] = {}
-        for _ in range(MOST_LOOKS):
-            gone = {_id(name) for name in listeners if not self._tell_one(name, topics, messages)}
+        for _ in range(MOST_ATTEMPTS):
+            gone = {_id(name) for name in names if not self._send_to(name, topics, messages)}
             if not gone:
                 return
-            # A listener that changed what it listens to has a new name since the directory was read.
-            listeners = [name for name in _names(self._place) if _id(name) in gone]
+            # A socket whose subscription has changed has been renamed since the directory was read.
+            names = [name for name in _names(self._directory) if _id(name) in gone]
 
-    def _tell_one(self, name: str, topics: list[str], messages: dict[str, bytes]) -> bool:
-        """Send what `name` may care for. False: nobody has that name any more."""
+    def _send_to(self, name: str, topics: list[str], messages: dict[str, bytes]) -> bool:
+        """Send the topics that a socket subscribes to. False: the socket no longer exists under this name."""
         kinds = name.partition("-")[0]
         message = messages.get(kinds)
         if message is None:
@@ -163,7 +162,7 @@ class DatagramWakeups:
             messages[kinds] = message
         if not message:
             return True
-        path = f"{self._place}/{name}"
+        path = f"{self._directory}/{name}"
         try:
             self._send(message, path)
         except FileNotFoundError:
@@ -171,7 +170,7 @@ class DatagramWakeups:
         except ConnectionRefusedError:
             _remove_dead(path)
         except OSError:
-            # It is full, or belongs to somebody else: a hint less.
+            # It is full, or belongs to another user: the wake-up is lost.
             return True
         return True
 
@@ -183,8 +182,8 @@ class DatagramWakeups:
             except OSError as exc:
                 if exc.errno not in (errno.EAGAIN, errno.ENOBUFS):
                     raise
-            # Either this listener is full, or messages that others do not read fill our own send buffer and
-            # silence us towards everybody. A fresh sender tells: it fails for the first reason alone.
+            # Either this socket is full, or unread messages to other sockets fill our send buffer, which blocks all
+            # sending. A new sender fails only for the first reason.
             self._sender.close()
         self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._sender.setblocking(False)
@@ -192,7 +191,7 @@ class DatagramWakeups:
 
 
 def _remove_dead(path: str) -> None:
-    """Take away the name that a process left behind when it died."""
+    """Remove the socket of a dead process."""
     try:
         found = os.lstat(path)
         if stat.S_ISSOCK(found.st_mode) and time.time() - found.st_mtime > SETTLED_SECONDS:
@@ -202,17 +201,17 @@ def _remove_dead(path: str) -> None:
 
 
 class DatagramSubscription:
-    """One listener's ear. After a fork it belongs to the parent alone: the child can only close its copy."""
+    """One subscription. After a fork it belongs to the parent: the child can only close its copy."""
 
     def __init__(
         self,
-        place: str,
+        directory: str,
         topics: Iterable[str],
         siblings: set[DatagramSubscription],
         ring: Callable[[], None] | None = None,
     ) -> None:
-        self._bell = ring
-        self._place = place
+        self._on_delivery = ring
+        self._directory = directory
         self._siblings = siblings
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
@@ -220,79 +219,78 @@ class DatagramSubscription:
         self._path: str | None = None
         self._socket: socket.socket | None = None
         self._closed = False
-        self._heard: set[str] = set()
-        self._news = asyncio.Event()
+        self._delivered: set[str] = set()
+        self._arrived = asyncio.Event()
         self._topics: frozenset[str] = frozenset()
         self._prefixes: tuple[str, ...] = ()
         self.listen(topics)
 
     async def wait(self, timeout: float | None = None) -> frozenset[str]:
-        """The topics heard since the last call.
+        """Wait for topics and return those delivered since the last call.
 
-        A message that was too long, or that may have been lost, counts as all topics: then a topic with ``*``
-        is among them as it was given. After `close` nothing is heard: the call returns when `timeout` has
-        passed, and at once without one.
+        A message that was too long or may have been lost counts as all topics: then a topic with ``*`` is among them as
+        it was given. After `close` nothing is delivered: the call returns after `timeout`, or at once without one.
         """
         if self._closed:
             await asyncio.sleep(timeout or 0.0)
             return frozenset()
         self._drain()
-        if not self._heard:
+        if not self._delivered:
             try:
                 async with asyncio.timeout(timeout):
-                    await self._news.wait()
+                    await self._arrived.wait()
             except TimeoutError:
-                if not self._heard:
-                    self._appear()
-        heard = frozenset(self._heard)
-        self._heard.clear()
-        self._news.clear()
-        return heard
+                if not self._delivered:
+                    self._ensure_socket()
+        delivered = frozenset(self._delivered)
+        self._delivered.clear()
+        self._arrived.clear()
+        return delivered
 
     def listen(self, topics: Iterable[str]) -> None:
-        """Hear these topics, instead of those before. What was heard of the topics that stay is kept."""
+        """Replace the topics of the subscription. Deliveries of topics that stay are kept."""
         wanted = frozenset(topics)
         for topic in wanted:
             if not topic or topic[0] not in KINDS + EVERYTHING:
                 raise InvalidInput("topics", f"{topic!r} is no topic; fairlane.store.wakeups makes them")
         self._topics = wanted
         self._prefixes = tuple(topic[:-1] for topic in wanted if topic.endswith("*"))
-        self._heard = {topic for topic in self._heard if self._hears(topic)}
-        if not self._heard:
-            self._news.clear()
-        self._appear()
+        self._delivered = {topic for topic in self._delivered if self._matches(topic)}
+        if not self._delivered:
+            self._arrived.clear()
+        self._ensure_socket()
 
     def close(self) -> None:
-        """Hear nothing more, and take the name away. Other threads than the event loop's may call it too."""
+        """End the subscription and remove its socket. May be called from any thread."""
         if self._closed:
             return
         self._closed = True
         self._siblings.discard(self)
         if self._pid != os.getpid():
-            # The name and the loop's selector are shared with the parent: only our copy of the socket goes.
+            # The name and the loop's selector are shared with the parent: close only our copy of the socket.
             if self._socket is not None:
                 self._socket.close()
             return
-        self._vanish()
+        self._unlink()
         if self._loop.is_running() and _running_loop() is not self._loop:
-            self._loop.call_soon_threadsafe(self._fall_silent)
+            self._loop.call_soon_threadsafe(self._stop)
         else:
-            self._fall_silent()
+            self._stop()
 
-    def _fall_silent(self) -> None:
-        self._vanish()
+    def _stop(self) -> None:
+        self._unlink()
         self._drop_socket()
         if not self._loop.is_closed():
-            # In a loop that is gone nobody waits any more.
-            self._news.set()
+            # Nothing waits in a loop that is closed.
+            self._arrived.set()
 
-    def _vanish(self) -> None:
+    def _unlink(self) -> None:
         path, self._path = self._path, None
         if path is not None:
             try:
                 Path(path).unlink()
             except OSError:
-                # Somebody else took it away, or may; then it goes as the name of the dead.
+                # It was already removed, or will be removed like the socket of a dead process.
                 return
 
     def _drop_socket(self) -> None:
@@ -302,31 +300,31 @@ class DatagramSubscription:
             self._socket.close()
             self._socket = None
 
-    def _appear(self) -> None:
-        """See to it that there is a socket, under the name that fits the topics.
+    def _ensure_socket(self) -> None:
+        """Ensure that the socket exists, under the name that fits the topics.
 
-        Called after each wait in vain too, because a name can be lost: to a cleaner of temporary files, to
-        somebody who tidied up by hand, or because it could not be made at first.
+        Also called after each wait that timed out, because a name can be lost: a cleaner of temporary files or a person
+        has removed it, or it could not be created at first.
         """
         if self._closed or self._pid != os.getpid():
             return
-        path = f"{self._place}/{_kinds(self._topics)}-{self._id}"
+        path = f"{self._directory}/{_kinds(self._topics)}-{self._id}"
         for _ in range(2):
             try:
-                self._take_name(path)
+                self._bind_or_rename(path)
                 return
             except FileNotFoundError:
-                # The name is gone, or the directory between making it and using it: once more from the start.
+                # The socket was removed, or the directory after it was created: start over once.
                 self._path = None
             except OSError:
-                # Deaf until the next try; polling goes on.
+                # Without wake-ups until the next attempt; polling continues.
                 return
 
-    def _take_name(self, path: str) -> None:
+    def _bind_or_rename(self, path: str) -> None:
         if self._path is None:
             self._bind(path)
         elif self._path != path:
-            # The socket stays, and with it all that waits in it.
+            # The socket stays the same, with the messages in it.
             Path(self._path).rename(path)
         else:
             os.lstat(path)
@@ -335,25 +333,25 @@ class DatagramSubscription:
     def _bind(self, path: str) -> None:
         self._drop_socket()
         try:
-            Path(self._place).mkdir(mode=0o700)
+            Path(self._directory).mkdir(mode=0o700)
         except FileExistsError:
-            if not _ours(self._place):
+            if not _ours(self._directory):
                 raise
-        ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            ear.setblocking(False)
-            ear.bind(path)
+            listener.setblocking(False)
+            listener.bind(path)
             Path(path).chmod(0o600)
         except OSError:
-            ear.close()
+            listener.close()
             raise
-        self._socket = ear
-        self._loop.add_reader(ear, self._drain)
+        self._socket = listener
+        self._loop.add_reader(listener, self._drain)
 
     def _drain(self) -> None:
-        """Take in everything that has arrived."""
+        """Read all messages that have arrived."""
         messages = 0
-        # Bounded, so that a flood cannot keep the loop here; what is left calls again.
+        # Limited, so that a flood cannot block the event loop, which calls again for the rest.
         while self._socket is not None and messages < 4 * FULL_QUEUE:
             try:
                 message = self._socket.recv(DATAGRAM_BYTES)
@@ -362,17 +360,17 @@ class DatagramSubscription:
             messages += 1
             for topic in message.decode(errors="replace").split("\n"):
                 if topic == EVERYTHING:
-                    self._heard |= self._topics
-                elif self._hears(topic):
-                    self._heard.add(topic)
-        if messages >= FULL_QUEUE or len(self._heard) > MOST_HEARD:
-            self._heard = set(self._topics)
-        if self._heard:
-            if self._bell is not None:
-                self._bell()
-            self._news.set()
+                    self._delivered |= self._topics
+                elif self._matches(topic):
+                    self._delivered.add(topic)
+        if messages >= FULL_QUEUE or len(self._delivered) > MOST_DELIVERED:
+            self._delivered = set(self._topics)
+        if self._delivered:
+            if self._on_delivery is not None:
+                self._on_delivery()
+            self._arrived.set()
 
-    def _hears(self, topic: str) -> bool:
+    def _matches(self, topic: str) -> bool:
         return topic in self._topics or topic.startswith(self._prefixes)
 
 
