@@ -32,7 +32,7 @@ Open = Callable[..., Wakeups]
 
 
 class Carrier(ABC):
-    """A schema or a namespace in which nobody has published anything yet, and the server that it is on."""
+    """A schema or a namespace without any published topics, and its server."""
 
     connections: ClassVar[int]
     """How many it takes to listen and to publish."""
@@ -71,7 +71,7 @@ class Carrier(ABC):
 
     @abstractmethod
     def look_every(self, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Let wake-ups see so often whether the server is there, and what nobody wants to hear any more."""
+        """Set how often wake-ups check the server and look for channels without subscriptions."""
 
     @abstractmethod
     def give_up_after(self, seconds: float, monkeypatch: pytest.MonkeyPatch, *, connecting: float) -> None:
@@ -189,7 +189,7 @@ def shared_server(name: str) -> AnyServer:
 
 
 def own_server(name: str) -> MortalServer:
-    """One of `SERVERS`, to be stopped and frozen, and closed by whoever asked for it."""
+    """One of `SERVERS`, which a test may stop and freeze, and which the caller closes."""
     return valkey.own_server() if name == "redis" else postgresql.own_server(name.removeprefix("postgresql-"))
 
 

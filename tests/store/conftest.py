@@ -33,7 +33,7 @@ async def kit() -> AsyncIterator[Kit]:
 
 @pytest.fixture
 async def other(kit: Kit) -> AsyncIterator[Any]:
-    """A connection of somebody else."""
+    """A connection of another program."""
     assert isinstance(kit.store, PostgresqlStore)
     connection = await driver().connect(kit.store._address.dsn)
     yield connection

@@ -93,7 +93,7 @@ class Actor:
         self.worker, self.waiter = worker.id, waiter.id
 
     async def act(self, *, alone: bool) -> None:
-        """Call one verb. Only somebody alone in his process may close the store."""
+        """Call one verb. The store is closed only by a caller that is alone in its process."""
         verb = self.rng.choices(list(VERBS), list(VERBS.values()))[0]
         if verb is Actor.reopen and not alone:
             return

@@ -26,7 +26,7 @@ from .crash_mix import Actor, Log
 
 
 def say(*words: object) -> None:
-    """One line to whoever started us: short enough to be written as a whole."""
+    """Write one line to the parent process, short enough to be written atomically."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
@@ -78,7 +78,7 @@ def fork(role: str, url: str, folder: Path, number: int, seed: int) -> int:
 
 
 def main(url: str, folder: str) -> None:
-    """Obey until there is nobody left to obey."""
+    """Execute commands until the parent closes the pipe."""
     made: set[int] = set()
     for line in sys.stdin:
         order, *numbers = line.split()

@@ -45,7 +45,7 @@ REDIS: dict[str, Callable[[Any, str, bytes], Any]] = {
     "headers": lambda redis, prefix, member: redis.hset(prefix + "headers", member, b"\xff"),
 }
 HARMLESS = frozenset({"headers", "history", "price"})
-"""What nobody needs to run a job."""
+"""What is not needed to run a job."""
 KINDS = (
     [("sqlite", what) for what in SQLITE]
     + [("postgresql", what) for what in POSTGRESQL]

@@ -61,7 +61,7 @@ async def fill(url: str, limit: int) -> Any:
     except StoreFull:
         claimed = []
     allow(None)
-    # Whoever did not hear the answer repeats the call.
+    # A caller that did not get the answer repeats the call.
     claimed = await store.claim("w", Claim(number=1, asks=asks, total=100)) or claimed
     again = await store.enqueue(refused)
     finished = await store.finish("w", [complete(job.held) for job in claimed])

@@ -1,7 +1,7 @@
 """A PostgreSQL schema full of jobs, written past the store because that takes a second for a hundred thousand.
 
 Most of it is alike and young. What is rare is old: the first fiftieth has its own queue, task, lane, sticky keys, error
-group, worker and outcomes, so that whoever walks over everything to find it has far to walk.
+group, worker and outcomes, so that a query which scans everything to find it is slow.
 """
 
 from __future__ import annotations

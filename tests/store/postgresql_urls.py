@@ -1,4 +1,4 @@
-"""URLs of the same database for somebody else."""
+"""URLs of the same database for another user."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ SLOW: dict[str, Call] = {
 }
 
 
-# What the loop had open was not closed: whoever closes it is told so by the interpreter, if he asked to be.
+# Resources of the loop were not closed: the interpreter warns about them if warnings are enabled.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("kind", SLOW)
 async def test_a_call_under_way_in_a_loop_that_is_closed_ends_in_silence(

@@ -1,4 +1,4 @@
-"""Records that many jobs share (settings of a queue, sessions, bindings): one that cannot be read stops nobody."""
+"""Records that many jobs share (settings of a queue, sessions, bindings): one that cannot be read affects no others."""
 
 from __future__ import annotations
 

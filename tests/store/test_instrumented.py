@@ -45,7 +45,7 @@ class Heard:
 
 @pytest.fixture
 def events() -> Events:
-    """Nobody listens yet."""
+    """There are no listeners yet."""
     return Events()
 
 
@@ -408,7 +408,7 @@ async def test_a_listener_that_raises_does_not_disturb_the_call(kit: Kit, events
 
 async def test_an_unlistened_store_makes_no_event(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     def emit(self: Events, event: Event) -> None:
-        raise AssertionError(f"{event} was made for nobody")
+        raise AssertionError(f"{event} was created without a listener")
 
     monkeypatch.setattr(Events, "emit", emit)
     worker = await kit.worker()

@@ -140,7 +140,7 @@ async def test_what_is_no_topic_is_refused(opened: Open, topic: str) -> None:
         opened().subscribe([topic])
 
 
-async def test_a_bell_rings_though_whoever_waits_was_quicker(opened: Open) -> None:
+async def test_the_callback_runs_although_the_wait_returned_first(opened: Open) -> None:
     rung: list[bool] = []
     ear = opened().subscribe(["queue:a"], lambda: rung.append(True))
     thread = threading.Thread(target=ear.deliver, args=(["queue:a"],))
@@ -189,7 +189,7 @@ async def test_publications_within_milliseconds_travel_together(carrier: Carrier
     assert len(tap.messages) < carrier.too_many_messages
 
 
-# -- channels that nobody wants any more ---------------------------------------------------------------------------
+# -- channels without subscriptions ---------------------------------------------------------------------------
 
 
 async def test_channels_that_nobody_here_wants_any_more_are_left_after_a_while(
@@ -200,7 +200,7 @@ async def test_channels_that_nobody_here_wants_any_more_are_left_after_a_while(
     began = time.monotonic()
     ear = wakeups.subscribe(["queue:a"])
     for number in range(5):
-        # Whoever waits for one job after the other goes on listening in between.
+        # A process that waits for one job after the other keeps listening in between.
         each = wakeups.subscribe([f"job:{number}"])
         assert await each.wait(0.01) == NOTHING
         each.close()

@@ -71,7 +71,7 @@ async def test_a_server_that_is_restarted_is_listened_to_again(
         await asyncio.sleep(0.01)
     spent = time.process_time() - spent
     before = time.monotonic()
-    late.listen(["queue:a"])  # Nobody is held up by a server that is known to be away.
+    late.listen(["queue:a"])  # A server that is known to be away does not delay callers.
     assert time.monotonic() - before < 0.1
     assert await ear.wait(0) == NOTHING
     await asyncio.to_thread(mortal.start)
@@ -102,7 +102,7 @@ async def test_a_frozen_server_blocks_nobody_and_nothing_grows(mortal: MortalSer
         before = time.monotonic()
         wakeups.subscribe(["job:1"])  # It is not known yet that the server does not answer.
         assert time.monotonic() - before < notifier.LISTEN_SECONDS + 0.5
-    # There were too many, so everybody is to look at everything.
+    # There were too many, so every subscription gets all its topics.
     assert await ear.wait(5) == {"queue:a", "queue:b"}
     wakeups.publish(["job:1"])
     assert "job:1" in await until(ear, "job:1")

@@ -40,7 +40,7 @@ async def store(path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Sq
 
 
 class Waiting(threading.Thread):
-    """Somebody else who wants to write, and how long that had to wait."""
+    """Another writer, and how long it had to wait."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(daemon=True)
@@ -85,7 +85,7 @@ async def test_a_transaction_that_begins_while_the_loop_is_blocked_does_not_keep
     beginning = asyncio.ensure_future(store.transactions.begin())
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    time.sleep(0.2)  # noqa: ASYNC251 - its thread begins it meanwhile, and nobody can take it
+    time.sleep(0.2)  # noqa: ASYNC251 - its thread begins it meanwhile, while the loop is blocked
     other = Waiting(path)
     time.sleep(4 * OPEN_SECONDS)  # noqa: ASYNC251
     assert other.waited is not None

@@ -187,7 +187,7 @@ async def jobs_of(store: SqliteStore, ids: set[str]) -> dict[str, Job | None]:
     return found
 
 
-# Ten seconds where nobody else uses the disk; each kill waits for a few writes to it.
+# Ten seconds on an otherwise idle disk; each kill waits for a few writes to it.
 @pytest.mark.timeout(300)
 def test_a_kill_in_the_middle_of_any_verb_loses_nothing_acknowledged(zygote: Zygote, rng: Random) -> None:
     own = sqlite3.connect(zygote.path)

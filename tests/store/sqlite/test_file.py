@@ -46,7 +46,7 @@ from fairlane.errors import FairlaneError
 from fairlane.model.job import NewJob
 
 async def main():
-    # Permissions do not bind root. What is imported is imported by now, for it may lie where nobody else may look.
+    # Permissions do not bind root. All imports are done before: their files may not be readable for another user.
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(65534)

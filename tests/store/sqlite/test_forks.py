@@ -103,7 +103,7 @@ asyncio.run(work())
 
 
 def test_a_fork_does_not_wait_for_a_file_that_somebody_else_keeps_locked(tmp_path: Path) -> None:
-    """Perhaps whoever forks, in a transaction of his own."""
+    """The process that forks may hold the lock itself, in its own transaction."""
     script = tmp_path / "locked.py"
     script.write_text(LOCKED)
     command = [sys.executable, str(script), str(tmp_path / "fairlane.db")]

@@ -1,4 +1,4 @@
-"""A fleet with nothing to do writes nothing, and whoever only reads waits for no writer."""
+"""Idle workers write nothing but renewals, and readers never wait for writers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 async def store(path: Path, clock: ManualClock) -> AsyncIterator[SqliteStore]:
-    """A store whose day is over: jobs that ended, others that nobody can start, a worker and a leader."""
+    """A store with nothing to do: final jobs, jobs that no worker can start, a worker and a leader."""
     store = await SqliteStore.open(f"sqlite:///{path}", clock=clock)
     await store.configure([SETTINGS])
     await store.register(worker("worker", slots=5))

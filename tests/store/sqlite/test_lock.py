@@ -1,4 +1,4 @@
-"""The lock that writers take: it ends with its holder, whatever that has forked, and nobody waits for it for ever."""
+"""The lock of writers: it is released when its holder dies, despite forked children, and waiting for it times out."""
 
 from __future__ import annotations
 

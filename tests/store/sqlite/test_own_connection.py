@@ -81,7 +81,7 @@ async def test_a_committed_job_arrives_with_the_next_admission_and_then_starts(
     order(connection, "o")
     [answer] = store.enqueue_on(connection, [NewJob(id="a", task="task", payload=b"[[1],{}]")])
     assert answer == Enqueued("a", True, JobState.PENDING)
-    # Nobody else sees it before the commit.
+    # It is not visible to others before the commit.
     assert await job(store, "a") is None
     connection.commit()
     found = await job(store, "a")
@@ -244,7 +244,7 @@ async def test_calls_wait_for_the_end_of_a_users_transaction(
     order(connection, "o")
     store.enqueue_on(connection, [NewJob(id="a", task="task")])
     call = asyncio.ensure_future(store.enqueue([NewJob(id="b", task="task")]))
-    # Readers wait for nobody.
+    # Readers do not wait.
     assert await job(store, "a") is None
     assert not call.done()
     connection.commit()

@@ -1,6 +1,6 @@
 """How SQLite carries out each named query: by which index, and never by looking at every job there is.
 
-Plans hang on statistics as much as on the text of a query, and somebody may run ANALYZE on the file at any time. So
+Plans hang on statistics as much as on the text of a query, and ANALYZE may be run on the file at any time. So
 each rule is tested without statistics, with those of a small and lopsided store, and with such that are long out of
 date.
 """
@@ -176,7 +176,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def connection(
     request: pytest.FixtureRequest, tmp_path: Path, lopsided: Path, small: Path
 ) -> Iterator[sqlite3.Connection]:
-    """A connection of the store's own to the lopsided file, after somebody left statistics of one kind in it."""
+    """A connection of the store's own to the lopsided file, with statistics of one kind in it."""
     path = tmp_path / "analyzed.db"
     copyfile(lopsided, path)
     leave_statistics(path, request.param, small)
@@ -235,7 +235,7 @@ def test_the_hot_queries_sort_nothing(connection: sqlite3.Connection) -> None:
 
 
 def test_what_may_scan_does_scan(lopsided: Path) -> None:
-    # A permission that nobody needs hides the next mistake.
+    # An exception that is not needed would hide the next mistake.
     opened = sqlite3.connect(lopsided)
     assert [name for name in MAY_SCAN if not scanned(opened, name)] == []
     opened.close()

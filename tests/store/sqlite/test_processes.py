@@ -1,4 +1,4 @@
-"""Several processes on one file at the same time: nobody is told to come back, and no job runs twice."""
+"""Several processes on one file at the same time: no call fails because the file is busy, and no job runs twice."""
 
 from __future__ import annotations
 

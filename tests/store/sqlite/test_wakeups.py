@@ -119,7 +119,7 @@ async def test_the_name_of_a_socket_tells_the_kinds_heard_there(wakeups: Datagra
 async def test_nobody_is_woken_for_a_kind_he_does_not_listen_to(wakeups: DatagramWakeups, database: Path) -> None:
     wakeups.subscribe(["queue:a"])
     [name] = names(database)
-    # The name belongs to nobody who reads, so a message would stay in it.
+    # No process reads from this socket, so a message would stay in it.
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
         stranger.setblocking(False)
         stranger.bind(str(meeting_place(database) / f"s{name[1:]}"))

@@ -98,7 +98,7 @@ def locked(path: Path) -> Iterator[int]:
 
 
 def until_somebody_waits(inode: int) -> None:
-    """Wait until the kernel lists somebody who waits for the lock."""
+    """Wait until the kernel lists a process that waits for the lock."""
     while not re.search(rf"-> POSIX .*:{inode} ", Path("/proc/locks").read_text()):
         time.sleep(0.001)
 
@@ -313,4 +313,4 @@ async def test_a_store_may_not_be_used_after_a_fork_but_its_parent_goes_on(path:
     assert run.returncode == 0, run.stderr
     *told, parent = run.stdout.splitlines()
     assert parent == "the parent goes on"
-    assert ["open it anew in the child" in line for line in told] == [True] * 3, told
+    assert ["open it again in the child" in line for line in told] == [True] * 3, told

@@ -85,7 +85,7 @@ class Pools(ABC, Generic[P]):
         if self._closed:
             raise StoreError("this store is closed; open it again")
         if os.getpid() != self._pid:
-            raise StoreError("this store was opened before a fork; open it anew in the child process")
+            raise StoreError("this store was opened before a fork; open it again in the child process")
 
     async def _pool(self) -> P:
         """Return the pool of the running event loop."""

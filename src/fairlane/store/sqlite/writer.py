@@ -104,7 +104,7 @@ class Writer:
         if self._closed:
             raise StoreError("this store is closed; open it again")
         if os.getpid() != self._pid:
-            raise StoreError("this store was opened before a fork; open it anew in the child process")
+            raise StoreError("this store was opened before a fork; open it again in the child process")
 
     def close(self) -> None:
         """Finish what was submitted, then close the file."""
