@@ -186,5 +186,5 @@ def position_of(cursor: str | None) -> int:
     if cursor is None:
         return NEWEST
     if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 18:
-        raise InvalidInput("cursor", "is not the cursor of a page")
+        raise InvalidInput("cursor", "is not a cursor that a page returned")
     return int(cursor)

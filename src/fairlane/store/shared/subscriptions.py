@@ -283,7 +283,7 @@ def _checked(topics: Iterable[str]) -> frozenset[str]:
     wanted = frozenset(topics)
     for topic in wanted:
         if not topic or topic[0] not in KINDS + EVERYTHING:
-            raise InvalidInput("topics", f"{topic!r} is no topic; fairlane.store.wakeups makes them")
+            raise InvalidInput("topics", f"{topic!r} is not a topic; create topics with fairlane.store.wakeups")
     return wanted
 
 

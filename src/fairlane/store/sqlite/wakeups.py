@@ -252,7 +252,7 @@ class DatagramSubscription:
         wanted = frozenset(topics)
         for topic in wanted:
             if not topic or topic[0] not in KINDS + EVERYTHING:
-                raise InvalidInput("topics", f"{topic!r} is no topic; fairlane.store.wakeups makes them")
+                raise InvalidInput("topics", f"{topic!r} is not a topic; create topics with fairlane.store.wakeups")
         self._topics = wanted
         self._prefixes = tuple(topic[:-1] for topic in wanted if topic.endswith("*"))
         self._delivered = {topic for topic in self._delivered if self._matches(topic)}
