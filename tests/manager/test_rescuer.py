@@ -68,7 +68,7 @@ async def test_a_silent_worker_is_declared_dead_and_its_job_retried(
     assert await scene.dead()
     assert await scene.kit.state("held") is JobState.PENDING
     assert (scene.context.counts["declared_dead"], scene.context.counts["rescued"]) == (1, 1)
-    assert caplog.messages == [f"declared dead: {scene.worker.id}"]
+    assert caplog.messages == [f"declared sessions dead: {scene.worker.id}"]
 
 
 async def test_recovery_takes_at_most_lease_and_two_passes(scene: Scene) -> None:
@@ -90,7 +90,7 @@ async def test_a_job_without_retries_left_is_told_to_have_crashed(
 
     assert await kit.state("last") is JobState.FAILED
     assert scene.context.counts["crashed"] == 1
-    assert "jobs failed as crashed, because no retry was left: 1" in caplog.messages
+    assert "1 jobs of dead sessions failed: no retry was left" in caplog.messages
 
 
 async def test_the_first_pass_declares_nobody(scene: Scene, clock: ManualClock) -> None:

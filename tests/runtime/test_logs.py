@@ -184,7 +184,7 @@ def test_no_extra_can_lose_a_record_or_replace_its_fields(out: io.StringIO, caps
     [written] = objects(out)
     assert written["level"] == "info"
     assert written["nan"] == "nan"
-    assert written["what"] == "a Unprintable that cannot be shown"
+    assert written["what"] == "a Unprintable that cannot be formatted"
     assert written["keys"] == {"1": [2]}
     assert capsys.readouterr().err == ""
 

@@ -250,7 +250,7 @@ async def test_an_interpreter_that_does_not_start_is_a_crash_and_not_a_hang(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert await runner.ending(bodies.add, 1, 1) == Crashed(
-        "the child process exited with code 1 before the body began", begun=False
+        "the child process exited with code 1 before the job began", begun=False
     )
 
 

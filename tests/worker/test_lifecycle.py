@@ -266,7 +266,7 @@ async def test_a_body_that_computes_for_three_leases_runs_once(yard: Yard, caplo
             job = await yard.until(await yard.enqueue("compute"))
     assert len(runs) == 1
     assert (job.state, job.fence) == (JobState.COMPLETED, 1)
-    [report] = [r.getMessage() for r in caplog.records if "has held the event loop" in r.getMessage()]
+    [report] = [r.getMessage() for r in caplog.records if "has blocked the event loop" in r.getMessage()]
     assert f"task shop.compute (job {job.id})" in report
     assert "test_lifecycle.py" in report
 

@@ -70,7 +70,7 @@ async def test_a_task_that_comes_with_the_deploy_waits_for_it(yard: Yard, caplog
         assert worker.done == 1
     assert (job.state, job.attempt, job.result) == (JobState.COMPLETED, 1, b'"drawn"')
     assert job.attempts[0].outcome == "declined"
-    assert caplog.text.count("task draws is not known here") == 1
+    assert caplog.text.count("task draws is unknown to this worker") == 1
 
 
 async def test_it_fails_when_nobody_knew_it_for_too_long(yard: Yard) -> None:

@@ -1,1 +1,1 @@
-"""The manager: whoever is elected leader runs the services that keep the store tidy and time moving."""
+"""The manager: the elected leader runs the services that promote, rescue, admit, schedule and prune jobs."""

@@ -1,4 +1,6 @@
-"""The admitter admits what was inserted in a user's own transaction, and mends grants that were not handed on."""
+"""The admitter admits jobs that were inserted in a user's own transaction, and repairs lanes whose free places were not
+filled.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from .leader_context import LeaderContext
 
 
 class Admitter:
-    """The safety net of admission and lanes. `repaired` stays 0 unless something went wrong."""
+    """Admits and repairs in passes. The count of `repaired` stays 0 unless a store has made an error."""
 
     name = "admitter"
 

@@ -1,9 +1,9 @@
-"""Who leads. A term is a lease with a number: the store gives it out, and only ever a higher one.
+"""The election of the leader. A term is a lease with a number; the store grants terms with growing numbers.
 
-The leader trusts its term until a moment it computes *before* it asks: the time of the request by the monotonic
-clock, plus the lease, less a margin. So the term ends here before it ends in the store, however slowly the
-answer comes. A renewal that failed, was refused or stays unanswered ends the trust: leadership only saves work,
-and the store's fence on the term gives safety, so giving up early costs seconds and holding on wins nothing.
+The leader trusts its term until a time that it computes *before* the request: the time of the request by the monotonic
+clock, plus the lease, less a margin. So the term ends here before it ends in the store, however slow the answer is. A
+renewal that fails, is rejected or is not answered ends the trust: leadership only saves work, and the store's fence on
+the term provides safety, so stepping down early costs seconds and nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .service import FailureTracker
 
 
 class Election:
-    """One candidate: it stands, keeps what it won, and resigns."""
+    """One candidate: it stands for election, renews its term, and resigns."""
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class Election:
 
     @property
     def term(self) -> int | None:
-        """The term it leads in; None when it does not lead, or no longer trusts that it does."""
+        """The term in which it leads; None when it does not lead, or no longer trusts its term."""
         return self._term if self._monotonic() < self._deadline else None
 
     async def win(self) -> int:
-        """Stand until it leads, and return the term."""
-        ear = self._wakeups.subscribe([LEADER])
+        """Stand for election until it leads. Returns the term."""
+        subscription = self._wakeups.subscribe([LEADER])
         try:
             while True:
                 try:
@@ -65,12 +65,12 @@ class Election:
                 self._failures.worked()
                 if won is not None:
                     return won
-                await ear.wait(self.pause())
+                await subscription.wait(self.pause())
         finally:
-            ear.close()
+            subscription.close()
 
     async def keep(self, term: int) -> NoReturn:
-        """Renew the term until that fails or the trust is over; then raises `TermLost`, saying why."""
+        """Renew the term until that fails or the trust is over, then raise `TermLost` with the reason."""
         while True:
             left = self._deadline - self._monotonic()
             await asyncio.sleep(min(self._intervals.leader_renew, max(0.0, left)))
@@ -81,20 +81,20 @@ class Election:
             except Exception as exc:
                 raise TermLost(f"the renewal failed: {exc}") from exc
             if kept is None:
-                raise TermLost("the renewal was refused, or answered too late")
+                raise TermLost("the renewal was rejected, or answered too late")
 
     async def ask(self, term: int | None) -> int | None:
-        """Ask the store once: for a new term, or to extend one. None when it does not lead by the answer."""
+        """Request a new term, or the extension of one, once. None when another candidate leads."""
         asked = self._monotonic()
         trust = self._intervals.leader_lease - self._intervals.trust_margin
-        # A call that hangs ends with what trust there is, not with what it would bring.
-        patience = trust if term is None else self._deadline - asked
+        # A renewal that hangs is given up when the current trust ends.
+        timeout = trust if term is None else self._deadline - asked
         with self._contact.call():
             try:
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(timeout):
                     answer = await self._store.lead(self._session, lease=self._intervals.leader_lease, term=term)
             except TimeoutError:
-                raise StoreUnavailable(f"the store did not answer within {patience:.1f} s") from None
+                raise StoreUnavailable(f"the store did not answer within {timeout:.1f} s") from None
         if answer is None:
             self.step_down()
             return None
@@ -102,16 +102,16 @@ class Election:
         return self.term
 
     def step_down(self) -> None:
-        """Lead no more, as far as this process is concerned."""
+        """Stop leading in this process."""
         self._term = None
 
     async def resign(self, term: int) -> None:
-        """Give the term up in the store, so that a standby need not wait for its end. As well as possible."""
+        """Give up the term in the store, so that a standby need not wait for its end. Errors are ignored."""
         self.step_down()
         with suppress(FairlaneError, TimeoutError):
             async with asyncio.timeout(self._intervals.leader_renew):
                 await self._store.resign(term)
 
     def pause(self) -> float:
-        """How long to wait before standing again; random, so that standbys do not all come at once."""
+        """How long to wait before the next try; random, so that standbys do not all try at once."""
         return self._intervals.stand * self._rng.uniform(0.5, 1.0)

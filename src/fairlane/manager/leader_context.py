@@ -1,7 +1,7 @@
-"""What the services of one term share: the store, the term, and what this process knows of the store by its calls.
+"""What the services of one term share: the store, the term, and what their calls reveal about the store.
 
-Since when all calls succeed and what time it is in the store are measured by the monotonic clock, which no operator
-can set. They answer one question: may a silence of others be blamed on them, or is it our own ears?
+How long all calls have succeeded, and the time in the store, are measured by the monotonic clock, which cannot be set.
+They decide whether a session that is silent is dead, or whether this process was cut off from the store.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COUNTED = (
 
 
 class Contact:
-    """How long every call of this process has succeeded. Shared by all that calls the store for the manager."""
+    """How long every call of this process has succeeded. Shared by all parts of the manager that call the store."""
 
     def __init__(self, monotonic: Monotonic = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -34,7 +34,7 @@ class Contact:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Put it around a call. A refusal is an answer too; a call that was cancelled says nothing."""
+        """Wrap a call. A rejection counts as success; a cancelled call does not count."""
         try:
             yield
         except Exception as exc:
@@ -51,30 +51,30 @@ class Contact:
 
 
 class StoreClock:
-    """The store's clock as it was last read, carried on by the monotonic one."""
+    """The store's clock as it was last read, continued by the monotonic clock."""
 
     def __init__(self, monotonic: Monotonic = time.monotonic) -> None:
         self._monotonic = monotonic
         self._read: tuple[float, float] | None = None
 
     def set(self, now: float) -> None:
-        """The store has just said that it is `now`."""
+        """Record that it is `now` in the store."""
         self._read = (now, self._monotonic())
 
     @property
     def age(self) -> float | None:
-        """Seconds since it was read; None before."""
+        """Seconds since the last reading; None before the first."""
         return None if self._read is None else self._monotonic() - self._read[1]
 
     def now(self) -> float | None:
-        """The store's time, if both clocks ran alike since; None before the first reading."""
+        """The store's time, provided that both clocks ran at the same rate; None before the first reading."""
         age = self.age
         return None if self._read is None or age is None else self._read[0] + age
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeaderContext:
-    """A term, and what its services work with. Made anew for each, so that nothing outlives it but the counts."""
+    """A term, and what its services work with. Each term has its own; only the counts are kept."""
 
     store: Store
     term: int
@@ -82,4 +82,4 @@ class LeaderContext:
     contact: Contact
     clock: StoreClock
     counts: dict[str, int]
-    """By the names in `COUNTED`; they only grow."""
+    """Under the names in `COUNTED`. They only grow."""

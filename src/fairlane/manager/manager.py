@@ -1,8 +1,8 @@
-"""The manager stands for leadership, and runs the services while it leads.
+"""The manager stands for election, and runs the services while it leads.
 
-It may assume nothing of the other managers: two that lead at once are harmless, because the store refuses a
-term that is over and every pass is idempotent. It promises that its services are stopped before anybody hears
-that it does not lead any more, and that a manager which is told to stop resigns.
+It assumes nothing about other managers: two that lead at once are harmless, because the store rejects a term that is
+over and every pass is idempotent. Its services have stopped before `on_change` reports that it no longer leads, and a
+manager that is cancelled resigns.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ USUAL_RETENTION = Retention()
 
 Run = Callable[[], Coroutine[Any, Any, NoReturn]]
 OnChange = Callable[[int | None], None]
-"""Called with the term when it begins to lead, and with None when it has stopped."""
+"""Called with the term when the manager begins to lead, and with None when it has stopped leading."""
 
 
 class Manager:
     """One candidate for leadership. Its `session` is only a name here: it need not be registered.
 
-    `wakeups` are those to listen to, if not the store's own: a process that listens through one store already should
-    not do so through two.
+    `wakeups` replaces the store's own: a process that already subscribes through one store needs no second one.
     """
 
     def __init__(
@@ -58,34 +57,34 @@ class Manager:
         self._retention = retention
         self._on_change = on_change
         self._monotonic = monotonic
-        # From the first call on, standing included: a standby that takes over has listened for long already.
+        # Counts from the first call as a standby, so a standby that takes over need not wait again.
         self._contact = Contact(monotonic)
         self._election = Election(store, session, intervals, self._contact, wakeups=wakeups, monotonic=monotonic)
         self.counts = dict.fromkeys(COUNTED, 0)
-        """What the services have done in this process, over all its terms."""
+        """What the services have done in this process, in all its terms."""
 
     @property
     def term(self) -> int | None:
-        """The term it leads in, None when it does not."""
+        """The term in which it leads, None when it does not lead."""
         return self._election.term
 
     @property
     def leads(self) -> bool:
-        """Whether it leads, and trusts that it does."""
+        """Whether it leads, and trusts its term."""
         return self.term is not None
 
     async def run(self) -> NoReturn:
-        """Stand, lead, stand again, until cancelled; then resign."""
+        """Stand for election and lead, again and again, until cancelled; then resign."""
         while True:
             term = await self._election.win()
             await self._lead(term)
-            # Whoever lost a term lets the others try first.
+            # After a lost term, the other candidates try first.
             await asyncio.sleep(self._election.pause())
 
     async def _lead(self, term: int) -> None:
-        """Serve for one term. Returns when it is lost."""
+        """Run the services for one term. Returns when the term is lost."""
         log.info("leading from term %d", term)
-        self._tell(term)
+        self._report(term)
         try:
             why = await self._serve(term)
         except BaseException:
@@ -96,15 +95,15 @@ class Manager:
             self._election.step_down()
             log.warning("stepped down from term %d: %s", term, why)
         finally:
-            self._tell(None)
+            self._report(None)
 
     async def _serve(self, term: int) -> str:
-        """Run the services until the term is lost, and say how; they have ended when this returns or raises."""
+        """Run the services until the term is lost. Returns the reason; the services have ended then."""
         lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         parts: dict[str, Run] = {service.name: Loop(service, log).run for service in self._services(term)}
         parts["election"] = partial(self._election.keep, term)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_told(run, lost), name=f"fairlane-{name}") for name, run in parts.items()]
+            tasks = [group.create_task(_run_part(run, lost), name=f"fairlane-{name}") for name, run in parts.items()]
             why = await lost
             for task in tasks:
                 task.cancel()
@@ -127,20 +126,20 @@ class Manager:
             Pruner(context, self._retention),
         ]
 
-    def _tell(self, term: int | None) -> None:
+    def _report(self, term: int | None) -> None:
         if self._on_change is None:
             return
         try:
             self._on_change(term)
         except Exception:
-            log.exception("whoever listens for changes of leadership failed")
+            log.exception("the on_change callback of the manager failed")
 
 
-async def _told(run: Run, lost: asyncio.Future[str]) -> None:
-    """Run one part, and tell of a lost term instead of raising it.
+async def _run_part(run: Run, lost: asyncio.Future[str]) -> None:
+    """Run one part, and report a lost term through `lost` instead of raising `Stale`.
 
-    A group whose task fails while the group itself is being cancelled hides the cancellation, and a manager must
-    not go on that was told to stop.
+    A task group whose task fails while the group itself is being cancelled hides the cancellation, and a cancelled
+    manager must not continue.
     """
     try:
         await run()

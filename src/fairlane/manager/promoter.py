@@ -1,4 +1,4 @@
-"""The promoter lets time pass: due jobs arrive, expired ones are cancelled. Full passes follow each other."""
+"""The promoter acts on due times: scheduled jobs become pending, and expired ones are cancelled."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from .leader_context import LeaderContext
 
 BATCH = 1_000
 SHORTEST_REST = 0.01
-"""A moment that has come since the pass is worth a new one, but never a busy loop."""
+"""The shortest rest before a due time, so that due times close together do not make a busy loop."""
 
 
 class Promoter:
-    """Comes at the next due time, and at least every `promote` seconds: a nearer one may be enqueued meanwhile."""
+    """Runs at the next due time, and at least every `promote` seconds: an earlier job may be enqueued meanwhile."""
 
     name = "promoter"
 

@@ -1,4 +1,4 @@
-"""The pruner forgets what retention does not keep, in passes short enough to hold nobody up."""
+"""The pruner deletes what retention does not keep, in passes short enough not to delay other calls."""
 
 from __future__ import annotations
 

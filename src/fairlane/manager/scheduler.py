@@ -1,7 +1,7 @@
-"""The scheduler makes one job for each slot of each schedule. The job's id names the slot, so that however many
-schedulers look, and however often, a slot fires once.
+"""The scheduler enqueues one job for each slot of each schedule. The job's id names the slot, so a slot fires once,
+however many schedulers run and however often.
 
-A template that cannot be read and a job that is refused are told once and tried again; the other schedules go on.
+A template that cannot be read and a job that is rejected are logged once and tried again; other schedules continue.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from ..model.schedule import StoredSchedule, Timetable, job_from
 from .leader_context import LeaderContext, log
 
 UNREAD_REST = 0.05
-"""Until the rescuer's first pass has read the store's clock."""
+"""How long to wait while the store's clock was not read yet."""
 SHORTEST_REST = 0.01
 IDLE_FACTOR = 5
-"""Without schedules there is only the first one to wait for, and it catches up what it missed."""
+"""How much longer to rest without schedules. The first one that is declared catches up with the slots it missed."""
 
 
 class Scheduler:
-    """Fires the slots that are due by the store's clock, which the rescuer reads for it."""
+    """Fires the slots that are due by the store's clock."""
 
     name = "scheduler"
 
     def __init__(self, context: LeaderContext) -> None:
         self._context = context
-        # The last slot of each schedule that has its job: the store does not note one whose job was a duplicate.
+        # The last slot of each schedule that has fired: the store does not record one whose job was a duplicate.
         self._answered: dict[str, float] = {}
-        self._troubles: dict[str, str] = {}
+        self._logged: dict[str, str] = {}
 
     async def run_once(self) -> float:
         context = self._context
@@ -46,7 +46,7 @@ class Scheduler:
         jobs: list[NewJob] = []
         rest = context.intervals.schedule
         for each in stored:
-            made, following = self._look(each, now)
+            made, following = self._due_jobs(each, now)
             jobs += made
             if following is not None:
                 rest = min(rest, max(following - now, SHORTEST_REST))
@@ -54,8 +54,8 @@ class Scheduler:
             await self._fire(jobs[start : start + MOST_JOBS_PER_CALL])
         return rest
 
-    def _look(self, stored: StoredSchedule, now: float) -> tuple[list[NewJob], float | None]:
-        """The jobs of the slots that are due, and the slot after them."""
+    def _due_jobs(self, stored: StoredSchedule, now: float) -> tuple[list[NewJob], float | None]:
+        """The jobs of the slots that are due, and the time of the next slot."""
         schedule = stored.schedule
         since = min(now, max(stored.stored_at, stored.last_slot or 0.0, self._answered.get(schedule.name, 0.0)))
         following = _first_slot(schedule.timetable, since)
@@ -63,28 +63,28 @@ class Scheduler:
             return [], following
         due = msgspec.structs.replace(stored, last_slot=since).due(now)
         if not due:
-            # Nobody declares it any more.
+            # It was not declared for a day.
             return [], None
         try:
             jobs = [job_from(schedule.job, schedule.name, slot) for slot in due]
         except InvalidInput as exc:
-            self._tell(schedule.name, exc)
+            self._log_once(schedule.name, exc)
             return [], None
         return jobs, _first_slot(schedule.timetable, due[-1])
 
     async def _fire(self, jobs: Sequence[NewJob]) -> None:
-        """All in one call; if one is refused, one by one, so that it stops no other schedule."""
+        """Enqueue all in one call; if one is rejected, one by one, so that it stops no other schedule."""
         try:
             await self._enqueue(jobs)
             return
         except (StoreError, Stale):
             raise
         except FairlaneError:
-            refused: set[str] = set()
+            rejected: set[str] = set()
         for job in jobs:
             slot = _slot_of(job)
-            # A later slot that fired would make the store forget the refused one before it.
-            if slot.schedule in refused:
+            # If a later slot fired, the store would skip the rejected one before it.
+            if slot.schedule in rejected:
                 continue
             try:
                 await self._enqueue([job])
@@ -94,8 +94,8 @@ class Scheduler:
                 # Another manager fired it while the template was being changed.
                 self._fired(slot)
             except FairlaneError as exc:
-                refused.add(slot.schedule)
-                self._tell(slot.schedule, exc)
+                rejected.add(slot.schedule)
+                self._log_once(slot.schedule, exc)
 
     async def _enqueue(self, jobs: Sequence[NewJob]) -> None:
         with self._context.contact.call():
@@ -106,14 +106,14 @@ class Scheduler:
 
     def _fired(self, slot: CronSlot) -> None:
         self._answered[slot.schedule] = max(slot.slot, self._answered.get(slot.schedule, 0.0))
-        if self._troubles.pop(slot.schedule, None) is not None:
+        if self._logged.pop(slot.schedule, None) is not None:
             log.info("schedule %s: fires again", slot.schedule)
 
-    def _tell(self, schedule: str, exc: FairlaneError) -> None:
+    def _log_once(self, schedule: str, exc: FairlaneError) -> None:
         kind = type(exc).__name__
-        if self._troubles.get(schedule) != kind:
-            self._troubles[schedule] = kind
-            log.error("schedule %s: its job was refused, trying again (%s)", schedule, exc)
+        if self._logged.get(schedule) != kind:
+            self._logged[schedule] = kind
+            log.error("schedule %s: its job was rejected, trying again (%s)", schedule, exc)
 
 
 def _slot_of(job: NewJob) -> CronSlot:
@@ -123,5 +123,5 @@ def _slot_of(job: NewJob) -> CronSlot:
 
 @lru_cache(maxsize=4096)
 def _first_slot(timetable: Timetable, since: float) -> float | None:
-    """Remembered, because every pass asks it of every schedule, and a cron expression takes 50 µs to follow."""
+    """Cached, because every pass computes it for every schedule, which takes 50 µs for a cron expression."""
     return timetable.next_after(since)

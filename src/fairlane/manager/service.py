@@ -60,7 +60,7 @@ class FailureTracker:
             elif isinstance(exc, StoreError):
                 self._log.error("%s: the store failed, trying again (%s)", self._name, exc)
             else:
-                self._log.error("%s: unexpected error, trying again", self._name, exc_info=exc)
+                self._log.error("%s: unexpected error, trying again (%s)", self._name, exc, exc_info=exc)
         self._failures += 1
         return max(SHORTEST_PAUSE, self._backoff.delay(self._failures, self._rng.random()))
 

@@ -1,7 +1,7 @@
-"""Modules that hold tasks: those an application names, and those it is to look for in a package.
+"""Modules that contain tasks: those that an application names, and those found in a package.
 
-Looking for them imports nothing but the parents of what is found, so that a package may hold modules that a worker must
-not import.
+The search imports only the parents of the modules it finds, so a package may contain modules that a worker must not
+import.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ TASKS = "tasks"
 
 
 def check_module(field: str, name: Any) -> str:
-    """A dotted name of a module, as ``import`` takes it."""
+    """Check the dotted name of a module, as in an ``import`` statement."""
     if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
         raise InvalidInput(field, f"{shown(name)} is not the dotted name of a module, such as 'artbot.tasks'")
     return name
 
 
 def import_named(field: str, name: str) -> None:
-    """Import a module; that there is none is told in the words of the application."""
+    """Import a module; if it does not exist, the error names the option of the application."""
     try:
         import_module(name)
     except ModuleNotFoundError as exc:
         if exc.name is None or not f"{name}.".startswith(f"{exc.name}."):
             raise
-        raise InvalidInput(field, f"there is no module {name!r}, nor anywhere on the path of Python") from None
+        raise InvalidInput(field, f"module {name!r} was not found on Python's import path") from None
 
 
 def task_modules(package: str) -> list[str]:
-    """The modules of a package that are called ``tasks``, at any depth, and all modules of packages called so."""
+    """The modules of a package that are called ``tasks``, at any depth, and all modules of packages with that name."""
     try:
         spec = find_spec(package)
     except ModuleNotFoundError:
         spec = None
     if spec is None:
-        raise InvalidInput("autodiscover", f"there is no package {package!r} on the path of Python")
+        raise InvalidInput("autodiscover", f"package {package!r} was not found on Python's import path")
     if spec.submodule_search_locations is None:
         raise InvalidInput("autodiscover", f"{package!r} is a module, not a package; name it in include= instead")
     found = list(_below(package, list(spec.submodule_search_locations), package.rpartition(".")[2] == TASKS))
     if not found:
         raise InvalidInput(
             "autodiscover",
-            f"package {package!r} has no module called {TASKS!r}; each folder on the way to one needs an __init__.py",
+            f"package {package!r} has no module called {TASKS!r}; every folder above one needs an __init__.py",
         )
     return found
 
@@ -61,7 +61,7 @@ def _below(package: str, paths: list[str], inside: bool) -> Iterator[str]:
         name = f"{package}.{module.name}"
         wanted = inside or module.name == TASKS
         if module.ispkg:
-            # By the finder itself: looking a name up by importlib would import its parents.
+            # By the finder itself: importlib would import the parents.
             spec = module.module_finder.find_spec(module.name, None)
             if spec is not None and spec.submodule_search_locations is not None:
                 yield from _below(name, list(spec.submodule_search_locations), wanted)

@@ -1,8 +1,8 @@
-"""How log records look: as text for people, as JSON for machines. The library itself only ever writes to loggers named
-``fairlane.…`` and adds no handler; `configure` is for programs that own their process, such as the command line.
+"""Log formatters, for text and for JSON. The library itself only writes to loggers named ``fairlane.…`` and adds no
+handler; `configure` is for programs that own their process, such as the command line.
 
-Job, task and lane names come from outside, so nothing in a record can begin a new line or move the cursor: in text
-what is not printable is escaped, and every line of a traceback is indented.
+Names of jobs, tasks and lanes come from outside, so a record must not be able to begin a new line or move the cursor:
+in text, characters that are not printable are escaped, and every line of a traceback is indented.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _JOB_FIELDS = ("job", "task", "attempt")
 
 
 class JobLogFilter(logging.Filter):
-    """Lets every record pass, and adds ``job``, ``task`` and ``attempt`` to those written by the body of a job."""
+    """Adds ``job``, ``task`` and ``attempt`` to records that a job writes. Filters nothing out."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         from .running_job import current_job_or_none
 
         job = current_job_or_none()
         if job is not None:
-            # What the writer of the record said itself counts more.
+            # Fields that the record already has take precedence.
             for field, value in zip(_JOB_FIELDS, (job.id, job.task, job.attempt), strict=True):
                 record.__dict__.setdefault(field, value)
         return True
 
 
 class TextFormatter(logging.Formatter):
-    """One line for a record: time in UTC, level, logger, message, and the job it is about."""
+    """One line per record: time in UTC, level, logger, message, and the job."""
 
     def format(self, record: logging.LogRecord) -> str:
         name = record.name.removeprefix("fairlane.")
@@ -55,7 +55,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object on one line for a record; what was given as `extra` stands beside the fields of its own."""
+    """One JSON object per record, on one line, including the fields of `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, object] = {
@@ -69,25 +69,25 @@ class JsonFormatter(logging.Formatter):
         for name, value in vars(record).items():
             if name not in _OWN_FIELDS:
                 fields.setdefault(name, _plain(value))
-        # ASCII alone: lone surrogates and line separators cannot break the stream or whoever reads it.
+        # ASCII only: lone surrogates and line separators cannot break the stream or its reader.
         return json.dumps(fields, ensure_ascii=True, allow_nan=False)
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Known by its class, so that configuring again replaces it and leaves the handlers of others alone."""
+    """A class of its own, so that `configure` replaces this handler and leaves others alone."""
 
     configured = ("info", "text")
 
 
 def configure(level: str = "info", format: str = "text", stream: TextIO | None = None) -> None:
-    """Write the records of this process to `stream`, standard error unless given. Calling it again replaces that."""
+    """Write the records of this process to `stream`, by default standard error. Another call replaces the handler."""
     if level.lower() not in LEVELS:
         raise InvalidInput("level", f"{level!r} is none of {', '.join(LEVELS)}")
     if format not in FORMATS:
         raise InvalidInput("format", f"{format!r} is none of {', '.join(FORMATS)}")
     handler = _Handler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
-    # On the handler, not on a logger: the filters of a logger do not see the records of those below it.
+    # On the handler, not on a logger: a logger's filters do not see the records of its descendants.
     handler.addFilter(JobLogFilter())
     handler.configured = (level, format)
     root = logging.getLogger()
@@ -98,12 +98,12 @@ def configure(level: str = "info", format: str = "text", stream: TextIO | None =
 
 
 def configured() -> tuple[str, str] | None:
-    """The level and the format that this process was configured with, None when it was not."""
+    """The level and the format given to `configure` in this process, None if it was not called."""
     return next((h.configured for h in logging.getLogger().handlers if isinstance(h, _Handler)), None)
 
 
 def escaped(text: str) -> str:
-    """The text with everything that is not printable written as an escape."""
+    """The text with every character that is not printable escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -114,10 +114,10 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _exception(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    """The traceback and the stack of a record, as far as it has them."""
+    """The traceback and the stack of a record, if it has them."""
     parts = []
     if record.exc_text:
-        # The writer of the record gave the text, or another handler has dropped the exception and kept it.
+        # Set by the code that made the record, or by another handler that kept only the text.
         parts.append(_bounded(record.exc_text))
     elif record.exc_info:
         parts.append(_bounded(formatter.formatException(record.exc_info)))
@@ -127,7 +127,7 @@ def _exception(formatter: logging.Formatter, record: logging.LogRecord) -> str:
 
 
 def _bounded(text: str) -> str:
-    """A traceback of bounded size: how it begins and, more of it, how it ends, where the message is."""
+    """A traceback of bounded size: some of its beginning and more of its end, where the message is."""
     if len(text) <= LONGEST_TRACEBACK:
         return text
     head, tail = LONGEST_TRACEBACK // 4, LONGEST_TRACEBACK * 3 // 4
@@ -135,7 +135,7 @@ def _bounded(text: str) -> str:
 
 
 def _plain(value: object, depth: int = 0) -> object:
-    """The value as JSON can hold it; a record is never lost because of what was attached to it."""
+    """The value in a form that JSON can encode, so that no record is lost because of its fields."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -148,4 +148,4 @@ def _plain(value: object, depth: int = 0) -> object:
     try:
         return str(value)
     except Exception:
-        return f"a {type(value).__name__} that cannot be shown"
+        return f"a {type(value).__name__} that cannot be formatted"

@@ -1,4 +1,4 @@
-"""The job a body runs for, found through a context variable: no context parameter, also in threads and children."""
+"""The job that is running, found through a context variable, also in threads and child processes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ..model.names import ERROR_BYTES
 from ..store.transactions import RunTransaction
 
 Report = Callable[[Held, bytes], None]
-"""Takes the latest progress of a job; called from whatever thread the body runs in."""
+"""Records the latest progress of a job; called in the thread that runs the job."""
 Lane = tuple[str, str]
 """A queue and a lane of it."""
 _held_places: ContextVar[tuple[HeldPlace, ...]] = ContextVar("fairlane_held_places", default=())
 
 
 class HeldPlace:
-    """Marks a place of a lane as held by the code inside a ``with`` block and whatever it starts.
+    """Marks a place of a lane as held by the code inside a ``with`` block, including asyncio tasks that it starts.
 
-    A task that outlives the block has inherited the mark, so the mark itself says when it is over.
+    A task that outlives the block has inherited the object, so the object itself records the end.
     """
 
     __slots__ = ("held", "lane")
@@ -41,10 +41,10 @@ class HeldPlace:
 
 
 class RunningJob:
-    """The job whose body is running: what it may know about itself, and how it reports."""
+    """The running job: its own properties, its progress and its transaction."""
 
     __slots__ = (
-        *("_cancel_requested", "_claimed", "_deadline", "_error", "_place", "_report", "_told", "_transact"),
+        *("_cancel_requested", "_claimed", "_deadline", "_error", "_place", "_progress", "_report", "_transact"),
         "_transaction",
     )
 
@@ -62,7 +62,7 @@ class RunningJob:
         self._cancel_requested = False
         self._error: Exception | None = None
         self._transaction: RunTransaction | None = None
-        self._told: bytes | None = None
+        self._progress: bytes | None = None
         self._place = None if claimed.lane is None else HeldPlace(claimed.queue, claimed.lane)
 
     @property
@@ -77,7 +77,7 @@ class RunningJob:
 
     @property
     def queue(self) -> str:
-        """The queue it came through."""
+        """Its queue."""
         return self._claimed.queue
 
     @property
@@ -87,7 +87,7 @@ class RunningJob:
 
     @property
     def priority(self) -> Priority:
-        """Its class."""
+        """Its priority."""
         return self._claimed.priority
 
     @property
@@ -97,17 +97,17 @@ class RunningJob:
 
     @property
     def attempt(self) -> int:
-        """Which charged run this is, 1 at first."""
+        """The number of this attempt, starting at 1."""
         return self._claimed.attempt
 
     @property
     def retries(self) -> int:
-        """How many more attempts than the first one it may use."""
+        """How many attempts it may use after the first one."""
         return self._claimed.retries
 
     @property
     def fence(self) -> int:
-        """The number of this claim: it only ever grows, so an outside system can refuse an older one."""
+        """The number of this claim. It only grows, so an outside system can reject an older one."""
         return self._claimed.fence
 
     @property
@@ -117,7 +117,7 @@ class RunningJob:
 
     @property
     def cancel_requested(self) -> bool:
-        """Whether somebody asked to cancel it. A plain function in a thread must look here; others are stopped."""
+        """Whether the job was cancelled. A plain function in a thread must check this; other functions are stopped."""
         return self._cancel_requested
 
     @property
@@ -126,63 +126,63 @@ class RunningJob:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def progress(self, value: Any) -> None:
-        """Tell how far it is: anything JSON can hold. Never waits; of several reports in a row the last one counts."""
-        self._told = codec.encode("progress", value, ERROR_BYTES)
-        # Inside a transaction it is written with the commit: on a way of its own it could come after the end.
+        """Report progress: any JSON value. Never waits; of several reports in a row, only the last one is stored."""
+        self._progress = codec.encode("progress", value, ERROR_BYTES)
+        # In a transaction it is written with the commit: written separately, it could arrive after the job's end.
         if self._transaction is None:
-            self._report(self._claimed.held, self._told)
+            self._report(self._claimed.held, self._progress)
 
     def transaction(self) -> Awaitable[Any]:
         """A connection to the store's database, inside a transaction that commits together with this job.
 
-        When the body returns, the job is completed in that transaction and both are committed; when it raises, is
-        stopped or has lost the job, all is rolled back. Asking again gives the same connection: on PostgreSQL one of
-        asyncpg, on SQLite one of sqlite3. Raises `NotSupported` in a plain function, and for a store that has no
+        When the function returns, the job is completed in that transaction, which is then committed; when it raises, is
+        stopped or has lost the job, everything is rolled back. Another call returns the same connection: on PostgreSQL
+        one of asyncpg, on SQLite one of sqlite3. Raises `NotSupported` in a plain function, and for a store that has no
         transactions.
         """
         if self._transaction is None:
             if self._transact is None:
                 raise NotSupported(
-                    "current_job().transaction() is for a task that is a coroutine function, while its body runs: use "
-                    "`async def`, or make the body repeatable, by its job's idempotency_key"
+                    "current_job().transaction() is for coroutine functions, while they run: use `async def`, or make "
+                    "the function repeatable, with the job's idempotency_key"
                 )
             self._transaction = self._transact()
         return self._transaction.connection()
 
     def request_cancel(self) -> None:
-        """Called by the worker when somebody asked to cancel the job."""
+        """Called by the worker when the job was cancelled."""
         self._cancel_requested = True
 
     def enter(self) -> None:
-        """Called where the body begins: makes it the current job of this context, and of all that it starts."""
+        """Called when the function begins: makes this the current job of its context and of the tasks it starts."""
         _current.set(self)
         if self._place is not None:
             self._place.__enter__()
 
     def asked(self) -> RunTransaction | None:
-        """Called where the body ends: the transaction that it asked for, which ends with it."""
-        # What the body has started and left behind comes too late.
+        """Called when the function ends: the transaction that it opened, which ends with it."""
+        # Asyncio tasks that the function has left behind cannot open one any more.
         self._transact = None
         if self._transaction is not None:
-            self._transaction.progress = self._told
+            self._transaction.progress = self._progress
         return self._transaction
 
     def failed(self, exc: Exception) -> None:
-        """Called where the body has raised, for the log."""
+        """Called when the function has raised; the exception is for the log."""
         self._error = exc
 
     def take_error(self) -> Exception | None:
-        """Called by the worker, once: what the body raised. It is not kept, because its traceback leads back here."""
+        """Called by the worker, once: what the function raised. It is not kept: its traceback refers to this object."""
         error, self._error = self._error, None
         return error
 
     def rolled_back(self) -> None:
-        """Called when there was no commit that what was reported last could have been written with."""
-        if self._told is not None:
-            self._report(self._claimed.held, self._told)
+        """Called after a rollback: reports the last progress, which a commit would have written."""
+        if self._progress is not None:
+            self._report(self._claimed.held, self._progress)
 
     def leave(self) -> None:
-        """Called when the body has ended: what it has started and left behind holds no place of its lane."""
+        """Called when the function has ended: tasks that it has left behind hold no place of its lane."""
         if self._place is not None:
             self._place.held = False
 
@@ -191,18 +191,18 @@ _current: ContextVar[RunningJob | None] = ContextVar("fairlane_job", default=Non
 
 
 def current_job() -> RunningJob:
-    """The job that is running here. Outside of a job this is an error."""
+    """The job that is running here. Raises `FairlaneError` outside of a job."""
     job = _current.get()
     if job is None:
         raise FairlaneError(
-            "current_job() is called outside of a job: only a body that a worker runs has one "
+            "current_job() was called outside of a job: it works in task functions that a worker runs "
             "(in tests, that the lab of fairlane.testing runs)"
         )
     return job
 
 
 def current_job_or_none() -> RunningJob | None:
-    """The job that is running here, None outside of one."""
+    """The job that is running here, None outside of a job."""
     return _current.get()
 
 

@@ -22,8 +22,7 @@ from ..model.job import Held
 # The head: the number of the session, the last beat, and two buffers that sessions use in turn, so that one of them is
 # always complete. The number 0 means that there is no session yet.
 _SESSION, _BEAT, _SESSION_BUFFERS, _HEAD = 0, 8, (256, 512), 1024
-# After the head, one record for each job that has begun: a number other than 0, the length of its id, its fence, its
-# id.
+# After the head, a record for each job that has begun: a number other than 0, the length of its id, its fence, its id.
 _LENGTH, _FENCE, _ID, _RECORD = 4, 8, 16, 256
 _FIRST_RECORDS = 60
 _READS = 100

@@ -1,7 +1,7 @@
-"""One drain: claims jobs for the lab's workers one by one, runs their bodies, and writes how they ended.
+"""One drain: claims jobs for the lab's workers one by one, runs them, and writes their results.
 
-It may assume that nobody else claims for these workers. A body has the lab to itself, unless it waits for another job
-or a turn, or takes very long: then the next one is started beside it.
+It assumes that nothing else claims for these workers. A job runs alone, unless it waits for another job or a turn, or
+takes very long: then the next job is started beside it.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ from ..task import Registry, Task
 from ..worker.executor import Executor
 from ..worker.run import Run, Stop
 from ..worker.threads import RunsFunctions, Threads
-from .test_thread import Caller
+from .test_thread import TestThread
 
 MOMENT = 0.05
-"""Seconds between two looks at whether a body waits for another job."""
+"""Seconds between two checks whether a job waits for another one."""
 PATIENCE = 2.0
-"""Seconds by the machine's clock after which a body is taken to wait for something that only another one brings."""
+"""Seconds by the machine's clock after which a job is assumed to wait for something that another job provides."""
 UNWIND_SECONDS = 3.0
-"""How long bodies may take to end when a drain is broken off, before they are left behind."""
+"""How long running jobs may take to end when a drain is interrupted, before they are left behind."""
 _threads = Threads(MOST_SLOTS)
-"""For all drains of the process: else each would leave a thread behind that waits for half a minute."""
+"""Shared by all drains of the process: otherwise each would leave a thread behind that is idle for half a minute."""
 
 
 class Drained(msgspec.Struct, frozen=True, kw_only=True):
-    """What one `drain` did: how many bodies ran, and what became of their jobs."""
+    """What one `drain` did: how many runs there were, and how their jobs ended."""
 
     completed: int = 0
     failed: int = 0
-    """Failed for good."""
+    """Jobs that failed and are not retried."""
     cancelled: int = 0
-    """Ended as cancelled, the ones that expired included."""
+    """Jobs that were cancelled, including those that expired."""
     retried: int = 0
-    """Runs that failed and left their job to be tried again."""
+    """Runs that failed and whose job is to be retried."""
     runs: int = 0
 
 
 class LabWorker:
-    """One worker of the lab: its session, and what it has started in this drain."""
+    """One worker of the lab: its session, and the jobs it has started in this drain."""
 
     def __init__(self, session: str, pool: str) -> None:
         self.session = session
@@ -70,13 +70,13 @@ class LabWorker:
 
 
 class LabTasks(Registry):
-    """The tasks of an application as the lab runs them: here, and so that what a body raises is kept."""
+    """The tasks of an application as the lab runs them: in this process, with the exceptions they raise kept."""
 
-    def __init__(self, tasks: Registry, caller: Caller | None, *, apart: bool) -> None:
+    def __init__(self, tasks: Registry, test_thread: TestThread | None, *, apart: bool) -> None:
         super().__init__()
         self._theirs = tasks
         self._apart = apart
-        self.threads: RunsFunctions = _threads if caller is None else caller.threads(_threads)
+        self.threads: RunsFunctions = _threads if test_thread is None else test_thread.threads(_threads)
         """Where plain functions and hooks run."""
         self.raised: dict[Held, BaseException] = {}
 
@@ -90,7 +90,7 @@ class LabTasks(Registry):
         return here
 
     def suited(self, job: Claimed) -> Claimed:
-        """The claim as the executor is to see it: it would run a plain function with a timeout in a child process."""
+        """The claim as the executor is to see it, so that it runs a plain function with a timeout in this process."""
         job = msgspec.structs.replace(job, backoff=msgspec.structs.replace(job.backoff, jitter=False))
         task = self._theirs.get(job.task)
         if task is None or self._is_apart(task):
@@ -123,14 +123,14 @@ class LabTasks(Registry):
         return body
 
     def _keep(self, exc: BaseException) -> None:
-        # A cancellation is how a body is stopped; raised in the test it would stop that.
+        # CancelledError is how a job is stopped. Raised in the test, it would cancel the test.
         if not isinstance(exc, asyncio.CancelledError):
             job = current_job()
             self.raised[Held(job.id, job.fence)] = exc
 
 
-class Rehearsal:
-    """Belongs to one event loop. `stop` must be called at the end."""
+class Drain:
+    """Runs jobs of the lab. Belongs to one event loop; `stop` must be called at the end."""
 
     def __init__(
         self,
@@ -168,32 +168,32 @@ class Rehearsal:
             worker.floor = Floor()
 
     async def drain(self, limit: int, errors: Literal["record", "raise"]) -> Drained:
-        """Run what can run until nothing is left."""
-        await self.let_time_pass()
+        """Run everything that can run, until nothing is left."""
+        await self.run_services()
         stuck = 0
         while True:
             if await self._start_next(limit):
-                complaint = await self._settle()
-            elif await self.let_time_pass():
+                error = await self._next_results()
+            elif await self.run_services():
                 continue
             elif self._runs:
                 running = len(self._runs)
-                complaint = await self._settle()
+                error = await self._next_results()
                 stuck = stuck + 1 if len(self._runs) == running and self._waits() >= running else 0
-                # Not at the first sign: what ended may be heard of late.
+                # Only the second time: the notification of a job that ended may be late.
                 if stuck == 2:
                     raise FairlaneError(
-                        "each body that runs waits for another job, and none can start by the lab's clock: await "
-                        'lab.jobs(state="scheduled") names those that are not due, and job.why() says what holds a job'
+                        "every running job waits for another job, and none can start by the lab's clock: await "
+                        'lab.jobs(state="scheduled") lists those that are not due, and job.why() gives the reason'
                     )
             else:
                 return Drained(**self._counts)
-            if complaint is not None and errors == "raise":
-                raise complaint
+            if error is not None and errors == "raise":
+                raise error
 
     async def run_one(self, job: Job) -> bool:
-        """Run the body of one job. False when it cannot start now; raises what its body raised."""
-        await self.let_time_pass()
+        """Run one job. False when it cannot start now; raises what its function raised."""
+        await self.run_services()
         for worker in self._workers:
             asks = [Ask(source, job.priority, MOST_SLOTS) for source in (None, job.queue)]
             claimed = await self._claim(worker, asks, MOST_SLOTS)
@@ -204,16 +204,16 @@ class Rehearsal:
                 [mine] = [each for each in claimed if each.id == job.id]
                 self._start(worker, mine)
                 while self._runs:
-                    complaint = await self._settle()
-                    if complaint is not None:
-                        raise complaint
+                    error = await self._next_results()
+                    if error is not None:
+                        raise error
                 if (exc := self._tasks.raised.get(mine.held)) is not None:
                     raise exc
                 return True
         return False
 
-    async def let_time_pass(self) -> bool:
-        """What a leader's services do when their time has come. Answers whether anything changed."""
+    async def run_services(self) -> bool:
+        """Run the services of a leader until nothing is due. True when anything changed."""
         context = self._context
         before = dict(context.counts)
         seen = await self._store.rescue(declare=False, term=context.term)
@@ -228,13 +228,13 @@ class Rehearsal:
         return bool(new) or context.counts != before
 
     async def stop(self) -> None:
-        """End what still runs, and hand it back."""
+        """Stop running jobs, and hand them back."""
         for run in list(self._runs):
             self._executor.stop(run, Stop.HAND_BACK)
         with suppress(TimeoutError):
             async with asyncio.timeout(UNWIND_SECONDS):
                 while self._runs:
-                    await self._settle()
+                    await self._next_results()
         await self._executor.close()
 
     # -- starting ------------------------------------------------------------------------------------------------
@@ -250,10 +250,10 @@ class Rehearsal:
         if self._counts["runs"] >= limit:
             await self._store.finish(worker.session, [states.take_back(job.held)])
             raise FairlaneError(
-                f"drain() has run {limit} bodies and there is still work, next a job of {job.task}: if a body enqueues "
-                "its own task again without a delay, give it one; if there really is so much, raise limit="
+                f"drain() has run {limit} jobs and there are more, next one of {job.task}: if a task enqueues itself "
+                "again without a delay, give it one; if there really are so many, raise limit="
             )
-        # Whoever was served last comes last, so that all take turns.
+        # The worker and the queue that were served last come last, so that all are served in rotation.
         self._workers.sort(key=lambda each: each is worker)
         source = job.queue if job.sticky is None else None
         self._sources.sort(key=lambda name: name == source)
@@ -290,8 +290,8 @@ class Rehearsal:
     def _report(self, held: Held, value: bytes) -> None:
         self._progress[held] = value
 
-    async def _settle(self) -> BaseException | None:
-        """Wait until a body ends or the next one is to start, and write what ended. Answers with the first error."""
+    async def _next_results(self) -> BaseException | None:
+        """Wait until a job ends or the next one is to start, and write the results. Returns the first error."""
         waits = self._waits()
         clock = asyncio.get_running_loop().time
         until = clock() + PATIENCE
@@ -301,17 +301,17 @@ class Rehearsal:
                     await self._news.wait()
             self._news.clear()
             if not self._endings:
-                await self._listen()
+                await self._stop_cancelled()
         endings, self._endings = self._endings, []
-        complaints = [await self._write(run, transition) for run, transition in endings]
-        return next((complaint for complaint in complaints if complaint is not None), None)
+        errors = [await self._write(run, transition) for run, transition in endings]
+        return next((error for error in errors if error is not None), None)
 
     def _waits(self) -> int:
-        """For how many jobs and turns somebody waits now, beyond those of before the drain."""
+        """How many jobs and turns are waited for now, beyond those of before the drain."""
         return watched_jobs(self._connection) - self._watched_before
 
-    async def _listen(self) -> None:
-        """Whether somebody asked to cancel what runs: a worker hears of it when it renews its lease."""
+    async def _stop_cancelled(self) -> None:
+        """Stop running jobs that were cancelled. As in a worker, a renewal names them."""
         for worker in self._workers:
             runs = [run for run, its in self._runs.items() if its is worker]
             if runs:
@@ -329,10 +329,10 @@ class Rehearsal:
             await self._store.progress(worker.session, reports)
 
     async def _write(self, run: Run, transition: Transition | None) -> BaseException | None:
-        """Tell the store how a body ended. Answers with the error, if that was one."""
+        """Write the result of a run. Returns its error, if it failed."""
         worker = self._runs[run]
         if run.error is not None:
-            # Of the body, or of a hook around it.
+            # Raised by the task's function, or by a hook around it.
             self._tasks.raised[run.claimed.held] = run.error
         await self._write_progress(worker)
         del self._runs[run]
@@ -343,14 +343,14 @@ class Rehearsal:
             self._counts[verdict.state.value] += 1
         elif transition.move is Move.RETRY:
             self._counts["retried"] += 1
-        return self._complaint(run.claimed, transition)
+        return self._error_of(run.claimed, transition)
 
-    def _complaint(self, job: Claimed, transition: Transition) -> BaseException | None:
+    def _error_of(self, job: Claimed, transition: Transition) -> BaseException | None:
         if transition.move not in (Move.RETRY, Move.FAIL, Move.DECLINE):
             return None
         exc = self._tasks.raised.get(job.held)
         if exc is None:
-            # No body raised it: the payload, an unknown task, the timeout.
+            # Not an exception of the function: a bad payload, an unknown task, the timeout.
             return JobFailed(job.id, str(transition.reason), transition.error)
         if isinstance(exc, Retry):
             return None

@@ -1,4 +1,4 @@
-"""The lab: what a test sees of an application that runs in it, in an async and in a blocking form."""
+"""The lab: how a test runs and inspects the jobs of an application, in an async and in a blocking form."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ..store.clock import ManualClock
 from ..store.port import Store
 from ..task import Task
 from ..worker.lifetime import lifetime
-from .drain import Drained, LabTasks, LabWorker, Rehearsal
+from .drain import Drain, Drained, LabTasks, LabWorker
 from .relocation import relocated
-from .test_thread import Caller
+from .test_thread import TestThread
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -38,16 +38,16 @@ MOST_RUNS = 10_000
 async def embedded(
     app: Fairlane, *, clock: ManualClock | None = None, workers: Workers = 1, isolate: Isolate = "inline"
 ) -> AsyncIterator[Lab]:
-    """Let an application live in a lab of its own for the length of an ``async with``.
+    """Move an application to a lab of its own for the duration of an ``async with``.
 
         async with testing.embedded(app) as lab:
             await render.enqueue("ann", "a cat")
             await lab.drain()
 
-    `clock` says when the test plays, such as ``ManualClock(datetime(2026, 3, 1, tzinfo=UTC).timestamp())``. `workers`
-    is how many workers there are, for sticky keys and broadcasts, or how many in each pool: ``{"default": 2, "gpu":
-    1}``. Tasks with ``isolate=True`` run in this process, and plain functions are not held to their timeout; with
-    ``isolate="real"`` such tasks get a child process, whose own jobs go where the application points without a lab.
+    `clock` sets the time of the test, such as ``ManualClock(datetime(2026, 3, 1, tzinfo=UTC).timestamp())``. `workers`
+    is the number of workers, for sticky keys and broadcasts, or the number in each pool: ``{"default": 2, "gpu": 1}``.
+    Tasks with ``isolate=True`` run in this process, and the timeouts of plain functions are ignored; with
+    ``isolate="real"`` such tasks get a child process, whose own jobs go to the application's store outside of the lab.
     """
     with laid_out(app, clock=clock, workers=workers, isolate=isolate) as lab:
         yield lab
@@ -82,7 +82,7 @@ def laid_out(
 
 
 class Lab:
-    """An application's store, clock and workers for one test. Made by `embedded`; its verbs are awaited."""
+    """An application's store, clock and workers for one test. Made by `embedded`."""
 
     def __init__(self, app: Fairlane, clock: ManualClock, workers: Workers, isolate: Isolate) -> None:
         if isolate not in ("inline", "real"):
@@ -93,23 +93,23 @@ class Lab:
         self.clock = clock
         """Time moves only by this: ``lab.clock.advance(60)``."""
         self.blocking = BlockingLab(self)
-        """The same verbs without await, for tests without an event loop."""
+        """The same methods without await, for tests without an event loop."""
         self._app = app
         self._apart = isolate == "real"
         self._workers = [LabWorker(new_id(), pool) for pool, count in pools.items() for _ in range(count)]
         self._term = 0
-        self._draining = False
+        self._busy = False
         self._closed = False
 
     async def drain(self, *, limit: int = MOST_RUNS, errors: Errors = "record") -> Drained:
-        """Run everything that can run by the lab's clock, until nothing is left, and tell what became of it.
+        """Run everything that can run by the lab's clock, until nothing is left, and return the counts.
 
-        That includes retries and scheduled jobs that are due, slots of cron schedules that are due, and what the bodies
-        enqueue themselves. Bodies run one after another in the order in which one worker would start them; one that
-        waits for another job gets it run beside it. With ``errors="raise"`` the first exception of a body is raised
-        here, as it was raised there; else it is only in the job, as in real life. After `limit` runs it gives up.
+        That includes retries and scheduled jobs that are due, slots of cron schedules that are due, and jobs that other
+        jobs enqueue. Jobs run one after another in the order in which one worker would start them; if a job waits for
+        another one, that one runs beside it. With ``errors="raise"`` the first exception of a job is raised here;
+        otherwise it is only recorded in the job, as in production. Raises an error after `limit` runs.
 
-            await render.enqueue("ann", "a cat")            # its body raises the first time
+            await render.enqueue("ann", "a cat")            # raises the first time
             assert (await lab.drain()).retried == 1
             lab.clock.advance(60)                           # the back-off is over
             assert (await lab.drain()).completed == 1
@@ -120,18 +120,18 @@ class Lab:
         return await self.drain_for(None, limit, errors)
 
     async def run(self, handle: Handle[R]) -> R:
-        """Run the body of one job and return what it returned, or raise what it raised. No other body runs.
+        """Run one job and return what its function returned, or raise what it raised. No other job runs.
 
         assert await lab.run(await double.enqueue(4)) == 8
 
-        The job ends as it would in real life. One that cannot start now, because it is not due or its lane is taken, is
-        refused with the reason.
+        The job ends as it would in production. If it cannot start now, because it is not due or its lane is at its
+        limit, an error gives the reason.
         """
         result: R = await self.run_for(None, handle.id)
         return result
 
     async def jobs(self, task: Task[..., Any] | str | None = None, state: JobState | str | None = None) -> list[Job]:
-        """The jobs there are, in the order they were enqueued: all of them, or those of a task or in a state.
+        """The jobs in the lab, in the order they were enqueued: all of them, or those of a task or in a state.
 
         assert [job.lane for job in await lab.jobs(render, "failed")] == ["user:ann"]
         """
@@ -159,42 +159,42 @@ class Lab:
         sent = [task.arguments.read(job.payload) for job in await self.jobs(task) if job.parent is None]
         return [call(*args, **kwargs) for args, kwargs in sent]
 
-    # -- for the blocking form, which runs plain functions in the thread of its caller -----------------------------
+    # -- for the blocking form, which runs plain functions in the test's thread ------------------------------------
 
-    async def drain_for(self, caller: Caller | None, limit: int, errors: Errors) -> Drained:
-        """`drain`, with plain functions run by `caller`."""
+    async def drain_for(self, test_thread: TestThread | None, limit: int, errors: Errors) -> Drained:
+        """`drain`, with plain functions run in `test_thread`."""
         check_count("limit", limit, least=1)
         if errors not in ("record", "raise"):
             raise InvalidInput("errors", "must be 'record' or 'raise'")
-        async with self._rehearsal(caller) as rehearsal:
-            return await rehearsal.drain(limit, errors)
+        async with self._draining(test_thread) as drain:
+            return await drain.drain(limit, errors)
 
-    async def run_for(self, caller: Caller | None, id: str) -> Any:
-        """`run`, with plain functions run by `caller`."""
+    async def run_for(self, test_thread: TestThread | None, id: str) -> Any:
+        """`run`, with plain functions run in `test_thread`."""
         store = await self._store()
         job = await find_job(store, id)
-        async with self._rehearsal(caller) as rehearsal:
-            if not await rehearsal.run_one(job):
+        async with self._draining(test_thread) as drain:
+            if not await drain.run_one(job):
                 raise FairlaneError(f"job {id} cannot run now: {await self._app.handle(id).why()}")
         task = self._app.registry.get(job.task)
         result = (await find_job(store, id)).result
         return None if task is None else task.read_result(result)
 
     @asynccontextmanager
-    async def _rehearsal(self, caller: Caller | None) -> AsyncIterator[Rehearsal]:
-        if self._draining:
-            raise FairlaneError("the lab is running jobs already: a body cannot drain the lab that runs it")
+    async def _draining(self, test_thread: TestThread | None) -> AsyncIterator[Drain]:
+        if self._busy:
+            raise FairlaneError("the lab is already running jobs: a job cannot drain the lab that runs it")
         self.check_open()
-        # A body that closes the application must not close the store that its run ends in.
+        # A job that closes the application must not close the store that its result is written to.
         store = await self._app.connection.hold()
         try:
-            async with self._drawn_up(store, caller) as rehearsal:
-                yield rehearsal
+            async with self._prepared(store, test_thread) as drain:
+                yield drain
         finally:
             await self._app.connection.release()
 
     @asynccontextmanager
-    async def _drawn_up(self, store: Store, caller: Caller | None) -> AsyncIterator[Rehearsal]:
+    async def _prepared(self, store: Store, test_thread: TestThread | None) -> AsyncIterator[Drain]:
         await self._app.declare(store)
         monotonic = self.clock.monotonic
         context = LeaderContext(
@@ -205,25 +205,25 @@ class Lab:
             clock=StoreClock(monotonic),
             counts=dict.fromkeys(COUNTED, 0),
         )
-        tasks = LabTasks(self._app.registry, caller, apart=self._apart)
-        self._draining = True
-        rehearsal = Rehearsal(self._app.connection, context, list(self._workers), tasks, self._app.tracer)
+        tasks = LabTasks(self._app.registry, test_thread, apart=self._apart)
+        self._busy = True
+        drain = Drain(self._app.connection, context, list(self._workers), tasks, self._app.tracer)
         try:
             async with lifetime([self._app.hooks], tasks.threads):
                 try:
-                    yield rehearsal
+                    yield drain
                 finally:
-                    await rehearsal.stop()
+                    await drain.stop()
         finally:
-            self._draining = False
+            self._busy = False
 
     # -- the store -------------------------------------------------------------------------------------------------
 
     async def prepare(self, store: Store) -> None:
-        """Lead, and put the workers in place, before anybody else sees the store. Doing so again changes nothing."""
-        # Managers that the code under test brings along stay on standby, so time is the lab's alone.
+        """Become leader and register the workers, before other code gets the store. Repeating it changes nothing."""
+        # Managers of the code under test stay on standby, so that only the lab runs the services.
         term = await store.lead("fairlane.testing", lease=LONGEST_SECONDS)
-        assert term is not None, "nobody else can lead in a store that is new"
+        assert term is not None, "a new store has no other leader"
         self._term = term.number
         queues = tuple(sorted(self._app.queue_names() | {"default"}))
         for worker in self._workers:
@@ -244,22 +244,22 @@ class Lab:
         return await self._app.connection.store()
 
     def check_open(self) -> None:
-        """Refuse a call after the end: the application is where it was before, and nothing there is a test's to run."""
+        """Reject a call after the end: the application is back in its own store, whose jobs a test must not run."""
         if self._closed:
             raise FairlaneError("this lab is closed: use it inside its `with` block, or make another one")
 
     def close(self) -> None:
-        """Refuse every further call."""
+        """Reject every further call."""
         self._closed = True
         self.blocking.close()
 
 
 class BlockingLab:
-    """A lab for tests without an event loop. `Lab` says what the verbs do; plain functions run in the test's thread."""
+    """A lab for tests without an event loop; see `Lab` for its methods. Plain functions run in the test's thread."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
-        self._caller = Caller()
+        self._test_thread = TestThread()
 
     @property
     def clock(self) -> ManualClock:
@@ -268,15 +268,15 @@ class BlockingLab:
 
     def drain(self, *, limit: int = MOST_RUNS, errors: Errors = "record") -> Drained:
         """Run everything that can run, until nothing is left."""
-        return self._wait_for(lambda: self._lab.drain_for(self._caller, limit, errors))
+        return self._wait_for(lambda: self._lab.drain_for(self._test_thread, limit, errors))
 
     def run(self, handle: BlockingHandle[R]) -> R:
-        """Run the body of one job and return what it returned, or raise what it raised."""
-        result: R = self._wait_for(lambda: self._lab.run_for(self._caller, handle.id))
+        """Run one job and return what its function returned, or raise what it raised."""
+        result: R = self._wait_for(lambda: self._lab.run_for(self._test_thread, handle.id))
         return result
 
     def jobs(self, task: Task[..., Any] | str | None = None, state: JobState | str | None = None) -> list[Job]:
-        """The jobs there are, in the order they were enqueued."""
+        """The jobs in the lab, in the order they were enqueued."""
         return self._wait_for(lambda: self._lab.jobs(task, state))
 
     def enqueued(self, task: Task[..., Any]) -> list[_Call]:
@@ -285,11 +285,11 @@ class BlockingLab:
 
     def close(self) -> None:
         """End its thread."""
-        self._caller.close()
+        self._test_thread.close()
 
     def _wait_for(self, work: Callable[[], Awaitable[T]]) -> T:
         self._lab.check_open()
-        return self._caller.wait_for(work)
+        return self._test_thread.wait_for(work)
 
 
 def _state(state: JobState | str) -> JobState:

@@ -1,1 +1,1 @@
-"""The worker: claims jobs for its free slots, runs their bodies, writes down how they ended."""
+"""The worker: claims jobs for its free slots, runs them, and writes their results."""

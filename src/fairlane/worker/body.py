@@ -1,6 +1,6 @@
-"""One body: arguments in, an ending out, whatever happens. The same in the worker's process and in a child of it.
+"""Runs the function of one job: arguments in, an ending out, whatever happens. Used in the worker and in its children.
 
-An ending is a value that can travel as JSON, so that a child process can send it to its worker.
+An ending can be encoded as JSON, so that a child process can send it to its worker.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ PACKAGE = str(Path(__file__).parent.parent)
 
 
 class Returned(msgspec.Struct, frozen=True, tag="returned"):
-    """The body returned; `result` is JSON."""
+    """The function returned; `result` is JSON."""
 
     result: bytes
     committed: bool = False
-    """The job was completed in the transaction of its body; writing that once more repeats it."""
+    """The job was completed in the transaction of its function; writing the completion again is a repetition."""
 
 
 class Raised(msgspec.Struct, frozen=True, tag="raised", kw_only=True):
-    """The attempt failed."""
+    """The run failed."""
 
     reason: Reason
     error: str
     group: str
     delay: float | None = None
-    """When the body itself said how long to wait."""
+    """How long to wait before the retry, if the function decided that."""
     final: bool = False
-    """Another run would not help."""
+    """The job is not retried."""
     kinds: tuple[str, ...] = ()
-    """The classes of the exception by name, from a process that does not know which of them are worth another run."""
+    """The names of the exception's classes, from a process that does not know which of them are retried."""
 
 
 class Snoozed(msgspec.Struct, frozen=True, tag="snoozed"):
-    """The body asked to be run later, uncharged."""
+    """The function asked to be run later, uncharged."""
 
     delay: float
 
 
 class Withdrawn(msgspec.Struct, frozen=True, tag="withdrawn"):
-    """The body ended its job as cancelled."""
+    """The function cancelled its job."""
 
 
 Ending = Returned | Raised | Snoozed | Withdrawn
 
 
 def read_arguments(task: Task[..., Any], job: Claimed) -> tuple[list[Any], dict[str, Any]] | Raised:
-    """The arguments of a job, or how it ends when they do not fit the task."""
+    """The arguments of a job, or its ending if they do not fit the task."""
     try:
         return task.arguments.read(job.payload)
     except InvalidInput as exc:
@@ -74,7 +74,7 @@ def read_arguments(task: Task[..., Any], job: Claimed) -> tuple[list[Any], dict[
 
 
 def returned(value: Any) -> Ending:
-    """How a body that returned `value` ends. A result that JSON cannot hold never gets better."""
+    """The ending of a function that returned `value`. A result that cannot be JSON is not retried."""
     if value is None:
         return _NOTHING
     try:
@@ -82,12 +82,12 @@ def returned(value: Any) -> Ending:
     except InvalidInput as exc:
         error = str(exc)
     except Exception as exc:
-        # A model's own method may raise anything.
+        # A custom encoder may raise anything.
         error = f"result: {_text(exc)}"
     if inspect.iscoroutine(value):
         value.close()
         error = (
-            "result: the function returned a coroutine that nobody awaits; a decorator that hides an `async def` "
+            "result: the function returned a coroutine that was not awaited; a decorator around an `async def` "
             "must be an `async def` itself"
         )
     return Raised(reason=Reason.ERROR, error=error, group="result", final=True)
@@ -97,7 +97,7 @@ _NOTHING = Returned(b"null")
 
 
 def raised(exc: BaseException, task: Task[..., Any] | None = None) -> Ending:
-    """How a body of `task` that raised `exc` ends."""
+    """The ending of a function of `task` that raised `exc`."""
     if isinstance(exc, Control):
         try:
             return _controlled(exc)
@@ -109,7 +109,7 @@ def raised(exc: BaseException, task: Task[..., Any] | None = None) -> Ending:
 
 
 def run_plain(task: Task[..., Any], job: Claimed, running: RunningJob, step: Step) -> Ending:
-    """Run a plain function here, in this thread; `step` runs what its hooks await."""
+    """Run a plain function in this thread; `step` runs the coroutines of its hooks."""
     arguments = read_arguments(task, job)
     if isinstance(arguments, Raised):
         return arguments
@@ -128,7 +128,7 @@ def run_plain(task: Task[..., Any], job: Claimed, running: RunningJob, step: Ste
 
 
 async def run_coroutine(task: Task[..., Any], job: Claimed, running: RunningJob) -> Ending:
-    """Run a coroutine function here, in this task. A transaction that it asks for ends with it."""
+    """Run a coroutine function in this asyncio task. A transaction that it opened ends with it."""
     arguments = read_arguments(task, job)
     if isinstance(arguments, Raised):
         return arguments
@@ -148,14 +148,14 @@ async def run_coroutine(task: Task[..., Any], job: Claimed, running: RunningJob)
     transaction = running.asked()
     if transaction is None:
         return ending
-    settled = await _settled(transaction, ending, job.held)
-    if not (isinstance(settled, Returned) and settled.committed):
+    ended = await _end_transaction(transaction, ending, job.held)
+    if not (isinstance(ended, Returned) and ended.committed):
         running.rolled_back()
-    return settled
+    return ended
 
 
-async def _settled(transaction: RunTransaction, ending: Ending, held: Held) -> Ending:
-    """End the transaction of a body as the body ended. Only what is committed counts as returned."""
+async def _end_transaction(transaction: RunTransaction, ending: Ending, held: Held) -> Ending:
+    """Commit or roll back the transaction of a function. Only a commit makes the job completed."""
     if not isinstance(ending, Returned):
         broken = await transaction.roll_back()
         return ending if broken is None else raised(broken)
@@ -167,7 +167,7 @@ async def _settled(transaction: RunTransaction, ending: Ending, held: Held) -> E
 
 
 def transition_of(ending: Ending, job: Claimed, draw: Callable[[], float] = random) -> Transition:
-    """What an ending means for the job: the decision is the core's."""
+    """The transition of a job that ended so, as the model decides."""
     held = job.held
     if isinstance(ending, Returned):
         return states.complete(held, ending.result)
@@ -195,26 +195,26 @@ def transition_of(ending: Ending, job: Claimed, draw: Callable[[], float] = rand
 def _controlled(exc: Control) -> Ending:
     if isinstance(exc, Snooze):
         delay = getattr(exc, "delay", 0.0)
-        states.snooze(_NOBODY, delay)
+        states.snooze(_NO_JOB, delay)
         return Snoozed(delay)
     if isinstance(exc, Cancel):
         return Withdrawn()
-    # A subclass may not have called its parent.
+    # A subclass may not have called `super().__init__`.
     delay = getattr(exc, "delay", None) if isinstance(exc, Retry) else None
     if delay is not None:
-        states.snooze(_NOBODY, delay)
+        states.snooze(_NO_JOB, delay)
     return Raised(reason=Reason.ERROR, error=_text(exc), group=_group(exc), delay=delay, final=isinstance(exc, Fail))
 
 
-_NOBODY = Held("nobody", 0)
+_NO_JOB = Held("none", 0)
 
 
 def _text(exc: BaseException) -> str:
-    """The traceback from the user's first frame on. An exception that cannot even be shown is told by its name."""
+    """The traceback from the user's first frame on, or only the class name if formatting it fails."""
     try:
         return "".join(traceback.format_exception(type(exc), exc, users_frames(exc.__traceback__)))
     except Exception:
-        return f"{type(exc).__name__} (it cannot be shown)"
+        return f"{type(exc).__name__} (it cannot be formatted)"
 
 
 def users_frames(frames: TracebackType | None) -> TracebackType | None:
@@ -226,7 +226,7 @@ def users_frames(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _group(exc: BaseException) -> str:
-    """The kind of error and where it was raised, without the words that differ each time."""
+    """The class of the error and where it was raised, without the parts of its message that vary."""
     where = ""
     frame = users_frames(exc.__traceback__)
     while frame is not None:

@@ -1,9 +1,9 @@
-"""The child process: runs one body at a time for its worker, in its main thread, and ends when the worker is gone.
+"""The child process: runs one job at a time for its worker, in its main thread, and ends when the worker has ended.
 
-Three threads: one reads what the worker says, one writes what the body says, and the main one runs bodies, so that a
-request to stop can be an exception in it and ``finally`` blocks run. The request comes by the socket and not as a mere
-signal: whoever stops a whole service sends SIGTERM to all its processes, and the worker's grace period is for bodies
-here too.
+It has three threads: one reads the worker's messages, one sends the job's messages, and the main thread runs jobs, so
+that a request to stop can be raised in it as an exception and ``finally`` blocks run. The request comes through the
+socket, not as a signal alone: a service manager that stops a service sends SIGTERM to all its processes, and the
+worker's grace period applies to jobs in children too.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from .task_location import store_of
 
 logger = logging.getLogger("fairlane.worker.child")
 MOST_TEXT = 4 * ERROR_BYTES
-"""Characters of an error that are sent."""
+"""How many characters of an error are sent."""
 SECONDS_TO_END = 5.0
-"""For what bodies left behind, threads and exit handlers, when the worker has no more to do or is gone."""
+"""How long threads and exit handlers that jobs left behind may take when the child ends."""
 
 
 class Stopped(BaseException):
-    """Raised in the main thread to end a body."""
+    """Raised in the main thread to stop a job."""
 
 
 class Child:
-    """One end of the conversation, and the body that runs."""
+    """The child's side of the socket, and the running job."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -72,19 +72,19 @@ class Child:
         self._started: list[Hooks] = []
 
     def serve(self) -> None:
-        """Run bodies until the worker has no more."""
+        """Run jobs until the worker closes the socket."""
         signal.signal(signal.SIGTERM, self._on_signal)
         _let_forks_be_ended()
         self._worker.enter()
-        for each in (self._listen, self._tell):
+        for each in (self._receive, self._send_all):
             threading.Thread(target=_vital, args=(each,), name=f"fairlane{each.__name__}", daemon=True).start()
         try:
             with self._runner:
                 while (run := self._runs.get()) is not None:
-                    # A body or a library may have put its own handler in this place.
+                    # A job or a library may have replaced the handler.
                     signal.signal(signal.SIGTERM, self._on_signal)
                     ending = copy_context().run(self._run, run)
-                    # Whoever is killed later does not get to write out what it holds back.
+                    # Flushed now: a process that is killed later cannot flush.
                     for stream in (sys.stdout, sys.stderr):
                         with suppress(Exception):
                             stream.flush()
@@ -94,16 +94,16 @@ class Child:
         except Stopped:
             sys.exit(128 + signal.SIGTERM)
 
-    # -- the body ----------------------------------------------------------------------------------------------------
+    # -- the job -----------------------------------------------------------------------------------------------------
 
     def _run(self, run: wire.Run) -> body.Ending:
         job = run.job
         try:
-            # Each time: one that has failed to import is tried again, and the others are there.
+            # Each time: a module that failed to import is tried again, and the others are cached.
             for module in self._modules:
                 importlib.import_module(module)
             if self._log is not None:
-                # After the application, as in the worker: what that sets up stays beside it.
+                # After the application, as in the worker: the application's own handlers stay.
                 logs.configure(*self._log)
                 self._log = None
             task = run.where.find(job.task)
@@ -126,7 +126,7 @@ class Child:
             return body.raised(exc)
 
     def _start_hooks(self, task: Task[..., Any]) -> None:
-        """Run the start hooks of a task's application, once. What one raises fails the run."""
+        """Run the start hooks of a task's application, once. If one raises, the run fails."""
         if task.hooks is None or task.hooks in self._started:
             return
         load_tasks: Callable[[], None] | None = getattr(task._sender, "load_tasks", None)
@@ -174,23 +174,23 @@ class Child:
         else:
             raise Stopped
 
-    # -- what the worker says ----------------------------------------------------------------------------------------
+    # -- messages of the worker --------------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         while (message := wire.receive(self._sock)) is not None:
             if isinstance(message, wire.Hello):
                 _see_as(message)
                 self._modules, self._log = message.modules, message.log
             elif isinstance(message, wire.Run):
                 self._busy = True
-                # Before the body: a death that comes earlier than this cannot have been its doing.
+                # Before the job: if the process dies before this, the job cannot be the cause.
                 self._send(wire.Begun())
                 self._runs.put(message)
             else:
                 self._stop = True
                 main = threading.main_thread().ident
                 assert main is not None
-                # To the thread itself, so that whatever it waits for is interrupted.
+                # To the thread itself, so that a blocking call in it is interrupted.
                 signal.pthread_kill(main, signal.SIGTERM)
         if self._busy:
             _end_all()
@@ -198,16 +198,16 @@ class Child:
         time.sleep(SECONDS_TO_END)
         _end_all()
 
-    # -- what the body says ------------------------------------------------------------------------------------------
+    # -- messages of the job -----------------------------------------------------------------------------------------
 
     def _report(self, held: Held, value: bytes) -> None:
-        """Never waits: of several reports in a row, the last one goes out."""
+        """Never waits: of several reports in a row, only the last one is sent."""
         with self._reporting:
             first, self._progress = self._progress is None, wire.Progress(held, value)
         if first:
             self._news.put(None)
 
-    def _tell(self) -> None:
+    def _send_all(self) -> None:
         while True:
             ended = self._news.get()
             with self._reporting:
@@ -221,8 +221,8 @@ class Child:
         frame = wire.frame(message)
         with self._sending:
             try:
-                # A body may have closed it, and something else may have its number now. The worker would not notice:
-                # the thread that listens holds the socket open.
+                # The job may have closed the descriptor, and another file may have its number now. The worker would not
+                # notice, because the receiving thread keeps the socket open.
                 if os.fstat(self._fd).st_ino != self._inode:
                     raise OSError(f"descriptor {self._fd} is another file now")
                 self._sock.sendall(frame)
@@ -230,18 +230,18 @@ class Child:
                 self._lose_worker(exc)
 
     def _lose_loop(self, exc: BaseException) -> NoReturn:
-        """The event loop has ended around a body that has not: in the worker itself that would have ended the worker.
+        """The event loop has ended although the job has not: in the worker itself, that would have ended the worker.
 
-        So it is a crash, and the job stays a suspect. The body must not go on beside the next one either.
+        So it is a crash, and the job stays a suspect. The job must not go on beside the next one either.
         """
-        logger.error("a body has ended the event loop of its child process, which ends with it", exc_info=exc)
+        logger.error("a job has ended the event loop of its child process; ending the process", exc_info=exc)
         _end_all()
 
     def _lose_worker(self, exc: OSError) -> NoReturn:
-        """Nothing can be told any more: the worker is gone, or a body has closed the socket. End with all there is."""
+        """Messages cannot be sent any more: the worker has ended, or the job has closed the socket. End the process."""
         if not isinstance(exc, BrokenPipeError | ConnectionResetError):
             with suppress(Exception):
-                sys.stderr.write(f"fairlane: a body has closed the socket to its worker ({exc}); its process ends\n")
+                sys.stderr.write(f"fairlane: a job has closed the socket to its worker ({exc}); ending its process\n")
                 sys.stderr.flush()
         _end_all()
 
@@ -251,12 +251,12 @@ async def _awaited(answer: Awaitable[Any]) -> Any:
 
 
 def _transact(task: Task[..., Any], run: wire.Run) -> RunTransaction:
-    """A transaction for a body here, in the store of its application, under the session of the worker."""
+    """A transaction for a job in this process, in the store of its application, under the session of the worker."""
     return RunTransaction(partial(store_of, task), run.session, run.job.held)
 
 
 def _see_as(hello: wire.Hello) -> None:
-    """Find the modules that the worker finds, and hand on to other programs what the worker would."""
+    """Use the worker's import path, arguments and environment."""
     sys.path[:] = hello.path
     sys.argv[:] = hello.argv
     for name, value in hello.environ.items():
@@ -267,19 +267,19 @@ def _see_as(hello: wire.Hello) -> None:
 
 
 def _writable(ending: body.Ending) -> body.Ending:
-    """The same ending; in the text of an error, what UTF-8 cannot hold becomes a mark."""
+    """The same ending; characters of an error that UTF-8 cannot encode are replaced."""
     if not isinstance(ending, body.Raised):
         return ending
-    # The worker keeps the end of a long one; a message has to end somewhere too.
+    # The worker keeps the end of a long error; the message must be bounded too.
     texts = (ending.error[-MOST_TEXT:], ending.group[-MOST_TEXT:])
     error, group = (text.encode(errors="replace").decode() for text in texts)
     return msgspec.structs.replace(ending, error=error, group=group)
 
 
 def _let_forks_be_ended() -> None:
-    """Whoever a body forks, a pool of processes, say, is ended by SIGTERM as anybody else.
+    """Make SIGTERM end processes that a job forks, such as a process pool.
 
-    The signal is held back around the fork: one that comes before the new process has reset its handler would be lost.
+    The signal is blocked around the fork: otherwise it would be lost in a new process that has not reset its handler.
     """
 
     def let_through() -> None:
@@ -297,7 +297,7 @@ def _let_forks_be_ended() -> None:
 
 
 def _vital(work: Callable[[], None]) -> None:
-    """Without this thread the worker would wait for ever: the process ends with it."""
+    """Run a thread without which the worker would wait for ever: the process ends with it."""
     try:
         work()
     except BaseException:
@@ -306,7 +306,7 @@ def _vital(work: Callable[[], None]) -> None:
 
 
 def _end_all() -> NoReturn:
-    """End at once, with all that bodies have started."""
+    """End at once, with every process that jobs have started."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

@@ -1,7 +1,7 @@
-"""Bodies in child processes, which can be killed: for timeouts, for code that may crash, and for suspects.
+"""Runs jobs in child processes, which can be killed: for timeouts, for code that may crash, and for suspects.
 
-A child is a fresh interpreter, never a fork, that runs one body at a time and is kept warm for the next. Whatever
-happens to it is an ending or a `Crashed`; a body that is to be stopped counts as running until it has really ended.
+A child is a fresh interpreter, never a fork. It runs one job at a time and is kept for the next. Whatever happens to it
+becomes an ending or a `Crashed`; a job that is being stopped counts as running until it has really ended.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ __all__ = ["Crashed", "Isolation", "importable"]
 
 KILL_AFTER = 2.0
 TRIES = 3
-"""Children that may die before they begin; one may have died while idle, but a machine that starts none is at fault."""
+"""How many children may die before the job begins: one may have died while idle, but not all of them."""
 SECONDS_TO_DRAIN = 0.5
-"""A process that the body has started may hold the socket open after the child is gone: it has nothing to say."""
+"""How long to read on after the child has ended: a process that it started may keep the socket open."""
 
 
 class Crashed(msgspec.Struct, frozen=True):
-    """The child process died, and the body with it."""
+    """The child process died, and the job with it."""
 
     error: str
     begun: bool = True
-    """False: no body was there yet to have caused it."""
+    """False: the job had not begun, so it cannot be the cause."""
 
 
 class Isolation:
-    """Runs bodies in child processes, at most `most` at once. Belongs to one event loop."""
+    """Runs jobs in child processes, at most `most` at once. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -77,30 +77,29 @@ class Isolation:
         started: Callable[[], None] = lambda: None,
         patience: Callable[[], float] | None = None,
     ) -> Ending | Crashed:
-        """Run the body of a job. Cancelling this stops it: first by an exception in it, after `patience` by SIGKILL.
+        """Run a job. Cancelling this stops the job: first by an exception in it, after `patience` seconds by SIGKILL.
 
-        `begun` is called when a child has taken the job up, `started` when it has imported the task, and the body
-        itself begins.
-        Either way it returns or raises only when the body has ended. A body that came to its end by itself although
-        it was to be stopped has an ending all the same, and that is returned.
+        `begun` is called when a child has accepted the job, `started` when it has imported the task and the function
+        itself begins. This returns or raises only when the job has ended. If the job came to an ending by itself
+        although it was being stopped, that ending is returned.
         """
         where = Where.of(task)
         if where is None:
             raise FairlaneError(
-                f"task {task.name} cannot run in a child process: it is not found by importing its module"
+                f"task {task.name} cannot run in a child process: importing its module does not find it"
             )
         ask = wire.Run(where=where, job=job, session=session)
-        talk = Talk(ask, report, begun, started, patience or (lambda: self._kill_after))
+        exchange = Exchange(ask, report, begun, started, patience or (lambda: self._kill_after))
         async with self._room:
             for _ in range(TRIES):
                 child = self._take()
                 try:
-                    ending = await child.run(talk)
+                    ending = await child.run(exchange)
                 finally:
                     self._put_back(child)
                 if ending is not None:
                     return ending
-            return Crashed(f"{child.words()} before the body began", begun=False)
+            return Crashed(f"{child.words()} before the job began", begun=False)
 
     async def close(self) -> None:
         """End all children, and what runs in them."""
@@ -118,7 +117,7 @@ class Isolation:
 
     def _take(self) -> _Child:
         if self._closed:
-            raise FairlaneError("no body can be run in a child process any more: the worker is closed")
+            raise FairlaneError("no job can run in a child process any more: the worker is closed")
         while self._idle:
             child = self._idle.pop()
             child.rest(None)
@@ -137,7 +136,7 @@ class Isolation:
         child.rest(asyncio.get_running_loop().call_later(self._idle_seconds, self._retire, child))
 
     def _retire(self, child: _Child) -> None:
-        """Let a child go, in the background; a second time changes nothing."""
+        """End a child in the background. Repeating it changes nothing."""
         if child in self._idle:
             self._idle.remove(child)
         if child in self._children:
@@ -150,8 +149,8 @@ class Isolation:
         task.add_done_callback(self._ending.discard)
 
 
-class Talk(NamedTuple):
-    """What a child is to run, and whom to tell."""
+class Exchange(NamedTuple):
+    """What a child is to run, and the callbacks for its messages."""
 
     ask: wire.Run
     report: running_job.Report
@@ -161,7 +160,7 @@ class Talk(NamedTuple):
 
 
 class _Child:
-    """One child process, as its worker sees it."""
+    """One child process, from the worker's side."""
 
     def __init__(self, modules: list[str]) -> None:
         self._modules = modules
@@ -180,7 +179,7 @@ class _Child:
         self._rest: asyncio.TimerHandle | None = None
         self.jobs = 0
         self.worn = False
-        """It was told to stop, or has died: not to be used again."""
+        """It is being stopped, or has died: it must not be used again."""
 
     @property
     def alive(self) -> bool:
@@ -191,54 +190,54 @@ class _Child:
         await self._process.wait()
 
     def words(self) -> str:
-        """How it died."""
+        """How it died, for messages."""
         assert self._process.code is not None
         return f"the child process {in_words(self._process.code)}"
 
     def rest(self, timer: asyncio.TimerHandle | None) -> None:
-        """It is idle until `timer` ends it, or, with None, not any more."""
+        """Make it idle until `timer` ends it; None: it is not idle any more."""
         if self._rest is not None:
             self._rest.cancel()
         self._rest = timer
 
-    async def run(self, talk: Talk) -> Ending | Crashed | None:
-        """Run one body; None: it died before that began."""
+    async def run(self, exchange: Exchange) -> Ending | Crashed | None:
+        """Run one job; None when the child died before the job began."""
         self.jobs += 1
-        # A task of its own, which is not cancelled with the caller: somebody has to see the body end.
-        talking = asyncio.get_running_loop().create_task(self._talk(talk))
+        # In a task of its own, which is not cancelled with the caller: it must observe the end of the job.
+        talking = asyncio.get_running_loop().create_task(self._talk(exchange))
         cancelled: asyncio.CancelledError | None = None
         while not talking.done():
             try:
                 await asyncio.wait([talking])
             except asyncio.CancelledError as exc:
                 cancelled = cancelled or exc
-                self.stop(talk.patience())
+                self.stop(exchange.patience())
         ending = talking.result()
         if cancelled is not None and (ending is None or isinstance(ending, Crashed)):
             raise cancelled
         return ending
 
-    async def _talk(self, talk: Talk) -> Ending | Crashed | None:
+    async def _talk(self, exchange: Exchange) -> Ending | Crashed | None:
         begun = False
         try:
             reader, writer = self._streams or await self._connect()
-            writer.write(wire.frame(talk.ask))
+            writer.write(wire.frame(exchange.ask))
             while (message := await wire.read(reader)) is not None:
                 if isinstance(message, wire.Ended):
-                    if message.held == talk.ask.job.held:
+                    if message.held == exchange.ask.job.held:
                         return message.ending
                 elif isinstance(message, wire.Begun):
                     begun = True
-                    talk.begun()
+                    exchange.begun()
                 elif isinstance(message, wire.Started):
-                    talk.started()
-                elif message.held == talk.ask.job.held:
-                    talk.report(message.held, message.value)
+                    exchange.started()
+                elif message.held == exchange.ask.job.held:
+                    exchange.report(message.held, message.value)
         except wire.GarbledError as exc:
             self.worn = True
             self._process.kill()
             await self._process.wait()
-            return Crashed(f"the child process sent {exc}: the body has written to its socket") if begun else None
+            return Crashed(f"the child process sent {exc}: the job has written to its socket") if begun else None
         except BaseException:
             self.worn = True
             self._process.kill()
@@ -247,7 +246,7 @@ class _Child:
         with suppress(TimeoutError):
             async with asyncio.timeout(SECONDS_TO_DRAIN):
                 await self._process.wait()
-        # Whoever closes the socket and lives on is of no use; and what the body has started goes with it.
+        # A child that closes its socket and lives on is useless; processes that the job has started are killed too.
         self._process.kill()
         await self._process.wait()
         return Crashed(self.words()) if begun else None
@@ -257,18 +256,18 @@ class _Child:
         environ = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
         hello = wire.Hello(path=sys.path, argv=sys.argv, environ=environ, modules=self._modules, log=logs.configured())
         writer.write(wire.frame(hello))
-        self._watch = asyncio.get_running_loop().create_task(self._see_end(reader))
+        self._watch = asyncio.get_running_loop().create_task(self._end_reading(reader))
         if self._stopping is not None:
             writer.write(wire.frame(wire.Stop()))
         return reader, writer
 
-    async def _see_end(self, reader: asyncio.StreamReader) -> None:
+    async def _end_reading(self, reader: asyncio.StreamReader) -> None:
         await self._process.wait()
         await asyncio.sleep(SECONDS_TO_DRAIN)
         reader.feed_eof()
 
     def stop(self, kill_after: float) -> None:
-        """Ask for the end of the body, and see to it after `kill_after` seconds. Asking twice changes nothing."""
+        """Ask the job to stop, and kill the child after `kill_after` seconds. Repeating it changes nothing."""
         self.worn = True
         if self._stopping is None:
             self._stopping = asyncio.get_running_loop().call_later(kill_after, self._process.kill)
@@ -276,7 +275,7 @@ class _Child:
                 self._streams[1].write(wire.frame(wire.Stop()))
 
     async def end(self, kill_after: float) -> None:
-        """Tell it that there is no more to do, and wait until it is gone."""
+        """Close the socket, so that the idle child ends, and wait for its end."""
         self.rest(None)
         if self._streams is not None:
             self._streams[1].close()
@@ -295,5 +294,5 @@ class _Child:
 
 
 def _found_by() -> str:
-    """A PYTHONPATH by which a fresh interpreter finds this package; the rest of the path is told to it later."""
+    """A PYTHONPATH by which a fresh interpreter finds this package; the rest of the path is sent to it later."""
     return os.pathsep.join(filter(None, (str(Path(PACKAGE).parent), os.environ.get("PYTHONPATH"))))

@@ -1,8 +1,8 @@
 """The HTTP port of a worker: ``/metrics`` for Prometheus, ``/healthz`` and ``/readyz`` for process monitors.
 
 ``/healthz`` answers 200 while the process can answer at all. ``/readyz`` answers 200 while the worker is registered,
-claims, and reaches its store, and else 503 with the reason. Each request has a thread of its own, so a store that does
-not answer holds up nobody but the one who asks.
+claims and reaches its store, and otherwise 503 with the reason. Each request has a thread of its own, so a store that
+does not answer delays only that request.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 STORE_SECONDS = 2.0
-"""How long the store may take to answer. Probes are asked for every few seconds, and have a deadline of their own."""
+"""How long the store may take to answer. Probes come every few seconds, and have a deadline of their own."""
 
 
 class Readiness:
-    """Whether a worker can do its work just now."""
+    """Whether a worker can do its work now."""
 
-    def __init__(self, unready: Callable[[], str | None], look: Callable[[], object]) -> None:
-        """`unready` says what keeps the worker from claiming, None when nothing does; `look` reads the store."""
+    def __init__(self, unready: Callable[[], str | None], read: Callable[[], object]) -> None:
+        """`unready` returns what keeps the worker from claiming, None when nothing does; `read` reads the store."""
         self._unready = unready
-        self._look = look
-        self._looking = ThreadPoolExecutor(1, thread_name_prefix="fairlane-readyz")
+        self._read = read
+        self._reading = ThreadPoolExecutor(1, thread_name_prefix="fairlane-readyz")
 
     def problem(self) -> str | None:
-        """Why it is not ready; None when it is."""
+        """Why the worker is not ready; None when it is."""
         found = self._unready()
         if found is not None:
             return found
         try:
-            self._looking.submit(self._look).result(STORE_SECONDS)
+            self._reading.submit(self._read).result(STORE_SECONDS)
         except TimeoutError:
             return f"the store did not answer within {STORE_SECONDS:g} s"
         except FairlaneError as exc:
@@ -47,8 +47,8 @@ class Readiness:
         return None
 
     def close(self) -> None:
-        """Look no more."""
-        self._looking.shutdown(wait=False, cancel_futures=True)
+        """End the thread that reads the store."""
+        self._reading.shutdown(wait=False, cancel_futures=True)
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -61,13 +61,13 @@ class _Server6(_Server):
 
 class _Quiet(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: a probe comes every few seconds."""
+        """Log nothing: a probe comes every few seconds."""
 
 
 def serve(
     metrics: WSGIApplication, port: int, host: str = "127.0.0.1", readiness: Readiness | None = None
 ) -> Callable[[], None]:
-    """Answer on a thread of its own; answers how to stop. Raises `OSError` for an address that cannot be had."""
+    """Serve in a thread. Returns a function that stops it; raises `OSError` for an address that is not available."""
 
     def answer(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")

@@ -1,7 +1,7 @@
-"""Where the function of a task is, told by one process so that another finds it. The address comes from the registry.
+"""The location of a task's function, by which a child process finds it. It comes from the worker's registry.
 
-A module that was run as a script has another name there than everybody else knows it by, and is loaded from its file.
-An application that was moved to another store, by ``--url`` or by a lab, is moved there too.
+A module that was run as a script is called ``__main__`` in its process, and is loaded from its file in another one. An
+application that uses another store, because of ``--url`` or a lab, uses that store in the child process too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..store.port import Store
 from ..task import Task, registered
 
 SCRIPT = "__fairlane_script__"
-"""The name of a script whose own name belongs to another module, or is none a module can have."""
+"""The module name for a script whose own name belongs to another module, or is not a valid module name."""
 
 
 class Where(msgspec.Struct, frozen=True):
@@ -34,12 +34,12 @@ class Where(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, task: Task[..., Any]) -> Where | None:
-        """Where another process finds the function of a task; None when it could not."""
+        """Where another process finds the function of a task; None when it cannot."""
         module = sys.modules.get(task.function.__module__)
         if module is None:
             return None
         try:
-            found = _look(module, task.qualname)
+            found = _find(module, task.qualname)
         except AttributeError:
             return None
         if (found.function if isinstance(found, Task) else found) is not task.function:
@@ -54,13 +54,13 @@ class Where(msgspec.Struct, frozen=True):
         return cls(file.stem, task.qualname, str(file.absolute()), url)
 
     def find(self, name: str) -> Task[..., Any]:
-        """The task that is there, by this `name`. Raises whatever importing its module raises."""
+        """The task at this location, called `name`. Raises what importing its module raises."""
         module = importlib.import_module(self.module) if self.file is None else _load(self.module, self.file)
-        found = _look(module, self.qualname)
+        found = _find(module, self.qualname)
         if isinstance(found, Task):
             self._move(found)
             return found
-        # Registered by a call instead of a decorator: the name still stands for the function itself.
+        # Registered by a call instead of a decorator: the module's name is bound to the function itself.
         known = registered(name, found)
         if known is not None:
             self._move(known)
@@ -68,7 +68,7 @@ class Where(msgspec.Struct, frozen=True):
         return Task(None, found, {"name": name})  # type: ignore[arg-type]  # it is run here, never enqueued
 
     def _move(self, task: Task[..., Any]) -> None:
-        """Let the application of a task use the store that it uses where the job comes from."""
+        """Make the application of a task use the same store as in the worker."""
         app: Any = task._sender
         settings = getattr(app, "settings", None)
         if self.url is not None and settings is not None and settings.url != self.url:
@@ -83,7 +83,7 @@ async def store_of(task: Task[..., Any]) -> Store:
             f"task {task.name} does not know its application in a child process: register it with @app.task, at the "
             "top of its module"
         )
-    # Never released: a body that closes the application must not close the store of its transaction.
+    # Never released: a job that closes the application must not close the store of its transaction.
     return await connection.hold()
 
 
@@ -92,8 +92,8 @@ def importable(task: Task[..., Any]) -> bool:
     return Where.of(task) is not None
 
 
-def _look(module: ModuleType, qualname: str) -> Any:
-    """What a module calls by this name: the task, also when other decorators stand above it, or the function."""
+def _find(module: ModuleType, qualname: str) -> Any:
+    """What a name in a module is bound to: the task, even below other decorators, or the function."""
     found: Any = module
     for part in qualname.split("."):
         found = getattr(found, part)
@@ -104,7 +104,7 @@ def _look(module: ModuleType, qualname: str) -> Any:
 
 
 def _load(name: str, file: str) -> ModuleType:
-    """A script as a module: what stands under ``if __name__ == "__main__"`` does not run."""
+    """Import a script as a module: code under ``if __name__ == "__main__"`` does not run."""
     name = name if _is_free(name, file) else SCRIPT
     module = sys.modules.get(name)
     if module is not None:
@@ -122,7 +122,7 @@ def _load(name: str, file: str) -> ModuleType:
 
 
 def _is_free(name: str, file: str) -> bool:
-    """Whether everybody who imports `name` would mean this file, or nothing: a script may be called json.py."""
+    """Whether importing `name` finds this file, or nothing: a script may be called json.py."""
     try:
         known = importlib.util.find_spec(name)
     except (ImportError, ValueError):

@@ -1,8 +1,8 @@
-"""Threads for plain functions: made on demand, reused, at most so many, and never waited for at exit.
+"""A pool of threads for plain functions: started on demand, reused, limited in number, and not waited for at exit.
 
-They are daemons, so that a worker can stop although a body does not end. A thread cannot be stopped either: cancelling
-the future of a call only says that nobody waits for it, and gives its place to another thread. The thread used last is
-used first, so the others get to be idle, and an idle thread ends after a while.
+They are daemon threads, so that a worker can stop although a function does not end. A thread cannot be stopped:
+cancelling the future of a call only means that its result is not needed, and lets another thread take its place in the
+pool. The thread used last is used first, so that the others become idle; an idle thread ends after a while.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RunsFunctions(Protocol):
 
 
 class _Call:
-    """A function on its way through a thread and back to its event loop."""
+    """A call in a thread, whose outcome goes back to its event loop."""
 
     __slots__ = ("_error", "_loop", "_result", "_work", "future")
 
@@ -39,7 +39,7 @@ class _Call:
         self._error: BaseException | None = None
         self.future: asyncio.Future[Any] = loop.create_future()
 
-    def make(self) -> None:
+    def run(self) -> None:
         if self.future.cancelled():
             return
         try:
@@ -47,25 +47,25 @@ class _Call:
         except BaseException as exc:
             self._error = exc
 
-    def tell(self) -> None:
-        # A closed loop: nobody is left to be told.
+    def deliver(self) -> None:
+        # RuntimeError: the loop is closed.
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._settle)
+            self._loop.call_soon_threadsafe(self._set_outcome)
 
-    def _settle(self) -> None:
+    def _set_outcome(self) -> None:
         if self.future.cancelled():
             return
         if self._error is None:
             self.future.set_result(self._result)
         elif isinstance(self._error, StopIteration):
-            # A future cannot hold one: it would end the generator that waits.
+            # A future cannot hold StopIteration, which would end the coroutine that awaits it.
             self.future.set_exception(RuntimeError("the function raised StopIteration"))
         else:
             self.future.set_exception(self._error)
 
 
 class _Member:
-    """A thread of the pool: the call it makes, and where it waits for the next one."""
+    """A thread of the pool: its current call, and the queue of its next one."""
 
     __slots__ = ("call", "inbox")
 
@@ -79,7 +79,7 @@ class _Member:
 
 
 class Threads:
-    """Runs plain functions for event loops, at most `most` at once; more of them wait their turn."""
+    """Runs plain functions for event loops, at most `most` at once; further calls wait."""
 
     def __init__(self, most: int, *, idle_seconds: float = IDLE_SECONDS) -> None:
         self._most = most
@@ -97,29 +97,29 @@ class Threads:
             if self._idle:
                 self._idle.pop().give(call)
             elif self._has_room():
-                self._hire(call)
+                self._start(call)
             else:
                 self._waiting.append(call)
         return call.future
 
     def __len__(self) -> int:
-        """How many threads there are."""
+        """The number of threads."""
         return len(self._members)
 
     def _has_room(self) -> bool:
-        """Whether fewer than `most` threads are idle or do something that anybody waits for."""
+        """Whether fewer than `most` threads are idle or run a call whose result is needed."""
         if len(self._members) < self._most:
             return True
-        left_behind = sum(member.call is not None and member.call.future.cancelled() for member in self._members)
-        return len(self._members) - left_behind < self._most
+        cancelled = sum(member.call is not None and member.call.future.cancelled() for member in self._members)
+        return len(self._members) - cancelled < self._most
 
-    def _hire(self, call: _Call) -> None:
+    def _start(self, call: _Call) -> None:
         member = _Member(call)
         thread = threading.Thread(target=self._work, args=(member,), name="fairlane-body", daemon=True)
         try:
             thread.start()
         except RuntimeError:
-            # The system gives no more threads; whoever is there already comes round.
+            # The system allows no more threads: one of the existing ones will take the call.
             if not self._members:
                 raise
             self._waiting.append(call)
@@ -129,20 +129,20 @@ class Threads:
     def _work(self, member: _Member) -> None:
         call = member.call
         while call is not None:
-            call.make()
-            # First free, then told: so the next call of whoever waited finds this thread, and makes no other.
+            call.run()
+            # First free the thread, then deliver: the caller's next call can then reuse this thread.
             needed = self._free(member)
-            call.tell()
-            # Neither arguments nor result may live on in a thread that waits.
+            call.deliver()
+            # An idle thread must not keep arguments or results alive.
             del call
             call = self._next(member) if needed else None
 
     def _free(self, member: _Member) -> bool:
-        """Give a thread the next call that waits, or let it be idle; whether it is needed at all."""
+        """Give a thread the next waiting call, or make it idle. False when the pool does not need it any more."""
         with self._lock:
             self._members.discard(member)
             if not self._has_room():
-                # Somebody took its place while nobody waited for it.
+                # Another thread took its place while its call was cancelled.
                 return False
             self._members.add(member)
             member.call = None
@@ -153,7 +153,7 @@ class Threads:
             return True
 
     def _next(self, member: _Member) -> _Call | None:
-        """The next call of a thread, None when none came for so long that it may end."""
+        """The next call of a thread, None when it was idle for so long that it may end."""
         try:
             return member.inbox.get(timeout=self._idle_seconds)
         except Empty:
@@ -162,5 +162,5 @@ class Threads:
                     self._idle.remove(member)
                     self._members.discard(member)
                     return None
-            # A call came in just as the wait was over.
+            # A call arrived just as the wait timed out.
             return member.inbox.get()

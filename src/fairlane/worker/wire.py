@@ -1,6 +1,6 @@
-"""What a worker and its child process say to each other: JSON, each message after its length.
+"""The messages between a worker and its child process: JSON, each preceded by its length.
 
-The child is told by the worker where to find a function, out of the worker's own registry; nothing in a job names one.
+The worker sends the location of a function from its own registry; nothing in a job names a function.
 """
 
 from __future__ import annotations
@@ -17,58 +17,58 @@ from .task_location import Where
 
 _length = struct.Struct("!I")
 MOST_BYTES = 4 * 2**20
-"""No message of a child is as long as this: results, progress and errors are bounded."""
+"""The limit for a message of a child: results, progress and errors are all smaller."""
 QUIET_SECONDS = 5.0
-"""A child that has begun a message writes the rest of it at once; twice this long without a byte, and it will not."""
+"""A child writes a message at once. After twice this time without a byte, the message is given up."""
 
 
 class GarbledError(Exception):
-    """What came from a child is no message: a body has written to the socket."""
+    """The data from a child is not a message: the job function has written to the socket."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
-    """The first message to a child: see modules as the worker does."""
+    """The first message to a child: how to find the worker's modules."""
 
     path: list[str]
     argv: list[str]
     environ: dict[str, str | None]
-    """What was set differently for its start, as it is for the worker."""
+    """Variables that differ from those the child was started with; None removes one."""
     modules: list[str] = []
-    """What to import before any task: the worker has, and tasks may rely on what that sets up."""
+    """Modules to import before any task: tasks may rely on what those set up."""
     log: tuple[str, str] | None = None
-    """The level and the format of the worker's log, if `fairlane.runtime.logs.configure` has set them."""
+    """The level and the format of the worker's log, if they were set by `fairlane.runtime.logs.configure`."""
 
 
 class Run(msgspec.Struct, frozen=True, tag="run", kw_only=True):
-    """Run one body."""
+    """Run one job."""
 
     where: Where
     job: Claimed
     session: str = ""
-    """The worker's, which holds the job."""
+    """The worker's session, which holds the job."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """End the body, and yourself."""
+    """Stop the job, and end the process."""
 
 
 class Begun(msgspec.Struct, frozen=True, tag="begun"):
-    """The body may have begun; a child that dies before it said so has run nothing."""
+    """The function may have begun. A child that dies before it sends this has run nothing."""
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
-    """The application is imported: the time of the body begins."""
+    """The application is imported, and the timeout of the job begins."""
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """How far the body is, as JSON."""
+    """The progress of the job, as JSON."""
 
     held: Held
     value: bytes
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """The body has ended. Whose it was is said too: a body that writes to the socket could end the next one's job."""
+    """The job has ended. The message names it, so that data written by one job cannot end the next one."""
 
     held: Held
     ending: Ending
@@ -83,20 +83,20 @@ _from_child: msgspec.json.Decoder[FromChild] = msgspec.json.Decoder(FromChild)
 
 
 def frame(message: ToChild | FromChild) -> bytes:
-    """A message as it travels."""
+    """A message as it is sent."""
     raw = _encoder.encode(message)
     return _length.pack(len(raw)) + raw
 
 
 def receive(sock: socket.socket) -> ToChild | None:
-    """The next message of the worker, None when the worker is gone. Waits; for the child's own thread."""
+    """The next message of the worker, None when the worker has ended. Blocks; used in a thread of the child."""
     head = _exactly(sock, _length.size)
     raw = _exactly(sock, *_length.unpack(head)) if head else None
     return _to_child.decode(raw) if raw else None
 
 
 async def read(reader: asyncio.StreamReader) -> FromChild | None:
-    """The next message of a child, None when there will be none. Raises `GarbledError`."""
+    """The next message of a child, None when there will be no more. Raises `GarbledError`."""
     try:
         head = await reader.readexactly(1)
         (length,) = _length.unpack(head + await _rest(reader, _length.size - 1))
@@ -118,10 +118,10 @@ async def _rest(reader: asyncio.StreamReader, size: int) -> bytes:
             async with asyncio.timeout(QUIET_SECONDS):
                 part = await reader.read(size - len(parts))
         except TimeoutError:
-            # Twice: the loop may have been held for so long, and the rest be there already.
+            # Only the second time: the loop may have been blocked, with the rest already received.
             quiet += 1
             if quiet == 2:
-                raise GarbledError("a message that does not go on") from None
+                raise GarbledError("an incomplete message") from None
             continue
         if not part:
             raise asyncio.IncompleteReadError(bytes(parts), size)
