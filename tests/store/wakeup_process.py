@@ -83,7 +83,7 @@ async def echo(wakeups: AnyWakeups) -> None:
 def locks_of(wakeups: AnyWakeups, ear: Subscription) -> Sequence[AbstractContextManager[object]]:
     """All that a thread could hold while another forks."""
     if isinstance(wakeups, DatagramWakeups):
-        return [wakeups._lock]
+        return [wakeups._lock.get()]
     assert isinstance(ear, TopicSubscription)
     return [wakeups._notifier._lock, wakeups._subscriptions._lock, ear._lock]
 

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ...errors import InvalidInput
+from ..per_process import PerProcess
 
 KINDS = "jlpqsw"
 """The first letters of job, leader, place, queue, session and worker: what a topic can be about."""
@@ -91,11 +92,10 @@ class DatagramWakeups:
         self._directory = str(meeting_place(database))
         self._subscriptions: set[DatagramSubscription] = set()
         self._closed = False
-        self._pid = os.getpid()
         self._sender: socket.socket | None = None
         # Guards the sender, which must not be closed while another thread sends through its descriptor.
         # Reentrant, because a signal handler may publish too.
-        self._lock = threading.RLock()
+        self._lock = PerProcess(threading.RLock)
 
     def publish(self, topics: Iterable[str]) -> None:
         """Send topics to every socket that subscribes to their kinds. Sockets of dead processes are removed."""
@@ -103,8 +103,7 @@ class DatagramWakeups:
             names = _names(self._directory) if not self._closed and _ours(self._directory) else []
             if not names:
                 return
-            self._notice_fork()
-            with self._lock:
+            with self._lock.get():
                 self._send_to_all(names, list(topics))
         except (OSError, ValueError):
             return
@@ -124,8 +123,7 @@ class DatagramWakeups:
         self._closed = True
         for subscription in list(self._subscriptions):
             subscription.close()
-        self._notice_fork()
-        with self._lock:
+        with self._lock.get():
             if self._sender is not None:
                 self._sender.close()
                 self._sender = None
@@ -134,12 +132,6 @@ class DatagramWakeups:
         except OSError:
             # Other subscriptions still use it, or it was never created.
             return
-
-    def _notice_fork(self) -> None:
-        if self._pid != os.getpid():
-            # The lock was copied in its state, and the thread that held it does not exist here.
-            self._lock = threading.RLock()
-            self._pid = os.getpid()
 
     def _send_to_all(self, names: list[str], topics: list[str]) -> None:
         messages: dict[str, bytes] = {}
