@@ -54,7 +54,7 @@ def make_context(store: Store, clock: ManualClock) -> MakeContext:
         session: str = "leader", through: Store | None = None, contact: Contact | None = None
     ) -> LeaderContext:
         term = await store.lead(session, lease=LONG)
-        assert term is not None, "somebody else leads"
+        assert term is not None, "another session leads"
         return LeaderContext(
             store=through or store,
             term=term.number,

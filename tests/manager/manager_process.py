@@ -1,4 +1,4 @@
-"""A manager in a process of its own, to be killed or stopped: tells on its output when it leads and when it does not.
+"""A manager in a process of its own, to be killed or stopped: it prints when it leads and when it does not.
 
 Called with the URL of the store, the name of its session, and the scale of its intervals.
 """

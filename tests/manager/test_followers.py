@@ -1,4 +1,4 @@
-"""Whoever does not lead keeps its hands off everything, and looks again and again whether it may."""
+"""A manager that does not lead changes nothing, and tries to lead again and again."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ async def state_of(store: Store, id: str) -> JobState:
 
 
 async def dying_worker(store: Store, id: str, *, lease: float) -> None:
-    """Register a worker, claim the job `id`, and never be heard of again."""
+    """Register a worker, claim the job `id`, and never renew the lease."""
     session = NewSession(id=new_id(), kind=SessionKind.WORKER, lease=lease, queues=("default",), slots=Slots(total=1))
     await store.register(session)
     [job] = await store.enqueue([NewJob(id=id, task="t")])

@@ -50,7 +50,7 @@ async def processes(url: str, log: Path, scale: float) -> AsyncIterator[Start]:
             await process.communicate()
 
 
-async def hears(process: asyncio.subprocess.Process, word: str) -> str:
+async def wait_for_word(process: asyncio.subprocess.Process, word: str) -> str:
     """Wait for a line that begins with `word`."""
     assert process.stdout is not None
     async with asyncio.timeout(60):
@@ -101,10 +101,10 @@ async def _caught_up(store: Store, instant: float) -> bool:
 async def test_a_leader_that_stood_still_finds_itself_replaced_and_steps_down(
     live_store: Store, store_url: str, tmp_path: Path
 ) -> None:
-    # Long enough that nobody loses a term because the machine is busy.
+    # Long enough that no manager loses its term because the machine is busy.
     async with processes(store_url, tmp_path / "log", 0.4) as start:
         first = await start("first")
-        await hears(first, "leads")
+        await wait_for_word(first, "leads")
         second = await start("second")
         await freeze(
             lambda: first.send_signal(signal.SIGSTOP),
@@ -113,11 +113,11 @@ async def test_a_leader_that_stood_still_finds_itself_replaced_and_steps_down(
             first.pid,
         )
         try:
-            await hears(second, "leads")
+            await wait_for_word(second, "leads")
         finally:
             first.send_signal(signal.SIGCONT)
 
-        await hears(first, "follows")
+        await wait_for_word(first, "follows")
 
         assert await leader_of(live_store) == "second"
     assert "stepped down from term 1: " in (tmp_path / "log").read_text()

@@ -240,7 +240,7 @@ async def test_services_survive_an_outage_with_few_words(
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(Loop(service, log).run()) for service in every_service(context)]
             await until(lambda: faults.calls.total() >= 30)
-            assert len(caplog.messages) == len(tasks), "each tells once, however often it tries"
+            assert len(caplog.messages) == len(tasks), "each logs once, however often it tries"
             faults.up()
             await until(lambda: sum("works again" in message for message in caplog.messages) == len(tasks))
             for task in tasks:

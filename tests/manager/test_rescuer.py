@@ -1,4 +1,4 @@
-"""The rescuer: what it takes back, and when it is too cautious to declare anybody dead."""
+"""The rescuer: what it takes back, and when it is too cautious to declare a session dead."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_a_job_without_retries_left_is_told_to_have_crashed(
     assert "1 jobs of dead sessions failed: no retry was left" in caplog.messages
 
 
-async def test_the_first_pass_declares_nobody(scene: Scene, clock: ManualClock) -> None:
+async def test_the_first_pass_declares_no_session(scene: Scene, clock: ManualClock) -> None:
     await scene.passes(2)
     clock.advance(1_000.0)
     rescuer = Rescuer(replace(scene.context, clock=StoreClock(clock.monotonic)))
@@ -181,7 +181,7 @@ async def test_a_small_step_is_within_the_slack(scene: Scene, clock: ManualClock
     assert await scene.dead()
 
 
-async def test_a_suspend_that_stops_our_clock_alone_is_noticed_before_anybody_is_declared(
+async def test_a_suspend_that_stops_our_clock_alone_is_noticed_before_a_session_is_declared(
     kit: Kit, store: Store, make_context: MakeContext, clock: ManualClock
 ) -> None:
     """The store runs elsewhere: its leases run out while this machine sleeps with its monotonic clock."""
@@ -207,7 +207,7 @@ async def test_a_suspend_that_stops_our_clock_alone_is_noticed_before_anybody_is
 
 
 async def test_standing_still_with_running_clocks_costs_one_pass(scene: Scene, clock: ManualClock) -> None:
-    """A container was paused with all its processes: clocks ran on, nobody could renew, nobody saw an error."""
+    """A container was paused with all its processes: clocks ran on, no session could renew, and no call failed."""
     await scene.passes(12)
     clock.advance(60.0)
 

@@ -1,4 +1,4 @@
-"""The scheduler: templates, one job for each slot, catching up, and refusals that stop nobody else."""
+"""The scheduler: templates, one job for each slot, catching up, and rejections that stop no other schedule."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ async def test_a_schedule_fires_nothing_from_before_it_was_stored(scene: Scene, 
     assert await scene.jobs() == scene.slots("each", 5)
 
 
-async def test_a_schedule_that_nobody_declares_any_more_stops(scene: Scene, store: Store) -> None:
+async def test_a_schedule_that_is_not_declared_any_more_stops(scene: Scene, store: Store) -> None:
     await store.declare([schedule("each", EACH_MINUTE)])
     scene.clock.advance(FORGOTTEN_SECONDS + 60)
 
@@ -244,7 +244,7 @@ async def test_three_hundred_slots_fire_once_each_over_many_leaders(
     for second in range(1, 301):
         clock.advance(1.0)
         if second % 7 == 0:
-            # The leader is gone without a word; for some slots nobody leads.
+            # The leader dies without resigning; for some slots there is no leader.
             await store.resign(scene.context.term)
             fired += scene.context.counts["fired"]
             scene = Scene(kit, await make_context(f"leader-{second}"))

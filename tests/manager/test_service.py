@@ -108,7 +108,7 @@ async def test_a_lost_right_ends_the_loop(lost: Exception) -> None:
         await Loop(Counting(answer), LOG).run()
 
 
-async def test_trouble_is_told_once_when_it_begins_and_once_when_it_is_over(
+async def test_an_outage_is_logged_once_when_it_begins_and_once_when_it_is_over(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def answer(number: int) -> float:
@@ -125,7 +125,7 @@ async def test_trouble_is_told_once_when_it_begins_and_once_when_it_is_over(
     assert caplog.messages == ["counter: store unavailable, trying again (no answer)", "counter: works again"]
 
 
-async def test_another_kind_of_trouble_is_told_too(caplog: pytest.LogCaptureFixture) -> None:
+async def test_another_kind_of_failure_is_logged_too(caplog: pytest.LogCaptureFixture) -> None:
     kinds = [StoreUnavailable("no answer"), StoreFull("no room"), StoreFull("no room"), ValueError("a mistake")]
 
     def answer(number: int) -> float:
@@ -157,7 +157,7 @@ async def test_an_outage_is_neither_a_busy_loop_nor_cut_short_by_wakes() -> None
     assert 1 <= service.passes <= 30
 
 
-def test_patience_grows_with_full_jitter_and_begins_anew_when_it_works() -> None:
+def test_the_back_off_grows_with_full_jitter_and_restarts_after_a_success() -> None:
     class Highest(Random):
         def random(self) -> float:
             return 0.999_999

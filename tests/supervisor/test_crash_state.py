@@ -137,7 +137,7 @@ def test_a_writer_is_read_whole_while_it_writes_and_after_it_was_killed(seed: in
 
 
 def check(reading: CrashReading) -> None:
-    """Each note tells in each of its parts how long it is, so that a mixture of two shows."""
+    """Each record contains its length in each of its parts, so that a mixture of two is detected."""
     for held in reading.begun:
         assert held.id == chr(97 + held.fence % 26) * held.fence
     if reading.session is not None:

@@ -224,7 +224,7 @@ async def test_the_lease_of_a_busy_process_is_renewed_and_its_jobs_stay_with_it(
 # -- stopping --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_signal_is_passed_on_and_everybody_leaves(fleet: Fleet) -> None:
+async def test_a_signal_is_passed_on_and_every_session_ends(fleet: Fleet) -> None:
     ids = await fleet.enqueue("begin", "hold")
     async with fleet.supervisor(processes=2) as supervised:
         sessions = await supervised.until_registered(2)
@@ -250,7 +250,7 @@ async def test_a_second_signal_is_passed_on_too(fleet: Fleet) -> None:
     assert list(fleet.folder.glob("asked-2-*"))
 
 
-async def test_whoever_outlives_its_grace_is_killed_and_its_jobs_are_not_charged(fleet: Fleet) -> None:
+async def test_a_process_that_outlives_its_grace_is_killed_and_its_jobs_are_not_charged(fleet: Fleet) -> None:
     ids = await fleet.enqueue("stubborn", "begin")
     async with fleet.supervisor(grace=0.1) as supervised:
         await fleet.until_running(ids)

@@ -249,7 +249,7 @@ async def test_queues_take_turns(app: Fairlane, lab: Lab) -> None:
     assert ran == ["a0", "b0", "a1", "b1", "a2", "b2"]
 
 
-async def test_a_body_enqueues_into_a_queue_nobody_knew(app: Fairlane, lab: Lab) -> None:
+async def test_a_job_enqueues_into_a_new_queue(app: Fairlane, lab: Lab) -> None:
     @app.task
     async def first() -> None:
         await second.options(queue="novel").enqueue()

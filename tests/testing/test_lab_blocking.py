@@ -148,7 +148,7 @@ def test_labs_follow_each_other_and_a_left_one_refuses(app: Fairlane) -> None:
             assert lab.drain() == Drained(completed=1, runs=1)
     with pytest.raises(FairlaneError, match="closed"):
         lab.jobs()
-    # Threads for bodies are kept and used again; of the labs themselves nothing is left.
+    # Threads for plain functions are kept for reuse; the labs themselves leave nothing behind.
     left = [thread.name for thread in set(threading.enumerate()) - before]
     assert set(left) <= {"fairlane-body"}
     assert len(left) <= 3

@@ -1,4 +1,4 @@
-"""How the lab runs bodies, what it does when they raise, wait or never end, and that it leaves nothing behind."""
+"""How the lab runs jobs, what it does when they raise, wait or never end, and that it leaves nothing behind."""
 
 from __future__ import annotations
 

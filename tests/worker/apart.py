@@ -1,4 +1,4 @@
-"""Short words for bodies in child processes."""
+"""Short names for running jobs in child processes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def claimed(*args: Any, **fields: Any) -> Claimed:
 
 
 class Runner:
-    """Runs bodies and remembers their reports."""
+    """Runs jobs and records their progress."""
 
     def __init__(self, isolation: Isolation) -> None:
         self.isolation = isolation

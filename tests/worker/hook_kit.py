@@ -1,4 +1,4 @@
-"""Tasks whose bodies a test gives, of both kinds, and a way to run one job of them."""
+"""Tasks of both kinds, whose functions a test provides, and a way to run one job of them."""
 
 from __future__ import annotations
 

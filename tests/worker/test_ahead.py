@@ -20,7 +20,7 @@ async def test_a_stop_while_half_of_a_claim_has_begun_gives_the_other_half_back_
         begun.append(name)
         if len(begun) == 1:
             worker.stop(now=True)
-            # As the loop would, before its next turn begins the others.
+            # As the loop would, before its next iteration starts the others.
             worker._shutdown.hand_back(worker._executor, worker._runs.values(), time.monotonic())
 
     yard.task(work)
@@ -51,7 +51,7 @@ async def test_a_claim_that_was_made_for_a_lost_session_is_not_sent_in_the_next(
         await wait_for(lambda: worker._fetcher._ready is not None)
         first = worker.session.id
         await yard.store.leave(first)
-        # As the keeper tells it, before a poll of the worker's own finds out.
+        # As the keeper does, before a poll of the worker finds out.
         worker._lose_session(first)
         ids = [await yard.enqueue("work") for _ in range(5)]
         jobs = [await yard.until(id) for id in ids]

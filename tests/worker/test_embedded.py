@@ -1,4 +1,4 @@
-"""A worker inside somebody's own program: when the program ends, what runs is handed back, uncharged."""
+"""A worker inside a user's program: when the program ends, running jobs are handed back, uncharged."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_a_body_that_cancels_its_own_task_is_charged_in_the_end(store_url:
     handle = await cancels_itself.enqueue()
     await asyncio.wait_for(app.worker(slots=2, burst=True).run(), PATIENCE)
     job = await handle.job()
-    # Who has cancelled it cannot be told, so it is handed back, but not without end.
+    # The worker cannot know what cancelled it, so it is handed back, but not without end.
     assert (job.state.value, job.fence) == ("failed", 4)
     assert "handed back too often" in (job.error or "")
     await app.close()

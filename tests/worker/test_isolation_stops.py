@@ -1,4 +1,4 @@
-"""Ending bodies in child processes, and the children themselves: asked, refused, killed, orphaned, worn out."""
+"""Ending jobs in child processes, and the children themselves: asked, refused, killed, orphaned, worn out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fairlane.task import Task
 from fairlane.worker import body
 from fairlane.worker.isolation import Crashed, Isolation
 
-from . import isolated_bodies as bodies
+from . import isolated_tasks
 from .apart import Runner, claimed, gone, number_in, running, until
 
 pytestmark = pytest.mark.anyio
@@ -37,7 +37,7 @@ async def runner() -> AsyncIterator[Runner]:
 # -- stopping a body -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("task", [bodies.wait_and_tidy, bodies.wait_and_tidy_later])
+@pytest.mark.parametrize("task", [isolated_tasks.wait_and_tidy, isolated_tasks.wait_and_tidy_later])
 async def test_a_cancelled_body_runs_its_finally_blocks_and_its_child_is_gone(
     runner: Runner, tmp_path: Path, task: Task[..., Any]
 ) -> None:
@@ -53,7 +53,7 @@ async def test_a_cancelled_body_runs_its_finally_blocks_and_its_child_is_gone(
 
 async def test_a_body_that_computes_is_stopped(runner: Runner, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
-    run = asyncio.create_task(runner.ending(bodies.compute, str(begun)))
+    run = asyncio.create_task(runner.ending(isolated_tasks.compute, str(begun)))
     pid = await number_in(begun)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -63,7 +63,7 @@ async def test_a_body_that_computes_is_stopped(runner: Runner, tmp_path: Path) -
 
 async def test_a_body_that_refuses_to_stop_is_killed(runner: Runner, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
-    run = asyncio.create_task(runner.ending(bodies.will_not_stop, str(begun)))
+    run = asyncio.create_task(runner.ending(isolated_tasks.will_not_stop, str(begun)))
     pid = await number_in(begun)
     run.cancel()
     await number_in(tmp_path / "begun.refused")
@@ -76,7 +76,7 @@ async def test_a_body_that_refuses_to_stop_is_killed(runner: Runner, tmp_path: P
 
 async def test_a_body_that_returns_although_it_was_stopped_has_an_ending(runner: Runner, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
-    run = asyncio.create_task(runner.ending(bodies.returns_all_the_same, str(begun)))
+    run = asyncio.create_task(runner.ending(isolated_tasks.returns_all_the_same, str(begun)))
     await number_in(begun)
     run.cancel()
     assert await run == body.Returned(b'"half"')
@@ -84,7 +84,7 @@ async def test_a_body_that_returns_although_it_was_stopped_has_an_ending(runner:
 
 async def test_a_stopped_body_takes_the_programs_it_started_with_it(runner: Runner, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
-    run = asyncio.create_task(runner.ending(bodies.start_a_program, str(begun)))
+    run = asyncio.create_task(runner.ending(isolated_tasks.start_a_program, str(begun)))
     program = await number_in(begun)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -94,7 +94,7 @@ async def test_a_stopped_body_takes_the_programs_it_started_with_it(runner: Runn
 
 async def test_a_body_that_is_stopped_before_its_child_is_up_does_not_run(runner: Runner, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
-    run = asyncio.create_task(runner.ending(bodies.will_not_stop, str(begun)))
+    run = asyncio.create_task(runner.ending(isolated_tasks.will_not_stop, str(begun)))
     await asyncio.sleep(0)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -104,9 +104,9 @@ async def test_a_body_that_is_stopped_before_its_child_is_up_does_not_run(runner
 
 
 async def test_a_stop_works_although_a_body_before_replaced_the_signal_handler(runner: Runner, tmp_path: Path) -> None:
-    await runner.result(bodies.ignores_signals, str(tmp_path / "ignored"))
+    await runner.result(isolated_tasks.ignores_signals, str(tmp_path / "ignored"))
     begun, tidied = tmp_path / "begun", tmp_path / "tidied"
-    run = asyncio.create_task(runner.ending(bodies.wait_and_tidy, str(begun), str(tidied)))
+    run = asyncio.create_task(runner.ending(isolated_tasks.wait_and_tidy, str(begun), str(tidied)))
     assert await number_in(begun) == await number_in(tmp_path / "ignored")
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -118,8 +118,8 @@ async def test_a_signal_to_all_processes_of_the_service_leaves_the_body_its_grac
     runner: Runner, tmp_path: Path
 ) -> None:
     path = tmp_path / "go on"
-    pid = await runner.result(bodies.pid)
-    run = asyncio.create_task(runner.ending(bodies.report_and_wait, str(path)))
+    pid = await runner.result(isolated_tasks.pid)
+    run = asyncio.create_task(runner.ending(isolated_tasks.report_and_wait, str(path)))
     await until(lambda: bool(runner.reports))
     os.kill(pid, signal.SIGTERM)
     path.touch()
@@ -127,26 +127,26 @@ async def test_a_signal_to_all_processes_of_the_service_leaves_the_body_its_grac
 
 
 async def test_what_a_body_forks_is_ended_by_a_signal(runner: Runner) -> None:
-    assert await asyncio.wait_for(runner.result(bodies.end_a_fork), 30) == -signal.SIGTERM
+    assert await asyncio.wait_for(runner.result(isolated_tasks.end_a_fork), 30) == -signal.SIGTERM
 
 
 async def test_a_timeout_around_a_body_ends_it(runner: Runner, tmp_path: Path) -> None:
     begun, tidied = tmp_path / "begun", tmp_path / "tidied"
-    await runner.result(bodies.add, 1, 1)
+    await runner.result(isolated_tasks.add, 1, 1)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1):
-            await runner.ending(bodies.wait_and_tidy, str(begun), str(tidied))
+            await runner.ending(isolated_tasks.wait_and_tidy, str(begun), str(tidied))
     assert tidied.exists()
 
 
 async def test_a_report_that_raises_ends_the_child(tmp_path: Path) -> None:
     def refuse(*_: object) -> None:
-        raise RuntimeError("nobody listens")
+        raise RuntimeError("the report is refused")
 
     isolation = Isolation(most=1)
-    with pytest.raises(RuntimeError, match="nobody listens"):
-        await isolation.run(bodies.report_and_wait, claimed(str(tmp_path / "never")), report=refuse)
-    assert await Runner(isolation).result(bodies.add, 1, 1) == 2
+    with pytest.raises(RuntimeError, match="the report is refused"):
+        await isolation.run(isolated_tasks.report_and_wait, claimed(str(tmp_path / "never")), report=refuse)
+    assert await Runner(isolation).result(isolated_tasks.add, 1, 1) == 2
     await isolation.close()
 
 
@@ -154,20 +154,20 @@ async def test_a_report_that_raises_ends_the_child(tmp_path: Path) -> None:
 
 
 async def test_a_child_that_dies_while_idle_is_replaced(runner: Runner) -> None:
-    pid = await runner.result(bodies.pid)
+    pid = await runner.result(isolated_tasks.pid)
     os.kill(pid, signal.SIGKILL)
     # Whether its death was noticed before the next body is sent or not: that body runs, and once.
-    assert await runner.result(bodies.pid) != pid
-    pid = await runner.result(bodies.pid)
+    assert await runner.result(isolated_tasks.pid) != pid
+    pid = await runner.result(isolated_tasks.pid)
     os.kill(pid, signal.SIGKILL)
     await gone(pid)
-    assert await runner.result(bodies.pid) != pid
+    assert await runner.result(isolated_tasks.pid) != pid
 
 
 async def test_a_child_is_recycled_after_so_many_jobs() -> None:
     isolation = Isolation(most=1, jobs_per_child=2)
     runner = Runner(isolation)
-    pids = [await runner.result(bodies.pid) for _ in range(4)]
+    pids = [await runner.result(isolated_tasks.pid) for _ in range(4)]
     assert pids[0] == pids[1] != pids[2] == pids[3]
     await gone(pids[0])
     await isolation.close()
@@ -175,14 +175,14 @@ async def test_a_child_is_recycled_after_so_many_jobs() -> None:
 
 async def test_an_idle_child_ends_after_a_while() -> None:
     isolation = Isolation(most=1, idle_seconds=0.1)
-    pid = await Runner(isolation).result(bodies.pid)
+    pid = await Runner(isolation).result(isolated_tasks.pid)
     await gone(pid)
     await isolation.close()
 
 
 async def test_a_thread_that_a_body_left_behind_does_not_keep_a_child() -> None:
     isolation = Isolation(most=1, jobs_per_child=1, kill_after=0.2)
-    pid = await Runner(isolation).result(bodies.leave_a_thread)
+    pid = await Runner(isolation).result(isolated_tasks.leave_a_thread)
     await gone(pid)
     await isolation.close()
 
@@ -191,9 +191,9 @@ async def test_no_more_bodies_run_at_once_than_were_allowed(tmp_path: Path) -> N
     isolation = Isolation(most=1)
     runner = Runner(isolation)
     path = tmp_path / "go on"
-    first = asyncio.create_task(runner.ending(bodies.report_and_wait, str(path)))
+    first = asyncio.create_task(runner.ending(isolated_tasks.report_and_wait, str(path)))
     await until(lambda: bool(runner.reports))
-    second = asyncio.create_task(runner.ending(bodies.report_and_wait, str(path), id="job-2"))
+    second = asyncio.create_task(runner.ending(isolated_tasks.report_and_wait, str(path), id="job-2"))
     done, _ = await asyncio.wait([first, second], timeout=0.5)
     assert not done
     assert {held.id for held, _ in runner.reports} == {"job-1"}
@@ -207,27 +207,30 @@ async def test_close_ends_idle_and_busy_children(tmp_path: Path) -> None:
     isolation = Isolation(most=3, kill_after=1.0)
     runner = Runner(isolation)
     begun, tidying, tidied = tmp_path / "begun", tmp_path / "tidying", tmp_path / "tidied"
-    busy = asyncio.create_task(runner.ending(bodies.will_not_stop, str(begun)))
-    polite = asyncio.create_task(runner.ending(bodies.wait_and_tidy, str(tidying), str(tidied)))
-    pids = [await number_in(begun), await number_in(tidying), await runner.result(bodies.pid)]
+    busy = asyncio.create_task(runner.ending(isolated_tasks.will_not_stop, str(begun)))
+    polite = asyncio.create_task(runner.ending(isolated_tasks.wait_and_tidy, str(tidying), str(tidied)))
+    pids = [await number_in(begun), await number_in(tidying), await runner.result(isolated_tasks.pid)]
     await isolation.close()
     assert not any(running(pid) for pid in pids)
     assert tidied.exists()
     assert await busy == Crashed("the child process was ended by SIGKILL")
     assert await polite == Crashed("the child process exited with code 143")
     with pytest.raises(FairlaneError, match="closed"):
-        await runner.ending(bodies.add, 1, 1)
+        await runner.ending(isolated_tasks.add, 1, 1)
 
 
 ORPHANED = """
 import asyncio, sys
-from tests.worker import isolated_bodies as bodies
+from tests.worker import isolated_tasks
 from tests.worker.apart import Runner
 from fairlane.worker.isolation import Isolation
 
 async def main():
     runner = Runner(Isolation(most=2))
-    await asyncio.gather(runner.ending(bodies.compute, sys.argv[1]), runner.ending(bodies.start_a_program, sys.argv[2]))
+    await asyncio.gather(
+        runner.ending(isolated_tasks.compute, sys.argv[1]),
+        runner.ending(isolated_tasks.start_a_program, sys.argv[2]),
+    )
 
 asyncio.run(main())
 """
@@ -249,11 +252,11 @@ async def test_an_interpreter_that_does_not_start_is_a_crash_and_not_a_hang(
     runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    assert await runner.ending(bodies.add, 1, 1) == Crashed(
+    assert await runner.ending(isolated_tasks.add, 1, 1) == Crashed(
         "the child process exited with code 1 before the job began", begun=False
     )
 
 
 async def test_a_hundred_bodies_over_two_children_each_end_once(runner: Runner) -> None:
-    sums = await asyncio.gather(*(runner.result(bodies.add, n, n) for n in range(100)))
+    sums = await asyncio.gather(*(runner.result(isolated_tasks.add, n, n) for n in range(100)))
     assert sums == [2 * n for n in range(100)]

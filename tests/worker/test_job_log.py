@@ -14,7 +14,7 @@ from fairlane.errors import Cancel, Fail, Snooze
 from fairlane.model.retry import Backoff
 from fairlane.runtime import logs
 
-from . import isolated_bodies as bodies
+from . import isolated_tasks
 from .yard import Yard
 
 AT_ONCE = Backoff(base=0, most=0)
@@ -98,7 +98,7 @@ async def test_handlers_of_others_get_the_exception_itself(yard: Yard, caplog: p
 
 
 async def test_the_traceback_of_a_child_process_is_in_the_log_too(yard: Yard, out: io.StringIO) -> None:
-    yard.registry.add(bodies.fail)
+    yard.registry.add(isolated_tasks.fail)
     async with yard.worker():
         await yard.until(await yard.enqueue("fail", "no paper", retries=0, timeout=60))
     [line] = lines(out)

@@ -332,7 +332,7 @@ async def test_cron_and_delays_run_because_the_worker_hosts_a_manager(yard: Yard
 
 
 async def test_a_thread_that_outlives_its_session_keeps_its_slot(yard: Yard) -> None:
-    """Slots are a promise about bodies: what cannot be stopped counts until it ends."""
+    """Slots limit what really runs: a function that cannot be stopped counts until it ends."""
     now, most = 0, 0
     lock = threading.Lock()
     release = threading.Event()

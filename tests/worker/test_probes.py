@@ -87,7 +87,7 @@ def test_a_worker_whose_store_is_away_is_not_ready_and_tells_no_secret(url: str,
     assert ask(f"{url}/readyz") == (200, "ok")
 
 
-def test_a_store_that_hangs_holds_nobody_else_up(url: str, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_hangs_delays_no_other_request(url: str, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairlane.worker.probes.STORE_SECONDS", 0.1)
     worker.hangs.clear()
     assert ask(f"{url}/readyz") == (503, "the store did not answer within 0.1 s")

@@ -17,7 +17,7 @@ from fairlane.task import AsyncTask
 from fairlane.worker import body
 
 from .apart import claimed
-from .yard import Nobody
+from .yard import NoSender
 
 Body = Callable[[], Any]
 
@@ -72,8 +72,8 @@ class Stage:
 
         self.running = RunningJob(job, lambda held, value: None, None, lambda: RunTransaction(get, "session", job.held))
         self.running.enter()
-        nobody: Any = Nobody()
-        task: AsyncTask[[], Any] = AsyncTask(nobody, function, {"name": "task"})
+        sender: Any = NoSender()
+        task: AsyncTask[[], Any] = AsyncTask(sender, function, {"name": "task"})
         self.run = asyncio.ensure_future(body.run_coroutine(task, job, self.running))
 
     async def stopped(self) -> body.Ending | None:
@@ -132,7 +132,7 @@ async def test_a_body_that_is_stopped_while_its_transaction_begins_leaves_none_b
 
 
 @pytest.mark.parametrize(("answer", "committed"), [(True, True), (False, None), (StoreUnavailable("gone"), None)])
-async def test_a_commit_that_has_begun_is_waited_for_whoever_wants_to_stop_the_body(
+async def test_a_commit_that_has_begun_is_waited_for_even_if_the_run_is_stopped(
     answer: bool | Exception, committed: bool | None
 ) -> None:
     async def returning() -> None:
@@ -198,7 +198,7 @@ async def test_what_is_reported_inside_is_written_with_the_commit_or_after_its_f
     assert stage.opened.told == ["begin", "commit b'\"inside\"'"]
 
 
-async def test_one_who_gives_up_waiting_takes_it_from_nobody_else() -> None:
+async def test_a_caller_that_stops_waiting_does_not_cancel_it_for_others() -> None:
     async def impatient() -> str:
         try:
             await asyncio.wait_for(current_job().transaction(), 0.01)
@@ -220,7 +220,7 @@ async def test_outside_of_a_coroutine_function_there_is_none() -> None:
 
 async def test_a_transaction_that_never_began_commits_nothing() -> None:
     async def get() -> Any:
-        raise AssertionError("nobody asked")
+        raise AssertionError("the store was opened")
 
     run = RunTransaction(get, "session", Held("a", 1))
     assert await run.commit(complete(Held("a", 1))) is False

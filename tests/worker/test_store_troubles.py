@@ -94,7 +94,7 @@ async def test_burst_goes_on_after_it_has_lost_its_session(yard: Yard) -> None:
     assert {(await yard.job(id)).state for id in ids} == {JobState.COMPLETED}
 
 
-async def test_an_ending_that_the_store_refuses_for_good_holds_up_nobody(yard: Yard) -> None:
+async def test_a_result_that_the_store_rejects_for_good_holds_up_no_other(yard: Yard) -> None:
     async def body(name: str) -> str:
         return name
 
@@ -167,7 +167,7 @@ async def test_what_was_claimed_before_contact_was_lost_does_not_begin_in_a_limi
     assert runs == {"one": 1, "many": 1}
 
 
-async def test_a_fault_of_ours_is_told_with_its_place(yard: Yard, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unexpected_error_is_logged_with_its_traceback(yard: Yard, caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         return None
 
@@ -187,7 +187,7 @@ async def test_a_fault_of_ours_is_told_with_its_place(yard: Yard, caplog: pytest
     assert record.exc_info is not None
 
 
-async def test_a_worker_leaves_no_ear_behind(yard: Yard) -> None:
+async def test_a_worker_leaves_no_subscription_behind(yard: Yard) -> None:
     for _ in range(3):
         async with yard.worker():
             pass

@@ -1,4 +1,4 @@
-"""Threads for plain functions: how many, in whose context, and what becomes of calls that nobody waits for."""
+"""Threads for plain functions: how many, in which context, and what happens to calls that were cancelled."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def test_a_call_that_is_cancelled_while_it_waits_is_never_made() -> None:
     assert made == ["second"]
 
 
-async def test_a_call_that_nobody_waits_for_gives_its_place_to_another() -> None:
+async def test_a_cancelled_call_gives_its_place_to_another() -> None:
     threads = Threads(1)
     gate = Gate()
     left = threads.run(gate)
@@ -204,7 +204,7 @@ def test_a_process_ends_although_a_function_does_not() -> None:
     assert time.monotonic() - began < 40
 
 
-def test_a_function_that_ends_after_its_event_loop_disturbs_nobody() -> None:
+def test_a_function_that_ends_after_its_event_loop_does_no_harm() -> None:
     gate = Gate()
 
     async def begin(threads: Threads) -> None:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 def bodies_beside() -> list[asyncio.Task[object]]:
-    """The tasks that run the bodies of other jobs."""
+    """The asyncio tasks that run other jobs."""
     me = asyncio.current_task()
     return [t for t in asyncio.all_tasks() if t is not me and "Executor._run" in repr(t.get_coro())]
 

@@ -73,7 +73,7 @@ async def test_a_task_that_comes_with_the_deploy_waits_for_it(yard: Yard, caplog
     assert caplog.text.count("task draws is unknown to this worker") == 1
 
 
-async def test_it_fails_when_nobody_knew_it_for_too_long(yard: Yard) -> None:
+async def test_it_fails_when_no_worker_knew_it_for_too_long(yard: Yard) -> None:
     yard.task(works)
     await send(yard, "draws", "odd")
     async with yard.worker(intervals=replace(QUICK, unknown_task=0.5)) as worker:

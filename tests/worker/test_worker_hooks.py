@@ -1,4 +1,4 @@
-"""Hooks at both ends of a worker, the state that its bodies share, and the same in child processes."""
+"""Hooks at both ends of a worker, the state that its jobs share, and the same in child processes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_a_start_hook_that_raises_keeps_the_worker_from_starting(
     assert record.exc_info is not None
 
 
-async def test_stop_hooks_run_after_the_bodies_have_ended_and_their_errors_disturb_nobody(
+async def test_stop_hooks_run_after_the_jobs_have_ended_and_their_errors_stop_no_other(
     app: Fairlane, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[str] = []

@@ -37,7 +37,7 @@ QUICK = Intervals(
 )
 
 
-class Nobody:
+class NoSender:
     """Stands where a task expects its client; nothing here enqueues through a task."""
 
 
@@ -53,7 +53,7 @@ class Yard:
         """Register a function under its own name."""
         kind = AsyncTask if asyncio.iscoroutinefunction(function) else PlainTask
         settings.setdefault("name", function.__name__)
-        self.registry.add(kind(Nobody(), function, settings))  # type: ignore[arg-type]  # it is run here, never enqueued
+        self.registry.add(kind(NoSender(), function, settings))  # type: ignore[arg-type]  # it is run here, never enqueued
         return function
 
     async def enqueue(self, name: str, *args: Any, **fields: Any) -> str:

@@ -1,4 +1,4 @@
-"""Bodies that misbehave, stores that fail at the worst moment, and stops in the middle of everything."""
+"""Job functions that misbehave, stores that fail at the worst moment, and stops in the middle of everything."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .yard import PATIENCE, Yard
 AT_ONCE = Backoff(base=0, most=0)
 
 
-# -- bodies ----------------------------------------------------------------------------------------------------------
+# -- functions -------------------------------------------------------------------------------------------------------
 
 
 async def test_exit_in_a_task_that_a_body_started_does_not_end_the_worker(yard: Yard) -> None:
@@ -85,7 +85,7 @@ async def test_a_tracer_that_fails_costs_no_run(yard: Yard, when: str) -> None:
 
         def tell(self, transition: Transition) -> None:
             if when == "tell":
-                raise RuntimeError("nobody listens")
+                raise RuntimeError("no exporter")
 
     runs: list[int] = []
 
@@ -126,7 +126,7 @@ async def test_a_body_that_cleans_up_is_not_interrupted_a_second_time(yard: Yard
 
 
 async def test_suspects_that_no_child_process_finds_begin_one_at_a_time(yard: Yard) -> None:
-    """Whoever waits for his turn has not begun: neither is he charged if another kills the process, nor timed."""
+    """A suspect that waits for another has not begun: it is neither charged if that kills the process, nor timed."""
 
     class Notes:
         def __init__(self) -> None:

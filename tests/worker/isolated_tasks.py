@@ -22,14 +22,14 @@ from fairlane.runtime.running_job import current_job
 from fairlane.task import AsyncTask, PlainTask, Task
 
 
-class Nobody:
+class NoSender:
     """Stands where a task expects its client; nothing here enqueues through a task."""
 
 
 def task(function: Callable[..., Any]) -> Task[..., Any]:
     """What `@app.task` makes of a function."""
     kind = AsyncTask if asyncio.iscoroutinefunction(function) else PlainTask
-    return kind(Nobody(), function, {"name": function.__name__})  # type: ignore[arg-type]  # it is run here, never enqueued
+    return kind(NoSender(), function, {"name": function.__name__})  # type: ignore[arg-type]  # it is run here, never enqueued
 
 
 def with_a_layer(inner: Any) -> Any:
@@ -110,7 +110,7 @@ def snooze() -> None:
 
 @task
 def log_debug(words: str) -> None:
-    logging.getLogger("bodies").debug(words)
+    logging.getLogger("isolated_tasks").debug(words)
 
 
 @task

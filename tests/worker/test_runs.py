@@ -70,7 +70,7 @@ async def test_an_error_is_retried_until_the_budget_is_used_up(yard: Yard) -> No
     assert (job.state, job.reason) == (JobState.FAILED, Reason.ERROR)
     assert job.error is not None
     assert "RuntimeError: the fuse was lit" in job.error
-    assert "test_bodies.py" in job.error
+    assert "test_runs.py" in job.error
     assert "fairlane/worker" not in job.error
     assert job.error_group == "RuntimeError in explode"
 
