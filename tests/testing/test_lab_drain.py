@@ -98,7 +98,7 @@ async def test_a_raised_error_shows_the_line_of_the_body(app: Fairlane, lab: Lab
         record = await job.job()
         assert record.state is JobState.SCHEDULED
         assert "_refuse" in str(record.attempts[-1].error)
-        assert "drain.py" not in str(record.attempts[-1].error)
+        assert "testing/drain.py" not in str(record.attempts[-1].error)
 
 
 def _refuse(amount: int) -> None:
