@@ -42,7 +42,7 @@ async def live_store(store_url: str) -> AsyncIterator[Store]:
 
 @pytest.fixture
 def kit(store: Store, clock: ManualClock) -> Kit:
-    """The store on the manual clock, with short words for what tests do."""
+    """The store on the manual clock, with short names for what tests do."""
     return Kit(store, clock)
 
 

@@ -1,4 +1,4 @@
-"""A store that fails, hangs or answers late when told to. Everything else goes to the real store."""
+"""A store that fails, hangs or answers late on demand. Everything else goes to the real store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop around a service: its rests, its patience, and what it says."""
+"""The loop around a service: its rests, its back-off, and what it logs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOG = logging.getLogger("fairlane.tests")
 
 
 class Counting:
-    """A service that counts its passes and answers what the test says."""
+    """A service that counts its passes and returns what the test sets."""
 
     name = "counter"
 

@@ -52,7 +52,7 @@ class Answering:
 
 
 class Told:
-    """What the keeper told the holder of a session."""
+    """The calls of the keeper to the owner of a session."""
 
     def __init__(self, store: Answering) -> None:
         self._store = store
@@ -72,7 +72,7 @@ class Told:
 
 
 async def told_of(*seconds: float) -> list[str]:
-    """What is told until the first renewal is, and for a moment longer."""
+    """The calls until the first renewal is reported, and for a moment longer."""
     answering: Any = Answering(*seconds)
     told = Told(answering)
 

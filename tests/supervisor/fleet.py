@@ -1,4 +1,4 @@
-"""A supervisor in this process, its small workers, and short words for what a test looks at."""
+"""A supervisor in this process, its small workers, and short names for what a test checks."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Supervised:
 
 
 async def until(seen: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for what only a look can tell."""
+    """Wait until a condition holds that is not notified."""
     async with asyncio.timeout(PATIENCE):
         while not await seen():
             await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""The lab as the tests of a user see it: real rules, no servers, and time that moves when it is told to."""
+"""The lab as the tests of a user see it: real rules, no servers, and a clock that only the test moves."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Runner:
 
 
 async def until(seen: Callable[[], bool]) -> None:
-    """Wait for what only a look can tell, such as a file that another process makes."""
+    """Wait until a condition holds that is not notified, such as a file of another process."""
     async with asyncio.timeout(30):
         while not seen():
             await asyncio.sleep(0.01)

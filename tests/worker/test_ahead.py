@@ -61,7 +61,7 @@ async def test_a_claim_that_was_made_for_a_lost_session_is_not_sent_in_the_next(
 
 
 async def test_jobs_that_come_together_do_not_wait_for_a_poll(yard: Yard) -> None:
-    """An idle worker may be sent one of them, and is told of the others at the same moment."""
+    """An idle worker may be sent one of them, and is notified of the others at the same moment."""
     go_on = asyncio.Event()
     begun: list[int] = []
 

@@ -1,4 +1,4 @@
-"""What the log says of jobs: one line for each that ended, and the traceback of what went wrong."""
+"""The log of jobs: one line for each that ended, and the traceback of an error."""
 
 from __future__ import annotations
 

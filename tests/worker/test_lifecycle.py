@@ -1,4 +1,4 @@
-"""How a worker starts, is told things, loses what it had, and stops."""
+"""How a worker starts, is notified, loses its session or its contact, and stops."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ async def test_an_outage_is_told_once_and_does_not_spin(yard: Yard, caplog: pyte
 
 
 async def test_without_contact_bodies_of_limited_lanes_end_before_the_lease_does(yard: Yard) -> None:
-    """The keeper's own store is cut off: here by a keeper that is told so."""
+    """The keeper has lost its store; the test calls the worker as the keeper would."""
     ended: set[str] = set()
     begun: Counter[str] = Counter()
     go = asyncio.Event()

@@ -27,7 +27,7 @@ class Odd(BaseException):
 
 
 class Opened:
-    """A transaction that does as it is told, and writes down what becomes of it."""
+    """A transaction that ends as the test sets, and records how it ended."""
 
     broken = None
     connection = "connection"

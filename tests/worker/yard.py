@@ -1,4 +1,4 @@
-"""A store, some tasks and workers in this process, with short intervals and short words."""
+"""A store, some tasks and workers in this process, with short intervals and short names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store that a process works with: opened when first needed, once, and anew after a fork.
+"""The store that a process works with: opened once, when first needed, and again after a fork.
 
 The application uses it, and so may workers: each worker holds it for as long as it runs, and `close` ends only the
 application's own use. The store is closed when nothing uses it, so a task function that closes the application does not

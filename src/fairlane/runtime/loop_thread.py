@@ -1,4 +1,4 @@
-"""An event loop in a thread, for code that has none. It is made at the first call, and anew after a fork."""
+"""An event loop in a thread, for code that has none. It is made at the first call, and again after a fork."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Completer:
         """Whether the last exchange was done without its claim, because the store failed to process that."""
 
     async def exchange(self, session: str, transitions: list[Transition], claim: Claim | None) -> Finished | None:
-        """Write results and claim. None when the store failed and `may_retry` said no.
+        """Write results and claim. None when the store failed and `may_retry` returned False.
 
         Results that are too large for one call are written in several, and the last of them claims.
         """

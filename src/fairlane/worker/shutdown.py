@@ -23,7 +23,7 @@ LAST_TRIES = 5.0
 
 
 class Phase(Enum):
-    """What a worker is doing; the value says why it does not claim."""
+    """What a worker is doing; the value is the reason that `/readyz` reports."""
 
     STARTING = "the worker is not registered yet"
     SERVING = "the worker claims jobs"
