@@ -18,15 +18,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from random import Random
 
 import msgspec
 
 from ..errors import FairlaneError, JobCancelled, NotFound, SessionLost, StoreError
+from ..manager.service import FailureTracker
 from ..model import states
 from ..model.ids import new_id
 from ..model.intervals import Intervals
 from ..model.job import Held, JobState, Reason
 from ..model.maintenance import Retention
+from ..model.retry import Backoff
 from ..model.session import NewSession, Renewal, SessionKind
 from ..model.states import Transition
 from ..store.per_process import PerProcess
@@ -245,33 +248,36 @@ class TurnSession:
     async def _end_turns(self, store: Store) -> None:
         loop, work = asyncio.get_running_loop(), asyncio.Event()
         self._wake_ender = lambda: loop.call_soon_threadsafe(work.set)
+        every_poll = Backoff(base=self._intervals.poll, most=self._intervals.poll, factor=1, jitter=False)
+        failures = FailureTracker("ending turns", logger, Random(), every_poll)
         while True:
             work.clear()
             while self._unended:
-                if not await self._end_one(store, self._unended[0]):
-                    await asyncio.sleep(self._intervals.poll)
+                try:
+                    await self._end_one(store, self._unended[0])
+                except StoreError as exc:
+                    await asyncio.sleep(failures.failed(exc))
                     continue
+                failures.worked()
                 self._unended.popleft()
             await work.wait()
 
-    async def _end_one(self, store: Store, turn: UnendedTurn) -> bool:
-        """Whether the turn has ended. An unknown one was never stored; a stale one was ended by another process."""
+    async def _end_one(self, store: Store, turn: UnendedTurn) -> None:
+        """End a turn. An unknown one was never stored; a stale one was ended by another process."""
         try:
             transition = turn.transition
             if transition is None:
                 [state] = await store.cancel([turn.id])
                 if state is not JobState.RUNNING:
-                    return True
+                    return
                 [job] = await store.get([turn.id])
                 if job is None:
-                    return True
+                    return
                 transition = states.cancel(Held(job.id, job.fence))
             await store.finish(self.session, [transition])
         except NotFound:
-            return True
-        except StoreError as exc:
-            logger.warning("turn %s could not be ended (%s); trying again", turn.id, exc)
-            return False
+            return
+        except StoreError:
+            raise
         except Exception:
             logger.exception("turn %s could not be ended; it ends with its session", turn.id)
-        return True
