@@ -1,4 +1,4 @@
-"""Hooks: one database connection for all jobs of a worker, the time of every job, and a window for maintenance.
+"""Hooks: one database connection for all jobs of a worker, the duration of every job, and a maintenance window.
 
 fairlane worker -A examples/hooks.py
 fairlane enqueue -A examples/hooks.py count apples --wait
@@ -29,13 +29,13 @@ def connect(worker: RunningWorker) -> None:
 
 @app.on_worker_stop
 def disconnect(worker: RunningWorker) -> None:
-    """Close it when the bodies have ended."""
+    """Close it after the last job."""
     worker.state.database.close()
 
 
 @app.around_job
 def timed(job: RunningJob) -> Iterator[None]:
-    """Tell how long every job took, also those that failed."""
+    """Log the duration of every job, including failed ones."""
     began = time.perf_counter()
     try:
         yield
@@ -45,7 +45,7 @@ def timed(job: RunningJob) -> Iterator[None]:
 
 @app.around_job
 def not_during_maintenance(job: RunningJob) -> Iterator[None]:
-    """While the file exists, send jobs back for a second, uncharged."""
+    """While the file exists, postpone jobs by a second, without charging an attempt."""
     if Path("maintenance").exists():
         raise Snooze(1)
     yield
@@ -53,7 +53,7 @@ def not_during_maintenance(job: RunningJob) -> Iterator[None]:
 
 @app.task
 def count(what: str) -> int:
-    """One more of them. Plain functions run in threads, which share the connection of the worker."""
+    """Count one more. Plain functions run in threads, which share the connection of the worker."""
     state = current_worker().state
     with state.lock, state.database as database:
         database.execute("INSERT INTO stock VALUES (?, 1) ON CONFLICT DO UPDATE SET pieces = pieces + 1", [what])

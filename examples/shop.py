@@ -15,7 +15,7 @@ app.queue("models").lane("*", limit=1)
 
 @app.task(queue="images", lane="user:{user}", retries=3, timeout=120)
 async def render(user: str, prompt: str) -> str:
-    """Draw a picture. Each user has a lane, so nobody waits behind somebody else's hundred pictures."""
+    """Draw a picture. Each user has a lane, so no user waits behind the hundred pictures of another."""
     for step in range(1, 5):
         await asyncio.sleep(0.25)
         current_job().progress({"step": step, "of": 4})
@@ -24,14 +24,14 @@ async def render(user: str, prompt: str) -> str:
 
 @app.task(queue="models", lane="{model}")
 async def answer(model: str, question: str) -> str:
-    """Ask a model. Its lane has a limit of one: first come, first served, and everybody knows his place in line."""
+    """Ask a model. Its lane has a limit of one: jobs run in order of arrival, and each has a place in line."""
     await asyncio.sleep(0.5)
     return f"{model} has thought about {question!r}"
 
 
 @app.task(queue="mail", priority="low")
 def send_mail(to: str, subject: str) -> None:
-    """A plain function runs in a thread."""
+    """Send a mail. A plain function runs in a thread."""
     print(f"to {to}: {subject}")
 
 

@@ -1,5 +1,4 @@
-"""A bot that paints: two models, one picture at a time each, in strict order. Every person sees the place in line
-change while it changes.
+"""A bot that paints: two models, one picture at a time each, in strict order. Every user watches their place in line.
 
 cd examples/image_bot
 uvicorn bot:web --port 8000        # then open http://localhost:8000 in two windows
@@ -18,12 +17,12 @@ SECONDS = float(os.environ.get("PAINT_SECONDS", "5"))
 PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
 
 app = Fairlane()  # FAIRLANE_URL, else sqlite:///fairlane.db
-app.queue("models", lanes=["flux", "sdxl"]).lane("*", limit=1)  # any other model is refused, and leaves nothing behind
+app.queue("models", lanes=["flux", "sdxl"]).lane("*", limit=1)  # any other model is rejected
 
 
 @app.task(name="paint", queue="models", lane="{model}", retries=0)
 async def paint(model: str, prompt: str) -> str:
-    """Paint a picture; returns where it lies."""
+    """Paint a picture and return its path."""
     if not prompt.strip():
         raise ValueError("the prompt is empty")
     for percent in range(0, 100, 20):
@@ -37,5 +36,5 @@ web = serve_app(app, slots=2)
 
 @web.get("/", response_class=HTMLResponse)
 async def page() -> str:
-    """The page on which people wait."""
+    """The page that shows the place in line."""
     return PAGE
