@@ -68,7 +68,7 @@ class Project:
         file.write_text(text)
 
     def make_store(self) -> None:
-        """Make the store, as the first worker or enqueue does: commands that look would refuse to."""
+        """Create the store, as the first worker or enqueue does: commands that only read do not."""
 
         async def nothing(store: Store) -> None: ...
 
@@ -91,11 +91,11 @@ class Project:
         return result.stdout
 
     def read(self, *args: str) -> Any:
-        """The document that a command answers with ``--json``."""
+        """The document that a command prints with ``--json``."""
         return json.loads(self.good(*args, "--json"))
 
     def refused(self, *args: str, code: int = 2) -> str:
-        """What a command that must fail says; one line, and no traceback."""
+        """The error of a command that must fail: one line, and no traceback."""
         result = self.run(*args)
         assert result.exit_code == code, result.output
         assert result.stdout == ""
@@ -119,7 +119,7 @@ class Project:
         return process
 
     def stop(self, process: subprocess.Popen[str], number: int = signal.SIGTERM) -> str:
-        """End a process in good order; answers what it wrote to standard error."""
+        """Stop a process gracefully and return what it wrote to standard error."""
         process.send_signal(number)
         _, error = process.communicate(timeout=60)
         assert process.returncode == 0, error
@@ -150,7 +150,7 @@ class Project:
 
 
 def eventually(look: Callable[[], T], *, within: float = 60.0) -> T:
-    """What `look` answers as soon as that is something."""
+    """Call `look` until it returns a true value, and return that."""
     until = time.monotonic() + within
     while not (found := look()):
         assert time.monotonic() < until, "it did not happen in time"

@@ -1,4 +1,4 @@
-"""The command line as a whole: what it says about itself, how it finds an application, and how it refuses."""
+"""The command line as a whole: its help, how it finds an application, and how it reports errors."""
 
 import subprocess
 import sys
@@ -71,39 +71,39 @@ def test_a_file_inside_a_package_keeps_its_dotted_name(project: Project) -> None
     assert (job["task"], job["queue"]) == ("store_front.tasks.greet", "front")
 
 
-def test_a_missing_module_is_told_with_the_place_that_was_searched(project: Project) -> None:
-    told = project.refused("worker", "-A", "nowhere:app")
-    assert "nowhere" in told
-    assert str(project.path) in told
+def test_a_missing_module_is_reported_with_the_directory_that_was_searched(project: Project) -> None:
+    output = project.refused("worker", "-A", "nowhere:app")
+    assert "nowhere" in output
+    assert str(project.path) in output
 
 
-def test_a_missing_module_that_lies_below_is_pointed_at(project: Project) -> None:
+def test_a_missing_module_in_a_subdirectory_is_suggested(project: Project) -> None:
     project.write("inner/lost.py", "")
     assert "inner/lost.py" in project.refused("worker", "-A", "lost")
 
 
-def test_a_missing_file_is_told(project: Project) -> None:
+def test_a_missing_file_is_reported(project: Project) -> None:
     assert "no file 'src/gone.py'" in project.refused("worker", "-A", "src/gone.py:app")
 
 
-def test_a_module_without_an_application_is_told_with_what_it_has(project: Project) -> None:
+def test_a_module_without_an_application_is_reported_with_what_it_has(project: Project) -> None:
     project.write("bare.py", "first = 1\nsecond = 2\n")
-    told = project.refused("worker", "-A", "bare")
-    assert "no application" in told
-    assert "first, second" in told
+    output = project.refused("worker", "-A", "bare")
+    assert "no application" in output
+    assert "first, second" in output
 
 
 def test_several_applications_are_listed(project: Project) -> None:
     project.write("twins.py", "from fairlane import Fairlane\none = Fairlane()\ntwo = Fairlane()\n")
-    told = project.refused("worker", "-A", "twins")
-    assert "twins:one, twins:two" in told
+    output = project.refused("worker", "-A", "twins")
+    assert "twins:one, twins:two" in output
 
 
-def test_another_kind_of_object_is_told(project: Project) -> None:
+def test_another_kind_of_object_is_reported(project: Project) -> None:
     project.write("odd.py", "from fairlane import Fairlane\napp = 3\nreal = Fairlane()\n")
-    told = project.refused("worker", "-A", "odd:app")
-    assert "it is of type int, not a Fairlane application" in told
-    assert "use -A odd:real" in told
+    output = project.refused("worker", "-A", "odd:app")
+    assert "it is of type int, not a Fairlane application" in output
+    assert "use -A odd:real" in output
 
 
 def test_an_error_in_the_module_is_shown_with_the_users_own_line(project: Project) -> None:
@@ -131,25 +131,25 @@ def test_a_worker_needs_an_application(project: Project) -> None:
 # -- settings --------------------------------------------------------------------------------------------------------
 
 
-def test_every_problem_of_a_worker_is_told_at_once(project: Project) -> None:
-    told = project.refused(
+def test_every_problem_of_a_worker_is_reported_at_once(project: Project) -> None:
+    output = project.refused(
         *("worker", "-A", "shop", "-Q", "a/b", "-c", "0", "--reserved", "top=1"),
         *("--index", "first", "--grace", "-1", "--pool", "a b", "--processes", "0"),
     )
     for option in ("--queues", "--slots", "--reserved", "--index", "--grace", "--pool", "--processes"):
-        assert f"{option}: " in told
+        assert f"{option}: " in output
 
 
 def test_reservations_must_leave_a_slot(project: Project) -> None:
     assert "--reserved: " in project.refused("worker", "-A", "shop", "-c", "2", "--reserved", "high=1,normal=1")
 
 
-def test_a_bad_variable_is_told_by_its_name(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_variable_is_reported_by_its_name(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIRLANE_MAX_CONCURRENT_TASKS", "0")
     monkeypatch.setenv("FAIRLANE_HEARTBEAT", "soon")
-    told = project.refused("worker", "-A", "shop")
-    assert "FAIRLANE_MAX_CONCURRENT_TASKS" in told
-    assert "FAIRLANE_HEARTBEAT" in told
+    output = project.refused("worker", "-A", "shop")
+    assert "FAIRLANE_MAX_CONCURRENT_TASKS" in output
+    assert "FAIRLANE_HEARTBEAT" in output
 
 
 def test_a_password_is_never_shown(project: Project) -> None:
@@ -175,5 +175,5 @@ def test_debug_shows_the_error_itself(project: Project) -> None:
 
 def test_a_store_that_cannot_be_opened_is_one_line(project: Project) -> None:
     project.write("fairlane.db", "this is not a database, and it is long enough to look like one" * 20)
-    told = project.refused("status", code=1)
-    assert len(told.strip().splitlines()) == 1
+    output = project.refused("status", code=1)
+    assert len(output.strip().splitlines()) == 1

@@ -1,4 +1,4 @@
-"""The doctor: every trouble it looks for is found, told with advice, and absent from a healthy system."""
+"""The doctor: every problem is found and reported with advice, and a healthy system has none."""
 
 from collections.abc import AsyncIterator
 
@@ -56,7 +56,7 @@ async def test_a_healthy_system_has_no_findings_but_good_ones(practice: Practice
     own = await practice.store.findings() if isinstance(practice.store, Diagnosable) else []
     findings = await practice.look(recount=True)
     assert [finding.topic for finding in findings[2 : 2 + len(own)]] == [finding.topic for finding in own]
-    # What the store tells of itself depends on its server, and is tested with that.
+    # What the store reports about itself depends on its server, and is tested there.
     del findings[2 : 2 + len(own)]
     assert {finding.level for finding in findings} == {Level.OK}
     topics = ["store", "clock", "leader", "sessions", "queues", "tasks", "lanes", "bindings", "failures", "recount"]
@@ -88,7 +88,7 @@ async def test_a_store_that_is_away_is_the_only_finding() -> None:
     assert "does not answer" in finding.what
 
 
-async def test_a_clock_that_differs_is_told(practice: Practice) -> None:
+async def test_a_clock_that_differs_is_reported(practice: Practice) -> None:
     findings = await practice.look(offset=-30.0)
     [finding] = [finding for finding in findings if finding.topic == "clock"]
     assert finding.level is Level.WARN
@@ -100,7 +100,7 @@ async def test_a_fleet_without_a_leader_is_an_error(practice: Practice) -> None:
     assert (await practice.found("leader")).level is Level.ERROR
 
 
-async def test_late_renewals_are_told_before_and_after_the_lease_has_ended(practice: Practice) -> None:
+async def test_late_renewals_are_reported_before_and_after_the_lease_has_ended(practice: Practice) -> None:
     await practice.kit.worker()
     practice.clock.advance(11.0)
     assert (await practice.found("sessions")).level is Level.WARN
@@ -110,7 +110,7 @@ async def test_late_renewals_are_told_before_and_after_the_lease_has_ended(pract
     assert "ended 5 s ago" in finding.what
 
 
-async def test_a_queue_that_nobody_serves_is_an_error(practice: Practice) -> None:
+async def test_a_queue_without_a_worker_is_an_error(practice: Practice) -> None:
     await practice.kit.worker("other")
     await practice.kit.enqueue(queue="lonely")
     finding = await practice.found("queues")
@@ -119,7 +119,7 @@ async def test_a_queue_that_nobody_serves_is_an_error(practice: Practice) -> Non
     assert "-Q lonely" in finding.advice
 
 
-async def test_a_paused_queue_with_work_is_told_with_the_way_out(practice: Practice) -> None:
+async def test_a_paused_queue_with_work_is_reported_with_the_way_out(practice: Practice) -> None:
     await practice.kit.worker()
     await practice.kit.enqueue()
     await practice.store.configure([SettingsChange(queue="default", override=QueueOverride(paused=True))])
@@ -127,7 +127,7 @@ async def test_a_paused_queue_with_work_is_told_with_the_way_out(practice: Pract
     assert (finding.level, finding.advice) == (Level.WARN, "fairlane resume default")
 
 
-async def test_a_paused_lane_is_told(practice: Practice) -> None:
+async def test_a_paused_lane_is_reported(practice: Practice) -> None:
     await practice.kit.worker()
     await practice.kit.settings("default", LaneRule(pattern="user:ann", paused=True))
     await practice.kit.enqueue(lane="user:ann")
@@ -136,7 +136,7 @@ async def test_a_paused_lane_is_told(practice: Practice) -> None:
     assert "user:ann" in finding.what
 
 
-async def test_a_lane_whose_head_waits_for_a_worker_that_is_gone_stands_still(practice: Practice) -> None:
+async def test_a_lane_whose_head_waits_for_a_dead_worker_stands_still(practice: Practice) -> None:
     await practice.kit.worker(lease=600.0)
     await practice.kit.settings("default", LaneRule(pattern="*", limit=1))
     head = await practice.kit.enqueue(lane="document", worker=7)
@@ -159,7 +159,7 @@ async def test_a_lane_that_moves_is_well_however_long_it_is(practice: Practice) 
     assert (await practice.found("lanes")).level is Level.OK
 
 
-async def test_bindings_to_a_worker_that_is_gone_are_told(practice: Practice) -> None:
+async def test_bindings_to_a_dead_worker_are_reported(practice: Practice) -> None:
     worker = await practice.kit.worker(index=2)
     await practice.kit.enqueue(sticky="plan-7")
     assert (await practice.found("bindings")).level is Level.OK
@@ -169,7 +169,7 @@ async def test_bindings_to_a_worker_that_is_gone_are_told(practice: Practice) ->
     assert "default/2" in finding.what
 
 
-async def test_recent_failures_are_told_by_task_and_group(practice: Practice) -> None:
+async def test_recent_failures_are_reported_by_task_and_group(practice: Practice) -> None:
     worker = await practice.kit.worker(lease=90_000.0)
     for _ in range(3):
         await practice.kit.enqueue("shop.render", retries=0)

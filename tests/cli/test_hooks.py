@@ -1,4 +1,4 @@
-"""Hooks and logs of workers as real processes: what a start hook that raises leaves behind, and who writes what."""
+"""Hooks and logs of workers as real processes: a start hook that raises, and which jobs are logged."""
 
 import json
 
@@ -21,26 +21,26 @@ async def hello() -> None: ...
 """
 
 
-def test_a_worker_whose_start_hook_raises_says_why_and_ends_with_1(project: Project) -> None:
+def test_a_worker_whose_start_hook_raises_reports_why_and_exits_with_1(project: Project) -> None:
     project.write("broken.py", BROKEN)
     worker = project.start("worker", "-A", "broken")
-    _, told = worker.communicate(timeout=60)
+    _, output = worker.communicate(timeout=60)
     assert worker.returncode == 1
-    assert 'raise ConnectionError("no database")' in told
-    assert told.rstrip().endswith(
+    assert 'raise ConnectionError("no database")' in output
+    assert output.rstrip().endswith(
         "the worker does not start: its on_worker_start hook connect raised ConnectionError: no database"
     )
     assert project.read("workers", "--all")["workers"] == []
 
 
-def test_the_example_of_hooks_works_as_it_is_told(project: Project) -> None:
+def test_the_example_of_hooks_works_as_described(project: Project) -> None:
     example = str(EXAMPLES / "hooks.py")
     ids = [project.read("enqueue", "-A", example, "count", what)["id"] for what in ("apples", "pears", "apples")]
     worker = project.start("worker", "-A", example, "--burst", "--slots", "1")
-    _, told = worker.communicate(timeout=60)
-    assert worker.returncode == 0, told
+    _, output = worker.communicate(timeout=60)
+    assert worker.returncode == 0, output
     assert [project.read("job", id)["result"] for id in ids] == [1, 1, 2]
-    assert told.count(" hooks: hooks.count took 0.") == 3
+    assert output.count(" hooks: hooks.count took 0.") == 3
 
 
 @pytest.mark.parametrize(
@@ -54,15 +54,15 @@ def test_the_example_of_hooks_works_as_it_is_told(project: Project) -> None:
     ],
     ids=["by default", "warning", "the option beats the variable", "by a variable", "critical"],
 )
-def test_the_level_says_which_jobs_have_a_line(
+def test_the_level_determines_which_jobs_have_a_line(
     project: Project, args: tuple[str, ...], environ: dict[str, str], completed: int, failed: int
 ) -> None:
     project.good("enqueue", "-A", "shop", "render", "ann")
     project.good("enqueue", "-A", "shop", "spoil", "milk")
     worker = project.start("worker", "-A", "shop", "--burst", "--log-format", "json", *args, **environ)
-    _, told = worker.communicate(timeout=60)
-    assert worker.returncode == 0, told
-    lines = [json.loads(line) for line in told.splitlines()]
+    _, output = worker.communicate(timeout=60)
+    assert worker.returncode == 0, output
+    lines = [json.loads(line) for line in output.splitlines()]
     jobs = [line for line in lines if line["logger"] == "fairlane.worker.jobs"]
     assert [line["outcome"] for line in jobs].count("completed") == completed
     assert [line["exception"].endswith("ValueError: milk") for line in jobs if line["level"] == "error"] == [
@@ -70,8 +70,8 @@ def test_the_level_says_which_jobs_have_a_line(
     ] * failed
 
 
-def test_a_level_that_is_none_is_refused(project: Project) -> None:
+def test_a_level_that_is_unknown_is_rejected(project: Project) -> None:
     assert "'loud' is not one of" in project.refused("worker", "-A", "shop", "--log-level", "loud")
     worker = project.start("worker", "-A", "shop", FAIRLANE_LOG_LEVEL="loud")
-    _, told = worker.communicate(timeout=60)
-    assert (worker.returncode, "FAIRLANE_LOG_LEVEL" in told) == (2, True)
+    _, output = worker.communicate(timeout=60)
+    assert (worker.returncode, "FAIRLANE_LOG_LEVEL" in output) == (2, True)

@@ -37,7 +37,7 @@ def test_a_job_of_an_application_is_checked_and_gets_its_lane(project: Project) 
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "output"),
     [
         (("render", "ann", "42"), "prompt"),
         (("render",), "user"),
@@ -48,10 +48,10 @@ def test_a_job_of_an_application_is_checked_and_gets_its_lane(project: Project) 
         ((), "TASK"),
     ],
 )
-def test_a_bad_job_is_refused_with_the_name_of_what_is_wrong(
-    project: Project, args: tuple[str, ...], told: str
+def test_a_bad_job_is_rejected_with_the_name_of_what_is_wrong(
+    project: Project, args: tuple[str, ...], output: str
 ) -> None:
-    assert told in project.refused("enqueue", "-A", "shop", *args)
+    assert output in project.refused("enqueue", "-A", "shop", *args)
     assert project.read("jobs")["jobs"] == []
 
 
@@ -74,7 +74,7 @@ def test_a_file_of_jobs_is_sent(project: Project) -> None:
 @pytest.mark.parametrize(
     "line", ["{", '{"task": "shop.render", "args": [1]}', '{"task": "shop.render", "colour": 1}', '{"args": []}']
 )
-def test_a_bad_line_is_told_by_its_number(project: Project, line: str) -> None:
+def test_a_bad_line_is_reported_by_its_number(project: Project, line: str) -> None:
     project.write("jobs.jsonl", '{"task": "shop.render", "args": ["ann"]}\n' + line)
     assert "line 2" in project.refused("enqueue", "-A", "shop", "--from-file", "jobs.jsonl")
 
@@ -146,8 +146,8 @@ def test_a_failed_job_is_retried_as_a_new_one(project: Project) -> None:
 def test_all_failed_jobs_are_retried_once_however_often_it_is_asked(project: Project) -> None:
     _failed(project, 3)
     for where, retried, already in (((), 3, 0), ((), 0, 3), (("--queue", "other"), 0, 0)):
-        told = project.read("retry", "--failed", "--yes", *where)
-        assert (told["retried"], told["already_retried"]) == (retried, already)
+        output = project.read("retry", "--failed", "--yes", *where)
+        assert (output["retried"], output["already_retried"]) == (retried, already)
 
 
 def test_retrying_everything_asks_first(project: Project) -> None:
@@ -179,10 +179,10 @@ def test_wait_prints_the_result_of_a_worker(project: Project) -> None:
     assert project.good("enqueue", "-A", "shop", "render", "ann", "a dog", "--wait").strip() == '"ann: a dog"'
     answer = project.read("enqueue", "shop.render", "bob", "-q", "images", "--wait")
     assert answer["result"] == "bob: a cat"
-    told = project.refused("enqueue", "-A", "shop", "spoil", "no paint", "--wait", code=1)
-    assert "no paint" in told
-    told = project.refused("enqueue", "-A", "shop", "nap", "30", "--wait-timeout", "0.3", code=1)
-    assert "it goes on" in told
+    output = project.refused("enqueue", "-A", "shop", "spoil", "no paint", "--wait", code=1)
+    assert "no paint" in output
+    output = project.refused("enqueue", "-A", "shop", "nap", "30", "--wait-timeout", "0.3", code=1)
+    assert "it goes on" in output
     [napping] = eventually(lambda: project.read("jobs", "--state", "running")["jobs"])
     assert project.read("cancel", napping["id"])["jobs"][0]["answer"] == "requested"
     assert eventually(lambda: project.read("jobs", "--state", "cancelled")["jobs"])
@@ -194,7 +194,7 @@ def test_wait_prints_the_result_of_a_worker(project: Project) -> None:
 
 
 @pytest.mark.usefixtures("every_store")
-def test_status_of_a_job_tells_its_place_and_why(project: Project) -> None:
+def test_status_of_a_job_shows_its_place_and_why(project: Project) -> None:
     ids = [project.read("enqueue", "any.task", "--lane", "user:ann")["id"] for _ in range(3)]
     document = project.read("status", ids[2])
     assert document["position"]["ahead"] == 2
@@ -204,7 +204,7 @@ def test_status_of_a_job_tells_its_place_and_why(project: Project) -> None:
     assert "no live worker" in text
 
 
-def test_an_example_works_as_it_is_told(project: Project) -> None:
+def test_an_example_works_as_described(project: Project) -> None:
     (project.path / "shop.py").unlink()
     example = str(EXAMPLES / "shop.py")
     worker = project.start("worker", "-A", example, "--log-level", "warning")
@@ -213,7 +213,7 @@ def test_an_example_works_as_it_is_told(project: Project) -> None:
     project.stop(worker)
 
 
-def test_waiting_in_vain_says_what_is_missing(project: Project) -> None:
+def test_waiting_in_vain_reports_what_is_missing(project: Project) -> None:
     project.write(
         "lonely.py", "from fairlane import Fairlane\napp = Fairlane()\n@app.task\nasync def hello() -> None: ...\n"
     )

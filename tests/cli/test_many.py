@@ -1,4 +1,4 @@
-"""Commands about many jobs, limits, schedules and tasks, and what commands leave behind that only look."""
+"""Commands about many jobs, limits, schedules and tasks, and commands that only read and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ def test_jobs_are_cancelled_retried_and_forgotten_by_a_selection(project: Projec
     assert project.read("cancel", *where, "--yes")["cancelled"] == 12
     assert len(project.read("jobs", "--state", "pending")["jobs"]) == 1
 
-    told = project.read("retry", "--state", "cancelled", "--task", "any.task", "--yes")
-    assert (told["matched"], told["retried"], told["unchanged"]) == (12, 12, {})
-    told = project.read("retry", "--state", "cancelled", "--task", "any.task", "--yes")
-    assert (told["retried"], told["unchanged"]) == (0, {"already_retried": 12})
+    output = project.read("retry", "--state", "cancelled", "--task", "any.task", "--yes")
+    assert (output["matched"], output["retried"], output["unchanged"]) == (12, 12, {})
+    output = project.read("retry", "--state", "cancelled", "--task", "any.task", "--yes")
+    assert (output["retried"], output["unchanged"]) == (0, {"already_retried": 12})
 
     assert project.read("purge", *where, "--yes")["forgotten"] == 12
     assert project.read("purge", *where, "--yes", "--cancel-waiting")["forgotten"] == 12
     assert [job["lane"] for job in project.read("jobs")["jobs"]] == ["user:bob"]
 
 
-def test_a_dry_run_says_how_many_and_shows_some(project: Project) -> None:
+def test_a_dry_run_shows_how_many_and_shows_some(project: Project) -> None:
     fill(project, 12)
-    told = project.good("cancel", "--all", "--dry-run")
-    assert "12 jobs would be cancelled" in told
-    assert "job-11" in told
-    assert "and 2 more" in told
+    output = project.good("cancel", "--all", "--dry-run")
+    assert "12 jobs would be cancelled" in output
+    assert "job-11" in output
+    assert "and 2 more" in output
 
 
 def test_a_question_names_the_number_and_the_selection(project: Project) -> None:
@@ -94,7 +94,7 @@ def test_nothing_to_change_is_not_asked_about_and_names_the_store(project: Proje
         (("cancel", "--older-than", "soon"), "soon"),
     ],
 )
-def test_a_selection_that_makes_no_sense_is_refused(project: Project, args: tuple[str, ...], word: str) -> None:
+def test_a_selection_that_is_invalid_is_rejected(project: Project, args: tuple[str, ...], word: str) -> None:
     assert word in project.refused(*args)
 
 
@@ -105,7 +105,7 @@ def test_ages_are_read_as_people_write_them(text: str, seconds: float) -> None:
     assert Age().convert(text, None, None) == seconds
 
 
-def test_an_error_in_the_middle_says_what_was_done(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_the_middle_reports_what_was_done(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(project, 120)
     original, calls = SqliteStore.cancel, []
 
@@ -116,8 +116,8 @@ def test_an_error_in_the_middle_says_what_was_done(project: Project, monkeypatch
         return await original(self, ids)
 
     monkeypatch.setattr(SqliteStore, "cancel", breaks)
-    told = project.refused("cancel", "--all", "--yes", code=1)
-    assert "failed after 50 jobs, 50 of them cancelled; repeat the command" in told
+    output = project.refused("cancel", "--all", "--yes", code=1)
+    assert "failed after 50 jobs, 50 of them cancelled; repeat the command" in output
 
 
 def test_an_interrupted_command_goes_on_when_it_is_repeated(project: Project) -> None:
@@ -130,10 +130,10 @@ def test_an_interrupted_command_goes_on_when_it_is_repeated(project: Project) ->
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=30)
     assert process.returncode in (0, 130), error
-    told = project.read("cancel", "--all", "--yes")
+    output = project.read("cancel", "--all", "--yes")
     if process.returncode == 130:
         assert "repeat the command" in error
-        assert 0 < told["cancelled"] < 6_000
+        assert 0 < output["cancelled"] < 6_000
     assert project.read("cancel", "--all", "--yes")["matched"] == 0
 
 
@@ -162,7 +162,7 @@ def test_limits_are_shown_overridden_and_cleared(project: Project) -> None:
     assert project.read("limit", "art", "--clear")["limits"] == [whole, lanes]
 
 
-def test_a_limit_that_makes_no_sense_is_refused(project: Project) -> None:
+def test_a_limit_that_is_invalid_is_rejected(project: Project) -> None:
     project.good("enqueue", "any.task")
     assert "pause" in project.refused("limit", "default", "0")
     assert "many" in project.refused("limit", "default", "many")
@@ -201,7 +201,9 @@ def test_schedules_show_their_next_run_and_who_declares_them(project: Project) -
     assert "no live worker declares it" in shown
 
 
-def test_a_schedule_that_nobody_declares_is_shown_as_stopped(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schedule_that_no_worker_declares_is_shown_as_stopped(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     project.write("chores.py", TIDY)
     project.good("worker", "-A", "chores", "--burst", "--log-level", "error")
     now = time.time()
@@ -221,7 +223,7 @@ def test_tasks_are_listed_with_what_they_take(project: Project) -> None:
     assert "--app" in project.refused("tasks")
 
 
-# -- commands that only look -----------------------------------------------------------------------------------------
+# -- commands that only read -----------------------------------------------------------------------------------------
 
 LOOKING = [
     ("status",),
@@ -284,7 +286,7 @@ def test_a_file_that_is_no_store_is_left_as_it_is(project: Project) -> None:
 @pytest.mark.usefixtures("every_store")
 def test_an_empty_answer_names_its_store_without_the_password(project: Project) -> None:
     for args in (("jobs",), ("queues",), ("workers",), ("bindings",), ("schedules",)):
-        told = project.good(*args)
-        assert f"no {args[0]} in " in told
-        assert "password" not in told
-        assert project.read(*args)["store"] in told
+        output = project.good(*args)
+        assert f"no {args[0]} in " in output
+        assert "password" not in output
+        assert project.read(*args)["store"] in output

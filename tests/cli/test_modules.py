@@ -10,7 +10,7 @@ TASK = "from artbot.app import app\n@app.task{}\nasync def {}() -> str:\n    ret
 
 @pytest.fixture
 def artbot(project: Project) -> Project:
-    """A package with an application, tasks in three places, and modules that nobody may import."""
+    """A package with an application, tasks in three places, and modules that must not be imported."""
     for package in ("artbot", "artbot/images", "artbot/mail", "artbot/mail/tasks", "artbot/tests"):
         project.write(f"{package}/__init__.py", "")
     project.write("artbot/app.py", APP.format(""))
@@ -23,11 +23,11 @@ def artbot(project: Project) -> Project:
 
 
 def served(project: Project, *args: str, code: int = 0) -> str:
-    """What a worker that runs what there is says."""
+    """The log of a worker that runs all jobs and stops."""
     worker = project.start("worker", *args, "--burst")
-    _, told = worker.communicate(timeout=60)
-    assert worker.returncode == code, told
-    return told
+    _, output = worker.communicate(timeout=60)
+    assert worker.returncode == code, output
+    return output
 
 
 def run(project: Project, name: str, *apps: str) -> object:
@@ -63,7 +63,7 @@ def test_modules_called_tasks_are_discovered_at_any_depth_and_nothing_else_is_im
         ("", "app.autodiscover('artbot.tests')\n", "has no module called 'tasks'"),
     ],
 )
-def test_what_cannot_be_imported_is_refused_with_its_name(
+def test_what_cannot_be_imported_is_rejected_with_its_name(
     artbot: Project, arguments: str, more: str, words: str
 ) -> None:
     artbot.write("artbot/app.py", APP.format(arguments) + more)
@@ -71,17 +71,17 @@ def test_what_cannot_be_imported_is_refused_with_its_name(
     assert words in served(artbot, "-A", "artbot.app", code=1 if "list of" in words or "dotted" in words else 2)
 
 
-def test_an_included_module_that_is_broken_is_told_with_its_traceback(artbot: Project) -> None:
+def test_an_included_module_that_is_broken_is_reported_with_its_traceback(artbot: Project) -> None:
     artbot.write("artbot/app.py", APP.format("include=['artbot.images.forbidden']"))
-    told = served(artbot, "-A", "artbot.app", code=1)
-    assert "artbot.images.forbidden could not be imported" in told
-    assert "AssertionError: imported" in told
+    output = served(artbot, "-A", "artbot.app", code=1)
+    assert "artbot.images.forbidden could not be imported" in output
+    assert "AssertionError: imported" in output
 
 
-def test_a_worker_without_tasks_says_so_and_ends(artbot: Project) -> None:
-    told = served(artbot, "-A", "artbot.app", code=2)
-    assert "the application has no tasks" in told
-    assert "include=" in told
+def test_a_worker_without_tasks_reports_it_and_exits(artbot: Project) -> None:
+    output = served(artbot, "-A", "artbot.app", code=2)
+    assert "the application has no tasks" in output
+    assert "include=" in output
 
 
 def test_a_further_module_may_declare_tasks_of_the_same_application(artbot: Project) -> None:
@@ -115,8 +115,8 @@ def test_two_applications_at_one_store_are_served_as_one(project: Project) -> No
         project.read("enqueue", "-A", app, *task)["id"]
         for app, task in (("shop", ("render", "ann")), ("office", ("post",)))
     ]
-    told = served(project, "-A", "shop", "-A", "office")
-    assert "queues default,images,letters,models,slow" in told.replace(", ", ",")
+    output = served(project, "-A", "shop", "-A", "office")
+    assert "queues default,images,letters,models,slow" in output.replace(", ", ",")
     assert [project.read("job", id)["result"] for id in ids] == ["ann: a cat", "stamped"]
     [letters] = [queue for queue in project.read("queues")["queues"] if queue["name"] == "letters"]
     assert letters["limit"] == 2
@@ -130,17 +130,17 @@ def test_the_variable_names_several_too(project: Project) -> None:
     assert project.read("job", id)["result"] == "stamped"
 
 
-def test_applications_that_disagree_are_refused_and_both_are_named(project: Project) -> None:
+def test_applications_that_disagree_are_rejected_and_both_are_named(project: Project) -> None:
     project.write("office.py", SECOND.format("'sqlite:///other.db'", ""))
-    told = project.refused("worker", "-A", "shop", "-A", "office")
-    assert "shop and office have different stores, sqlite:///fairlane.db and sqlite:///other.db" in told
+    output = project.refused("worker", "-A", "shop", "-A", "office")
+    assert "shop and office have different stores, sqlite:///fairlane.db and sqlite:///other.db" in output
     # With a store that is named for both there is nothing to disagree in.
     served(project, "-A", "shop", "-A", "office", "--url", "sqlite:///third.db")
 
     project.write("clash.py", SECOND.format("", ", name='shop.render'"))
-    told = project.refused("worker", "-A", "shop", "-A", "clash")
-    assert "shop and clash both have a task 'shop.render', in shop and clash" in told
+    output = project.refused("worker", "-A", "shop", "-A", "clash")
+    assert "shop and clash both have a task 'shop.render', in shop and clash" in output
 
     project.write("strict.py", SECOND.format("", "").replace('"letters", limit=2', '"models", limit=2'))
-    told = project.refused("worker", "-A", "shop", "-A", "strict")
-    assert "shop and strict declare queue 'models' differently" in told
+    output = project.refused("worker", "-A", "shop", "-A", "strict")
+    assert "shop and strict declare queue 'models' differently" in output

@@ -137,12 +137,12 @@ def test_what_jobs_leave_running_does_not_keep_a_worker_from_exiting(
     id = project.read("enqueue", f"litter.{task}")["id"]
     assert _ended(project, id)["state"] == "completed"
     began = time.monotonic()
-    told = project.stop(worker)
+    output = project.stop(worker)
     assert time.monotonic() - began < 10
     assert worker.returncode == 0
-    assert "killed" not in told
-    assert ("the grace period is over" in told) is (words is not None)
-    assert words is None or words in told
+    assert "killed" not in output
+    assert ("the grace period is over" in output) is (words is not None)
+    assert words is None or words in output
 
 
 def test_a_burst_ends_too(project: Project) -> None:

@@ -41,9 +41,9 @@ def test_a_worker_runs_jobs_and_ends_with_0_at_sigterm(project: Project) -> None
     id = project.read("enqueue", "-A", "shop", "render", "ann")["id"]
     eventually(lambda: project.read("job", id)["state"] == "completed")
     assert project.read("job", id)["result"] == "ann: a cat"
-    told = project.stop(worker)
-    assert "ready" in told
-    assert "stopped" in told
+    output = project.stop(worker)
+    assert "ready" in output
+    assert "stopped" in output
     [session] = project.read("workers", "--all")["workers"]
     assert session["state"] == "ended"
 
@@ -157,7 +157,7 @@ def test_a_port_that_is_taken_is_one_line(project: Project, free_port: int) -> N
 
 @pytest.fixture
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -218,9 +218,9 @@ def test_a_manager_alone_promotes_for_workers_without_one(project: Project) -> N
     eventually(lambda: project.read("job", id)["state"] == "completed")
     [session] = [s for s in project.read("workers", "--all")["workers"] if s["kind"] == "manager"]
     assert project.read("status")["leader"]["session"] == session["id"]
-    told = project.stop(manager)
-    assert "the manager has stopped" in told
-    # It resigned, so nobody has to wait for the end of its term.
+    output = project.stop(manager)
+    assert "the manager has stopped" in output
+    # It resigned, so the next leader does not have to wait for the end of its term.
     assert project.read("status")["leader"] is None
     project.stop(worker)
 
@@ -327,7 +327,7 @@ def test_reservations_follow_the_slots_unless_they_were_chosen(
         _settings(CommandContext(None, None), slots=2)
 
 
-def test_the_first_line_of_a_worker_says_what_ordinary_work_has(project: Project) -> None:
+def test_the_first_line_of_a_worker_shows_the_slots_of_normal_jobs(project: Project) -> None:
     for slots, words in (
         ("5", "5 slots: 4 for ordinary work, 1 reserved for high"),
         ("2", "2 slots, all for ordinary"),

@@ -13,7 +13,7 @@ from tests.interrupts import interruptible
 
 
 class Terminal:
-    """A command that believes somebody looks at it."""
+    """A command on a terminal."""
 
     def __init__(self, project: Project, *args: str) -> None:
         self._leader, follower = pty.openpty()
@@ -83,7 +83,7 @@ def test_ctrl_c_ends_top_as_well(project: Project) -> None:
         terminal.close()
 
 
-def test_a_worker_tells_a_terminal_what_it_serves(project: Project) -> None:
+def test_a_worker_shows_a_terminal_what_it_serves(project: Project) -> None:
     terminal = Terminal(project, "worker", "-A", "shop", "-c", "4")
     try:
         terminal.until(lambda shown: "is ready" in shown)

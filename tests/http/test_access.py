@@ -1,4 +1,4 @@
-"""Who may do what: every operation names its scope, tokens keep to their bounds, other sites are refused."""
+"""Access: every operation names its scope, tokens stay within their bounds, other sites are rejected."""
 
 from __future__ import annotations
 

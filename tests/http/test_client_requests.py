@@ -40,7 +40,7 @@ async def render(user: str, size: int = 1) -> str:
 
 
 class Service:
-    """Answers requests from a script, the last one for ever."""
+    """Responds to requests from a script; the last response repeats."""
 
     def __init__(self, *script: Answer | Callable[[httpx.Request], httpx.Response]) -> None:
         self.script = list(script)
@@ -293,7 +293,7 @@ async def test_a_watch_goes_on_where_the_stream_broke() -> None:
         async with asyncio.timeout(10):
             updates = [update async for update in client.handle("a").watch()]
     told = [(u.state.value, u.position and u.position.place, u.progress) for u in updates]
-    # What was told before the break is not told again, and nothing follows the final state.
+    # Updates from before the break are not repeated, and nothing follows the final state.
     assert told == [
         ("pending", 2, None),
         ("pending", 1, None),

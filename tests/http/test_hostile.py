@@ -1,4 +1,4 @@
-"""What nobody should send gets a 4xx within bounds, and nothing of it is stored."""
+"""Malformed and hostile requests get a 4xx within bounds, and nothing of them is stored."""
 
 from __future__ import annotations
 

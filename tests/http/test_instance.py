@@ -206,7 +206,7 @@ async def test_an_instance_whose_worker_has_ended_stops(store_url: str) -> None:
     try:
         instance = Instance(shop.app)
         async with instance.running():
-            # What it does when it cannot register anew.
+            # As if it could not register again.
             instance.workers[0].stop(now=True)
             async with asyncio.timeout(10):
                 await asked.wait()

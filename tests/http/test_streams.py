@@ -21,7 +21,7 @@ Message = MutableMapping[str, Any]
 
 
 class Stream:
-    """A stream read by hand: httpx gives an answer in process only when it is complete."""
+    """A stream that is read chunk by chunk: in process, httpx returns only complete responses."""
 
     def __init__(self, web: FastAPI, path: str, **headers: str) -> None:
         self._web = web

@@ -154,7 +154,7 @@ async def test_an_exception_passes_and_leaves_its_type_and_message_alone(
     assert "hunter2" not in run.to_json()
 
 
-async def test_a_decision_tells_what_went_wrong_without_the_traceback(
+async def test_a_decision_records_what_went_wrong_without_the_traceback(
     kit: Kit, spans: Spans, recorded: Recorded
 ) -> None:
     await enqueue(kit, spans)
@@ -171,7 +171,7 @@ async def test_a_decision_tells_what_went_wrong_without_the_traceback(
     assert "hunter2" not in run.to_json()
 
 
-async def test_a_timeout_is_an_error_though_its_body_was_only_cancelled(
+async def test_a_timeout_is_an_error_though_its_job_was_only_cancelled(
     kit: Kit, spans: Spans, recorded: Recorded
 ) -> None:
     await enqueue(kit, spans)
@@ -297,7 +297,7 @@ def test_headers_of_others_are_left_out() -> None:
     assert carried(b"\xff") == {}
 
 
-async def test_spans_of_bodies_that_run_at_once_do_not_mix(kit: Kit, spans: Spans, recorded: Recorded) -> None:
+async def test_spans_of_concurrent_jobs_do_not_mix(kit: Kit, spans: Spans, recorded: Recorded) -> None:
     tracer = recorded.provider.get_tracer("shop")
     for number in range(5):
         await enqueue(kit, spans, f"task-{number}")
@@ -339,7 +339,7 @@ async def test_an_unsampled_trace_is_carried_on_unsampled(kit: Kit, spans: Spans
     assert recorded.exporter.get_finished_spans() == ()
 
 
-async def test_without_an_sdk_nothing_is_carried_and_bodies_run(kit: Kit) -> None:
+async def test_without_an_sdk_nothing_is_carried_and_jobs_run(kit: Kit) -> None:
     spans = Spans(trace.NoOpTracerProvider())
     with spans.headers("render", "default") as headers:
         assert headers is None

@@ -30,7 +30,7 @@ WAIT = 30.0
 
 @pytest.fixture
 def events() -> Events:
-    """Where the store tells what happens."""
+    """The events that the store emits."""
     return Events()
 
 
@@ -124,7 +124,7 @@ async def test_upkeep_and_elections_are_counted(kit: Kit, metrics: Metrics) -> N
     assert value(metrics, "fairlane_upkeep_total", verb="rescue", what="declared") == 1
     assert value(metrics, "fairlane_upkeep_total", verb="rescue", what="retried") == 1
     assert value(metrics, "fairlane_terms_total") == 1
-    # Clocks and flags of an answer are no counts.
+    # Times and flags of an answer are not counts.
     assert b'what="now"' not in generate_latest(metrics.registry)
     assert b'what="more"' not in generate_latest(metrics.registry)
 
@@ -142,7 +142,7 @@ async def test_labels_never_carry_a_lane_or_an_id(kit: Kit, metrics: Metrics) ->
         assert secret not in scraped
 
 
-def test_names_that_somebody_invents_do_not_fill_the_memory(
+def test_invented_names_do_not_fill_the_memory(
     events: Events, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prometheus, "MOST_SERIES", 3)

@@ -81,7 +81,7 @@ def test_the_fixture_serves_tests_with_and_without_an_event_loop(project: pytest
     project.runpytest_subprocess("-p", "no:randomly").assert_outcomes(passed=3)
 
 
-def test_a_body_that_raises_is_shown_with_its_own_lines(project: pytest.Pytester) -> None:
+def test_a_job_that_raises_is_shown_with_its_own_lines(project: pytest.Pytester) -> None:
     project.makepyfile(
         """
         from fairlane import Fairlane

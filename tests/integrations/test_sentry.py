@@ -108,7 +108,7 @@ async def test_what_a_job_is_retried_after_is_reported_if_asked_for(app: Fairlan
     assert [event["tags"]["attempt"] for event in sent] == ["1", "2"]
 
 
-async def test_what_a_body_asks_for_is_not_reported_but_how_it_fails_is(app: Fairlane, sent: list[Any]) -> None:
+async def test_what_a_job_requests_is_not_reported_but_how_it_fails_is(app: Fairlane, sent: list[Any]) -> None:
     sentry.instrument(app)
 
     @app.task(name="cancel")
@@ -143,7 +143,7 @@ async def test_what_a_body_asks_for_is_not_reported_but_how_it_fails_is(app: Fai
     ]
 
 
-async def test_what_no_body_raised_is_reported_as_a_message(app: Fairlane, sent: list[Any]) -> None:
+async def test_what_no_job_raised_is_reported_as_a_message(app: Fairlane, sent: list[Any]) -> None:
     sentry.instrument(app)
 
     @app.task(name="sleep", timeout=0.05)
@@ -206,14 +206,14 @@ def explode() -> None:
 """
 
 
-def test_the_error_of_an_isolated_body_is_reported_once_by_its_child_process(project: Project) -> None:
+def test_the_error_of_an_isolated_job_is_reported_once_by_its_child_process(project: Project) -> None:
     project.write("watched.py", SHOP)
     # In another process: importing the module sets Sentry up.
     project.start("enqueue", "-A", "watched", "explode").communicate(timeout=60)
     worker = project.start("worker", "-A", "watched", "--burst")
-    _, told = worker.communicate(timeout=60)
-    assert worker.returncode == 0, told
-    assert (project.path / "events.jsonl").exists(), told
+    _, output = worker.communicate(timeout=60)
+    assert worker.returncode == 0, output
+    assert (project.path / "events.jsonl").exists(), output
     [event] = [json.loads(line) for line in (project.path / "events.jsonl").read_text().splitlines()]
     assert stack(event) == ["explode"]
     assert event["tags"] == {"task": "watched.explode", "queue": "default", "attempt": "1"}

@@ -1,4 +1,4 @@
-"""One trace from the code that asks for a job to the code inside its body, through a real worker."""
+"""One trace from the code that enqueues a job to the code that runs in it, through a real worker."""
 
 from __future__ import annotations
 
