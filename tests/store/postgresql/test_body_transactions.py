@@ -77,7 +77,7 @@ async def test_a_savepoint_of_the_bodys_own_is_its_own(app: Fairlane, ledger: Le
 async def test_bodies_wait_for_each_other_and_nobody_waits_for_bodies(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(database, "WAIT_SECONDS", 1.0)
     app = Fairlane(settings=Settings(url=f"{url}?pool=2", intervals=QUICK))
     asking = 0
 
@@ -87,7 +87,7 @@ async def test_bodies_wait_for_each_other_and_nobody_waits_for_bodies(
         asking += 1
         connection = await current_job().transaction()
         asking -= 1
-        return int(await connection.fetchval("SELECT 1 FROM pg_sleep(0.4)"))
+        return int(await connection.fetchval("SELECT 1 FROM pg_sleep(0.8)"))
 
     async with app:
         handles = [await effect.enqueue() for _ in range(6)]

@@ -13,7 +13,7 @@ from fairlane import Fairlane
 from fairlane.events import Events
 from fairlane.integrations.prometheus import Metrics
 from fairlane.store.diagnosis import Finding, Level
-from fairlane.store.postgresql.collisions import TELL_SECONDS, Collisions
+from fairlane.store.postgresql.collisions import LOG_SECONDS, Collisions
 from fairlane.store.postgresql.database import Database
 from fairlane.store.postgresql.store import PostgresqlStore
 from tests.conformance.kit import Kit
@@ -99,7 +99,7 @@ async def test_collisions_are_told_once_a_minute_with_their_number(kit: Kit, cap
     with caplog.at_level(logging.WARNING, "fairlane.store"):
         for _ in range(4):
             collisions.add(Exception())
-        moment = TELL_SECONDS
+        moment = LOG_SECONDS
         collisions.add(Exception())
 
     first, second = [record.getMessage() for record in caplog.records]

@@ -272,12 +272,12 @@ async def test_a_unique_value_whose_time_is_over_can_be_taken(
     app: Fairlane, double: Task[[int], int], url: str
 ) -> None:
     worker = await (await kit_of(app)).worker()
-    brief = await double.options(unique="once", unique_for=0.2).enqueue(1)
+    brief = await double.options(unique="once", unique_for=2.0).enqueue(1)
     await worker.complete(*await worker.claim())
     async with opened(Asyncpg, url) as own:
         [duplicate] = await own.enqueue(app, double.options(unique="once").call(1))
         assert (duplicate.id, duplicate.created) == (brief.id, False)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(2.1)
         [fresh] = await own.enqueue(app, double.options(unique="once").call(1))
         assert fresh.created
         await own.commit()

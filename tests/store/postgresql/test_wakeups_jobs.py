@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from fairlane.store.postgresql import notifier
-from fairlane.store.postgresql.channels import ANYBODY, HERE
+from fairlane.store.postgresql.channels import ASK, HERE
 from fairlane.store.shared.subscriptions import TopicSubscription
 
 from ..carriers import POSTGRESQL, Open
@@ -61,7 +61,7 @@ async def test_until_the_answers_are_there_every_job_is_sent(opened: Open, tap: 
     wakeups.subscribe(["queue:a"])
     wakeups.publish(["job:1"])
     await tap.until("jobs", "job:1")
-    assert ("jobs", ANYBODY) in tap.heard
+    assert ("jobs", ASK) in tap.heard
 
 
 @pytest.mark.usefixtures("soon")
@@ -135,13 +135,13 @@ async def test_a_listener_announces_itself_and_answers_who_asks(opened: Open, ta
     opened().subscribe(["job:1"])
     await tap.until("others", HERE)
     tap.forget()
-    await tap.send("jobs", ANYBODY)
+    await tap.send("jobs", ASK)
     await tap.until("others", HERE, timeout=notifier.ANSWER_SECONDS + 0.5)
 
 
 async def test_who_listens_to_no_job_does_not_answer(opened: Open, tap: Tap, soon: None) -> None:
     async with quiet_about_jobs(opened()) as ear:
-        await tap.send("jobs", ANYBODY)
+        await tap.send("jobs", ASK)
         assert await ear.wait(0.3) == NOTHING
     assert ("others", HERE) not in tap.heard
 
@@ -152,7 +152,7 @@ async def test_of_many_listeners_a_few_answer(opened: Open, tap: Tap) -> None:
         opened().subscribe(["job:1", "queue:a"])
     await asyncio.sleep(notifier.ANSWER_SECONDS + 0.2)
     tap.forget()
-    await tap.send("jobs", ANYBODY)
+    await tap.send("jobs", ASK)
     await asyncio.sleep(notifier.ANSWER_SECONDS + 0.2)
     answers = tap.heard.count(("others", HERE))
     assert 2 <= answers < 10
@@ -197,7 +197,7 @@ async def test_who_listens_to_no_job_any_more_leaves_their_channel_and_answers_n
     wakeups.publish([MARKER])
     await tap.until("others", MARKER)  # and with it all that was said before
     tap.forget()
-    await tap.send("jobs", ANYBODY)
+    await tap.send("jobs", ASK)
     await tap.send("others", "queue:a")
     assert await ear.wait(5) == {"queue:a"}
     await asyncio.sleep(0.3)

@@ -1,8 +1,8 @@
 """Where the database is, and how this store uses it: everything that a URL says.
 
 ``postgresql://user:password@host:port/database?schema=jobs&pool=20`` is what libpq and asyncpg understand, plus three
-options of our own, which the server never sees. Whatever is wrong with a URL is found here, before anybody connects,
-and no message repeats a part of it that may hold a password.
+options of our own, which the server never sees. Errors in a URL are found here, before a connection is made, and no
+message repeats a part of it that may hold a password.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ def parse(url: str) -> Address:
         # Whichever answers first could be a standby, and a store that cannot be written is no use.
         options.setdefault("target_session_attrs", "primary")
     there = f"{'@' if user else ''}{hosts}{'/' if database else ''}{database}"
-    told = {name: "***" if name in SECRET_OPTIONS else value for name, value in (options | own).items()}
+    shown = {name: "***" if name in SECRET_OPTIONS else value for name, value in (options | own).items()}
     options.setdefault("application_name", "fairlane")
     return Address(
         dsn=_with_query(f"postgresql://{user}{':' if password else ''}{password}{there}", options),
-        shown=_with_query(f"postgresql://{user}{':***' if password else ''}{there}", told),
+        shown=_with_query(f"postgresql://{user}{':***' if password else ''}{there}", shown),
         schema=check_schema(own.get("schema", SCHEMA)),
         pool=_pool(own.get("pool")),
         listen=_listen(own.get("listen", "on")),

@@ -8,20 +8,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 
-from ..shared import topics
+from ..shared import topics as shared_topics
 from ..shared.topics import EVERYTHING
 
 HERE = "+"
-"""Somebody listens to jobs. Sent on the channel of the other topics."""
-ANYBODY = "?"
-"""Does anybody listen to jobs? Sent on the channel of the jobs."""
+"""A process listens to jobs. Sent on the channel of the other topics."""
+ASK = "?"
+"""Asks whether any process listens to jobs. Sent on the channel of the jobs."""
 PAYLOAD_BYTES = 7_900
 """The server takes less than 8,000."""
 NAME_BYTES = 40
-"""A longer schema is told by its hash: the name of a channel has at most 63 bytes."""
+"""A longer schema is named by its hash: the name of a channel has at most 63 bytes."""
 
 
-class Channels(topics.Channels):
+class Channels(shared_topics.Channels):
     """The two channels of a schema."""
 
     __slots__ = ()
@@ -35,9 +35,9 @@ class Channels(topics.Channels):
         return cls(f"fairlane.jobs.{schema}", f"fairlane.topics.{schema}")
 
 
-def payloads(told: Iterable[str]) -> Iterator[str]:
+def payloads(topics: Iterable[str]) -> Iterator[str]:
     """The topics, as many to a payload as fit. One that cannot travel stands for all."""
-    data = "\n".join(told).encode(errors="replace")
+    data = "\n".join(topics).encode(errors="replace")
     if b"\0" in data:
         yield EVERYTHING
         return

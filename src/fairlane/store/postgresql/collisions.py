@@ -1,4 +1,4 @@
-"""How often calls collided and were repeated, told in the log: seldom, and with their number."""
+"""Logs how many calls collided and were repeated, at most once a minute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .address import Address
 
 logger = logging.getLogger("fairlane.store")
 
-TELL_SECONDS = 60.0
+LOG_SECONDS = 60.0
 """At most one line in so long."""
 
 
@@ -22,18 +22,18 @@ class Collisions:
         self._address = address
         self._clock = clock
         self._lock = threading.Lock()
-        self._untold = 0
+        self._unlogged = 0
         self._next = float("-inf")
 
     def add(self, exc: Exception) -> None:
         """A call collided, and is repeated."""
         now = self._clock()
         with self._lock:
-            self._untold += 1
+            self._unlogged += 1
             if now < self._next:
                 return
-            count, self._untold = self._untold, 0
-            self._next = now + TELL_SECONDS
+            count, self._unlogged = self._unlogged, 0
+            self._next = now + LOG_SECONDS
         logger.warning(
             "%s: %d call%s since the last such line collided and %s repeated, the last with %s (SQLSTATE %s); "
             "see `fairlane doctor` and the server's log",

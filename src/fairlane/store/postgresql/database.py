@@ -5,8 +5,8 @@ is repeated here only when it is known that nothing of it happened: it collided 
 found dead before anything was sent. Whatever else breaks is `StoreUnavailable`: the outcome is unknown, and the caller
 repeats the call when it likes.
 
-May assume: callers back off by themselves. Promises: no call hangs because of a server that went away; nobody's
-cancellation spoils a connection for the next; nothing here survives a fork.
+May assume: callers back off by themselves. Promises: no call hangs because of a server that went away; the cancellation
+of one call does not spoil a connection for the next; nothing here survives a fork.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WAIT_SECONDS = 10.0
 """For a free connection of the pool."""
 CLOSING_SECONDS = connection_pools.CLOSING_SECONDS
 IDLE_SECONDS = 10.0
-"""A connection that nobody used for so long is closed."""
+"""A connection that was not used for so long is closed."""
 GROW_SECONDS = 0.25
 """In a thread beside the program's work a call waits so long for a connection in use before it opens another."""
 SETTLED_SECONDS = 0.1
@@ -116,7 +116,7 @@ class Database(Pools["_Pool"]):
         return self._call("fetchrow", sql, args, timeout, sent)
 
     def execute(self, sql: str, *args: Any, timeout: float | None = None) -> Coroutine[Any, Any, str]:
-        """Run one statement (without arguments, any number of them in one transaction), and tell what it did."""
+        """Run one statement (without arguments, any number of them in one transaction), and return what it did."""
         return self._call("execute", sql, args, timeout)
 
     async def _call(self, verb: str, sql: str, args: tuple[Any, ...], timeout: float | None, sent: int = 0) -> Any:
@@ -194,7 +194,7 @@ class Database(Pools["_Pool"]):
                 fail(exc, self.address, connection)
 
     def snapshot(self) -> AbstractAsyncContextManager[Connection]:
-        """A connection that sees one moment, for reads that belong together. It cannot write and waits for nobody."""
+        """A connection that sees one moment, for reads that belong together. It neither writes nor waits for locks."""
         return self.transaction(isolation="repeatable_read", readonly=True)
 
 
@@ -205,10 +205,10 @@ class _Pool(connection_pools.Pool):
         super().__init__(loop)
         self._address = address
         self._beside: set[asyncio.Task[Any]] = set()
-        """What goes on without anybody who waits for it."""
+        """Tasks that no call waits for."""
         self._kept: list[tuple[Any, float]] = []
         self._prepared: dict[Any, dict[str, Any]] = {}
-        """Statements by connection and text: whoever asks for them by their text pays as much as for a short call."""
+        """Statements by connection and text: looking one up in the driver costs as much as a short call."""
         self.patience = DeadlineTimer(loop)
         self._sweeper: asyncio.TimerHandle | None = None
         self._waiting = 0
@@ -256,7 +256,7 @@ class _Pool(connection_pools.Pool):
         return await getattr(statement, verb)(*args, timeout=NO_TIMEOUT)
 
     def spare(self) -> Connection | None:
-        """A connection that was kept and is alive, as far as can be told without asking the server."""
+        """A connection that was kept and is alive, as far as is known without asking the server."""
         while self._kept:
             connection, since = self._kept.pop()
             # One that was used a moment ago is not asked again: looking costs as much as sending.
@@ -314,7 +314,7 @@ class _Pool(connection_pools.Pool):
 
     def keep(self, connection: Connection) -> bool:
         """Done with it, and it is as it was: the next call takes it without asking the pool, which costs as much again
-        as the call itself (measured: 60 µs). False: it is to be given back, somebody waits for one."""
+        as the call itself (measured: 60 µs). False: it must be given back, because another call waits for one."""
         if self._waiting or self._closing:
             return False
         self._kept.append((connection, self._loop.time()))
@@ -343,7 +343,7 @@ class _Pool(connection_pools.Pool):
         self._free.set()
 
     def drop(self, connection: Connection) -> None:
-        """Done with it after a failure. It may be in the middle of something, and nobody waits until that has ended."""
+        """Done with it after a failure. It may be in the middle of something, which no call waits for."""
         if self._loop.is_closed():
             # The call was left behind with its loop, and is unwound only now.
             sockets.hang_up(connection)
@@ -382,7 +382,7 @@ class _Pool(connection_pools.Pool):
         failed_at, failure = self._failed
         if self._loop.time() < failed_at + SETTLED_SECONDS:
             raise StoreUnavailable(failure)
-        # Whoever waits may be cancelled at any moment, and the driver does not bear that well while it connects.
+        # A caller may be cancelled at any moment, and the driver does not handle that well while it connects.
         connecting = self._loop.create_task(self._connected(*args, **options))
         try:
             connection = await asyncio.shield(connecting)
@@ -435,7 +435,7 @@ async def _at_read_committed(connection: Any, verb: str, sql: str, args: tuple[A
 
 
 def _hang_up(connecting: asyncio.Task[Any]) -> None:
-    """Nobody wants the connection any more."""
+    """No call wants the connection any more."""
     if not connecting.cancelled() and connecting.exception() is None:
         connecting.result().terminate()
 

@@ -1,4 +1,4 @@
-"""What the driver's errors mean: each becomes one of ours, with advice and without anybody's data.
+"""What the driver's errors mean: each becomes one of ours, with advice and without data of users.
 
 Functions of this store raise with an SQLSTATE of their own (``FL001`` …); the rest is PostgreSQL's, the driver's or the
 network's. No message says more than the server's first line, because its details can hold rows.
@@ -118,7 +118,7 @@ def _of_the_server(exc: Any, address: Address, connection: Any) -> FairlaneError
     # What follows may be shown with its cause, and details show rows.
     exc.detail = None
     if code.startswith("22"):
-        # Its words repeat the value, which may be anybody's payload.
+        # Its words repeat the value, which may be a payload.
         argument = re.search(r"argument (\$\d+)", message)
         return StoreError(f"{address}: {argument[0] if argument else 'a value'} does not fit (SQLSTATE {code})")
     if code == "53100":
@@ -129,7 +129,7 @@ def _of_the_server(exc: Any, address: Address, connection: Any) -> FairlaneError
         return StoreReadOnly(f"{address} may not be written ({message}). Is default_transaction_read_only on?")
     if code == "42501":
         return StoreError(
-            f"{address}: {message}. Let the owner of the schema {address.schema} grant it; docs/postgresql.md "
+            f"{address}: {message}. The owner of the schema {address.schema} must grant it; docs/postgresql.md "
             "has the statements for each role."
         )
     if code in _MISSING:
@@ -142,7 +142,7 @@ def _of_the_server(exc: Any, address: Address, connection: Any) -> FairlaneError
             f"{address} loses statements between calls ({message}). Behind PgBouncer add listen=off to the URL."
         )
     if code == "55P03":
-        return Busy(f"somebody else's open transaction holds what this call needs ({message}). Try again.")
+        return Busy(f"another open transaction holds a lock that this call needs ({message}). Try again.")
     if code in COLLISIONS:
         return StoreUnavailable(f"calls kept colliding in {address} ({message}). {_MOMENTARY}")
     if code == "53300":
@@ -161,8 +161,7 @@ def translate_connecting(exc: Exception, address: Address) -> FairlaneError:
         return _of_the_door(exc, address)
     if isinstance(exc, TimeoutError):
         return StoreUnavailable(
-            f"{address} did not answer within {address.connect_seconds:g} s. Are host and port right, and does a "
-            "firewall let us through?"
+            f"{address} did not answer within {address.connect_seconds:g} s. Check host, port and firewall."
         )
     if isinstance(exc, ssl.SSLError):
         return StoreError(
@@ -183,7 +182,7 @@ def translate_connecting(exc: Exception, address: Address) -> FairlaneError:
 def _of_the_door(exc: Any, address: Address) -> FairlaneError:
     code, message = exc.sqlstate or "", _first_line(exc)
     if code.startswith("28"):
-        return StoreError(f"{address} does not let this user in ({message}). Check user and password.")
+        return StoreError(f"{address} rejected this user ({message}). Check user and password.")
     if code == "3D000":
         return StoreError(f"{address}: {message}. Make it with CREATE DATABASE, or correct the URL.")
     if code in ("42704", "22023") or (code == "08P01" and "parameter" in message):

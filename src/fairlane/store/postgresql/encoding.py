@@ -223,7 +223,7 @@ def one_claimed_of(row: Record, queue: str) -> Claimed:
 
 
 def topics_of(job: Claimed) -> list[str]:
-    """Who is told that a job was claimed: those who wait for it, and those behind it in its line."""
+    """The topics of a claim: of those that wait for the job, and of the jobs behind it in its lane."""
     if job.limited and job.lane is not None:
         return ["job:" + job.id, place_topic(job.queue, job.lane)]
     return ["job:" + job.id]
@@ -250,7 +250,7 @@ def cleanup_values(job: NewJob | None) -> list[Any]:
 
 
 def retention_values(keep: Retention) -> list[float | int]:
-    """What `prune` is told to keep."""
+    """A retention as `prune` takes it."""
     return [
         keep.completed_seconds, keep.completed_count, keep.failed_seconds, keep.failed_count, keep.history_seconds,
         keep.id_seconds,

@@ -9,7 +9,7 @@ from ...errors import FairlaneError, StoreError
 from ...model.job import MOST_JOBS_PER_CALL, Enqueued, NewJob
 
 Send = Callable[[Sequence[NewJob], float], Awaitable[list[Enqueued]]]
-"""Stores jobs; the second argument says how long to wait for somebody's open transaction that has one of their ids."""
+"""Stores jobs; the second argument says how long to wait for another open transaction that stores one of their ids."""
 ALONE_SECONDS = 2.0
 SHARED_SECONDS = 0.02
 """A call for several is not held up by one of them: then each goes alone."""
@@ -39,7 +39,7 @@ class EnqueueBatcher:
         if len(jobs) > MOST_SHARED:
             return await self._send(jobs, ALONE_SECONDS)
         if not self._busy:
-            # Nobody is under way: it goes by itself, without a task of its own, which costs as much as all the rest.
+            # No call is under way: this one goes alone, without a task of its own, which costs as much as all the rest.
             self._busy = True
             try:
                 return await self._send(jobs, ALONE_SECONDS)
@@ -53,7 +53,7 @@ class EnqueueBatcher:
         """The call that was under way is over: those that came meanwhile go together."""
         self._busy = bool(self._waiting)
         if self._busy:
-            # A task of its own: whoever is cancelled must not take the others' call with it.
+            # A task of its own: a caller that is cancelled must not cancel the call of the others.
             self._task = asyncio.create_task(self._serve())
 
     async def _serve(self) -> None:
@@ -80,12 +80,12 @@ class EnqueueBatcher:
             answers = await self._send([job for caller in callers for job in caller.jobs], patience) if callers else []
         except FairlaneError as exc:
             if len(callers) == 1 or isinstance(exc, StoreError):
-                _tell(callers, exc)
+                _fail(callers, exc)
             else:
                 # One of them is refused, and nothing was stored: each for itself now.
                 await asyncio.gather(*(self._send_some([caller]) for caller in callers))
         except BaseException as exc:
-            _tell(callers, exc if isinstance(exc, Exception) else StoreError("the event loop of the call has ended"))
+            _fail(callers, exc if isinstance(exc, Exception) else StoreError("the event loop of the call has ended"))
             raise
         else:
             for caller in callers:
@@ -95,7 +95,7 @@ class EnqueueBatcher:
                 answers = answers[count:]
 
 
-def _tell(callers: list[_Caller], exc: Exception) -> None:
+def _fail(callers: list[_Caller], exc: Exception) -> None:
     for caller in callers:
         if not caller.answer.done():
             caller.answer.set_exception(exc)

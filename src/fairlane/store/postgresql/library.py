@@ -76,7 +76,7 @@ BEGIN
         WHERE p.pronamespace = v_schema AND p.proname = ANY ('{{{owner_rights}}}')
             AND (p.proname <> 'read_jobs_{version}' OR p.pronargs = 1) LOOP
         EXECUTE pg_catalog.format('ALTER FUNCTION %s SECURITY DEFINER SET {path}', v_function);
-        -- By default everybody may call a new function.
+        -- By default every role may call a new function.
         EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', v_function);
     END LOOP;
     -- The roles that may call a function of the newest library may call the same one of this library.

@@ -3,11 +3,11 @@
 The first topics go at once; those that come within `GATHER_SECONDS` go together, because all NOTIFYs of a server commit
 one after the other.
 
-``job:`` and ``place:`` topics are sent only when somebody hears them. A process with a listener says `HERE` when it
-begins and every `ANNOUNCE_SECONDS`, on the channel of the other topics. Whoever begins to hear that channel asks
-`ANYBODY` on the channel of the jobs, and sends everything until the answers must be there. Whoever does not hear it
-sends everything always. What was kept back just before a listener was heard of is sent after all: so a listener hears
-whatever changes after the server began to listen for it.
+``job:`` and ``place:`` topics are sent only while a process listens to them. A process with a listener sends `HERE`
+when it begins and every `ANNOUNCE_SECONDS`, on the channel of the other topics. A process that begins to listen to that
+channel sends `ASK` on the channel of the jobs, and sends all topics until the answers must have arrived. A process that
+does not listen to it always sends all topics. Topics that were held back just before a listener announced itself are
+sent then: a listener therefore receives whatever changes after the server began to listen for it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from typing import Any
 from ..shared.notifier import CLOSE_SECONDS, COMMAND_SECONDS, CONNECT_SECONDS, Listeners, ServerNotifier
 from ..shared.topics import EVERYTHING, Waiting, by_kind
 from .address import driver
-from .channels import ANYBODY, HERE, Channels, payloads
+from .channels import ASK, HERE, Channels, payloads
 
 GATHER_SECONDS = 0.002
 MOST_KEPT, KEEP_SECONDS = 5_000, 0.5
-"""Jobs that nobody wanted to hear of: how many are remembered, and how long."""
+"""Topics of jobs that no process listened to: how many are held back, and how long."""
 ANNOUNCE_SECONDS = 10.0
 EARLY_SECONDS = 0.002
 """A timer may fire so much before its time, as an event loop counts it."""
 TRUST_SECONDS = 30.0
-"""How long it counts that somebody said to be there."""
+"""How long an announcement counts."""
 ANSWER_SECONDS = 0.3
 """Answers are spread over this time, and fall away when two others have answered."""
 GRACE_SECONDS = 1.0
 """How long everything is sent after asking."""
-NOTIFY = "SELECT pg_notify(channel, payload) FROM unnest($1::text[], $2::text[]) AS told(channel, payload)"
+NOTIFY = "SELECT pg_notify(channel, payload) FROM unnest($1::text[], $2::text[]) AS sent(channel, payload)"
 Connection = Any
 """The driver's, which has no types."""
 
@@ -125,7 +125,7 @@ class Notifier(ServerNotifier[Connection]):
                 self._announcers.clear()
                 self._announce_at = self._remind(ANNOUNCE_SECONDS)
             if self._channels.others in channels:
-                self._signs.add([ANYBODY])
+                self._signs.add([ASK])
                 self._jobs_heard_until = max(self._jobs_heard_until, time.monotonic() + GRACE_SECONDS)
             self._listening |= channels
 
@@ -137,7 +137,7 @@ class Notifier(ServerNotifier[Connection]):
             await connection.execute("SELECT 1")
             await self._leave_unused(connection)
         if now >= self._announce_at and self._channels.jobs in self._listening:
-            # Two are enough: each of them tells all others, and the two tell each other.
+            # Two are enough: each of them announces to all others, and the two to each other.
             if len(self._announcers) < 2:
                 self._signs.add([HERE])
             self._announcers.clear()
@@ -149,12 +149,12 @@ class Notifier(ServerNotifier[Connection]):
     async def _send_waiting(self, connection: Connection) -> bool:
         with self._lock:
             signs, jobs, others = self._signs.take(), self._jobs.take(), self._others.take()
-        told = [(self._channels.others if sign == HERE else self._channels.jobs, sign) for sign in signs]
-        told += [(self._channels.others, payload) for payload in payloads(others)]
-        told += [(self._channels.jobs, payload) for payload in payloads(jobs)]
-        if told:
-            await connection.execute(NOTIFY, [channel for channel, _ in told], [payload for _, payload in told])
-        return bool(told)
+        messages = [(self._channels.others if sign == HERE else self._channels.jobs, sign) for sign in signs]
+        messages += [(self._channels.others, payload) for payload in payloads(others)]
+        messages += [(self._channels.jobs, payload) for payload in payloads(jobs)]
+        if messages:
+            await connection.execute(NOTIFY, [channel for channel, _ in messages], [payload for _, payload in messages])
+        return bool(messages)
 
     def _hear(self, connection: object, pid: int, channel: str, payload: str) -> None:
         if pid == self._own_pid:
@@ -162,7 +162,7 @@ class Notifier(ServerNotifier[Connection]):
         jobs = channel == self._channels.jobs
         if payload == HERE:
             self._hear_of_a_listener(pid)
-        elif payload == ANYBODY:
+        elif payload == ASK:
             self._announcers.clear()
             self._announce_at = min(self._announce_at, self._remind(random.random() * ANSWER_SECONDS))
         elif payload == EVERYTHING:

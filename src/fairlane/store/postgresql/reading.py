@@ -39,7 +39,7 @@ _lanes = msgspec.json.Decoder(list[tuple[str | None, int, int, bool, float | Non
 
 
 class Source(Protocol):
-    """Whoever can ask the server: the pool, or a connection of its own."""
+    """What runs statements: the pool, or a single connection."""
 
     async def fetch(self, sql: str, *args: Any, timeout: float | None = None) -> list[Record]:
         """All rows of one statement."""

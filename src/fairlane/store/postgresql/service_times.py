@@ -13,7 +13,7 @@ from .reading import View
 
 
 class Service:
-    """A queue as somebody sees it who was refused."""
+    """A queue as it looks to a caller that was rejected."""
 
     def __init__(self, settings: QueueSettings, seconds: float | None, workers: list[Worker], lanes: int) -> None:
         self.settings = settings
@@ -40,7 +40,7 @@ async def service(view: View, queue: str, class_: int) -> Service | None:
 
 
 async def room(view: View, where: Mapping[str, Any]) -> float | None:
-    """Seconds until a full queue, or a full lane of it, has probably room for one more; None where nobody can tell."""
+    """Seconds until a full queue, or a full lane of it, has probably room for one more; None where that is unknown."""
     found = await service(view, where["queue"], where["class"])
     if found is None:
         return None

@@ -1,7 +1,7 @@
 """Settings of queues on their way into the tables: what counts is computed here, and stored beside what was said.
 
-A change is read, computed and written with the stamp it was read with. Whoever changed the queue in between has raised
-the stamp: then nothing is written, and it is computed anew.
+A change is read, computed and written with the stamp it was read with. A change in between has raised the
+stamp: then nothing is written, and it is computed anew.
 """
 
 from __future__ import annotations

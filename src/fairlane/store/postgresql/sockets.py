@@ -16,7 +16,7 @@ def socket_of(connection: Any) -> socket.socket | None:
 
 
 def is_alive(connection: Any) -> bool:
-    """Whether the connection is open, and the server has sent nothing on it while nobody asked."""
+    """Whether the connection is open, and the server has sent nothing on it unasked."""
     if is_closed(connection):
         return False
     line = socket_of(connection)
@@ -34,7 +34,7 @@ def notice_silence(connection: Any) -> None:
 
 
 def hang_up(connection: Any) -> None:
-    """Tell the other side that nobody is here any more, without an event loop."""
+    """Close the connection for the other side too, without an event loop."""
     line = socket_of(connection)
     if line is not None:
         sockets.hang_up(line)

@@ -92,7 +92,7 @@ class PostgresqlStore(Reader):
         return call
 
     async def _call(self, name: str, *values: Any, timeout: float | None = None, sent: int = 0) -> Record:
-        """Call a verb's function with the time behind its arguments, and publish what it tells."""
+        """Call a verb's function with the time behind its arguments, and publish the topics it returns."""
         arguments = (*values, *self._clock.readings())
         call = self._function(name, len(arguments))
         row = await self._database.fetchrow(call, *arguments, timeout=timeout, sent=sent)
@@ -196,7 +196,7 @@ class PostgresqlStore(Reader):
         return [Enqueued(job.id, True, JobState.PENDING)]
 
     async def _admit(self, jobs: Sequence[NewJob]) -> None:
-        """Somebody had the locks when they were stored. They are safe; their place in line is what is waited for."""
+        """Admit jobs that were stored while another call had the locks. They are safe, but not in line yet."""
         with suppress(Busy, StoreUnavailable):
             await self._call("admit_queues", list({job.queue for job in jobs}))
 
@@ -265,7 +265,7 @@ class PostgresqlStore(Reader):
         return finished
 
     def _lock(self, name: str) -> asyncio.Lock:
-        """The lock of this name in this event loop, which is forgotten when nobody has it."""
+        """The lock of this name in this event loop, which is dropped when no call uses it."""
         key = (id(asyncio.get_running_loop()), name)
         lock = self._locks.get(key)
         if lock is None:

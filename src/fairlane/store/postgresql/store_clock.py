@@ -1,4 +1,4 @@
-"""Whose time counts: the server's, unless a test brings its own."""
+"""The time of calls: the server's, unless a test injects a clock."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ BOOT_SECONDS = 1e9
 
 
 class StoreClock:
-    """What the functions of the store are told about time: nothing, so that they read the server's clock, or the
-    readings of an injected clock, the second of which leases and terms go by."""
+    """The readings that calls pass to functions: none, so that those read the server's clock, or two of an injected
+    clock, the second of which is for leases and terms."""
 
     def __init__(self, clock: Clock | None) -> None:
         self._clock = clock

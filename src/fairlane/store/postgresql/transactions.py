@@ -34,7 +34,7 @@ QUEUES = """SELECT n, fairlane.queue_number(n), current_database()::text
 FROM (SELECT x AS n FROM unnest($1::text[]) x ORDER BY x OFFSET 0) g"""
 LAST_MOMENT = """SELECT current_setting('transaction_isolation'),
 set_config('idle_in_transaction_session_timeout', '5000', true)"""
-"""From here on the transaction holds locks that others wait for: whoever does not go on within 5 s is cut off."""
+"""From here on the transaction holds locks that others wait for: a process that stops for 5 s is cut off."""
 REPORT = """INSERT INTO fairlane.progress (seq, value) SELECT j.seq, $2 FROM fairlane.job j WHERE j.id = $1
 ON CONFLICT (seq) DO UPDATE SET value = excluded.value"""
 END_SECONDS = 3.0
@@ -155,7 +155,7 @@ class PostgresqlTransactions:
     # -- completing --------------------------------------------------------------------------------------------------
 
     async def begin(self) -> BodyTransaction:
-        """Begin a transaction on a connection that nobody else uses until it ends. Waits while all are in use."""
+        """Begin a transaction on a connection that no other call uses until it ends. Waits while all are in use."""
         room = self._rooms.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._bodies.address.pool))
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(room)

@@ -93,13 +93,11 @@ def _meaning(code: str, message: str, schema: str) -> FairlaneError | None:
     if own is not None:
         return own(message, None)
     if code == "55P03":
-        return Busy(
-            "somebody else's open transaction has stored the same id or unique value; try again when it has ended"
-        )
+        return Busy("another open transaction has stored the same id or unique value; try again when it has ended")
     if code == "42501":
         return StoreError(
-            f"the role of the connection may not store jobs ({message}). Let the owner of the schema {schema} grant it "
-            "what docs/postgresql.md lists for a producer."
+            f"the role of the connection may not store jobs ({message}). The owner of the schema {schema} must grant "
+            "it what docs/postgresql.md lists for a producer."
         )
     if code in MISSING:
         return InvalidInput(
@@ -146,7 +144,7 @@ def _psycopg(connection: Any, statement: Statement, request: str) -> str:
     from psycopg import Cursor
     from psycopg.rows import tuple_row
 
-    # Cursors and rows as we know them, whatever the user has chosen for his own.
+    # Cursors and rows as we know them, whatever the application has chosen for itself.
     with Cursor(connection, row_factory=tuple_row) as cursor:
         [(answer,)] = cursor.execute(statement.formatted.encode(), (request,)).fetchall()
         return str(answer)

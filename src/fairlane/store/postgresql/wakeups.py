@@ -1,8 +1,8 @@
 """Wake-ups between processes that share a schema, by LISTEN and NOTIFY.
 
 Two channels for each schema: one for ``job:`` topics, which are many, and one for all the others. They go over a
-connection that belongs to the wake-ups alone (`notifier.py`); what is promised stands in `ears.py`. The store that the
-keeper's thread opens borrows the connection of the one that its process has open already.
+connection that belongs to the wake-ups alone (`notifier.py`); `shared/subscriptions.py` has the promises. The
+store that the lease keeper's thread opens borrows the connection of the one that its process has open already.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NotifyWakeups(NotifiedWakeups[Notifier]):
         return not self._closed and self._pid == os.getpid()
 
     def was_sent(self, topics: Collection[str]) -> None:
-        """Topics that a transaction has sent itself: told here too, unless they come back by themselves."""
+        """Topics that a transaction has sent itself: delivered here too, unless they come back from the server."""
         if not self._closed and not (self._listen and self._notifier.listens(jobs=False, others=True)):
             self._notice_fork()
             self._subscriptions.deliver(topics)
@@ -57,7 +57,7 @@ class BorrowedWakeups:
         return self._own or self._lender
 
     def publish(self, topics: Iterable[str]) -> None:
-        """Tell every listener, here at once and elsewhere within milliseconds."""
+        """Notify every listener, in this process at once and in others within milliseconds."""
         if not self._closed:
             self._wakeups().publish(topics)
 

@@ -91,7 +91,7 @@ BEGIN
     RETURN l;
 END $$;
 
--- `used_at` is written at most once a minute: it only tells bindings that were idle for a day.
+-- `used_at` is written at most once a minute: it only has to show which bindings were idle for a day.
 CREATE FUNCTION fairlane.touch(p_binding bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE fairlane.binding SET used_at = m.now WHERE seq = p_binding AND used_at < m.now - 60;
@@ -294,7 +294,7 @@ BEGIN
         ORDER BY o.rank, o.arrival LIMIT 1);
 END $$;
 
--- Whether somebody could claim a job of this inbox and class now: anybody, or its worker, live with a slot to spare.
+-- Whether a worker could claim a job of this inbox and class now: any worker, or the one of the inbox if it is live and has a free slot.
 CREATE FUNCTION fairlane.takes(p_inbox text, p_class smallint) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT p_inbox = '' OR EXISTS (SELECT 1 FROM fairlane.sessions s
         WHERE s.pool = split_part(p_inbox, '/', 1) AND s.idx = nullif(split_part(p_inbox, '/', 2), '')::integer AND s.idx IS NOT NULL
@@ -302,7 +302,7 @@ CREATE FUNCTION fairlane.takes(p_inbox text, p_class smallint) RETURNS boolean L
             s.running_low, p_class) > 0)
 $$;
 
--- Drain open bindings that nobody used for a day; one that still has jobs counts as used.
+-- Drain open bindings that were not used for a day; one that still has jobs counts as used.
 CREATE FUNCTION fairlane.drain_idle(p_limit integer, m fairlane.moment) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     b fairlane.binding;
@@ -340,7 +340,7 @@ BEGIN
     SELECT * INTO b FROM fairlane.binding x WHERE x.pool = p_pool AND x.key = p_key AND x.closed_at IS NULL;
     IF b.state = 'open' THEN
         BEGIN
-            -- The names first, as in every call: with the store alone nobody's open transaction may be waited for.
+            -- The names first, as in every call: a call that has the store alone must not wait for an open transaction.
             IF p_id IS NOT NULL THEN
                 INSERT INTO fairlane.job (id, task, queue, kind, class, cost, payload, headers, retries, backoff, timeout, uniq, pool,
                     sticky, retry_of, enqueued_at, expires)
@@ -362,7 +362,7 @@ BEGIN
             PERFORM fairlane.lock_alone();
             SELECT * INTO b FROM fairlane.binding x WHERE x.pool = p_pool AND x.key = p_key AND x.closed_at IS NULL;
             IF b.state IS DISTINCT FROM 'open' THEN
-                PERFORM fairlane.refuse('FL010', 'somebody else has begun the release');
+                PERFORM fairlane.refuse('FL010', 'another call has begun the release');
             END IF;
         EXCEPTION WHEN SQLSTATE 'FL010' THEN
             -- The clean-up is not stored after all; and the locks are free again.

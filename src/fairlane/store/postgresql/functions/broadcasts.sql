@@ -82,7 +82,7 @@ BEGIN
     END IF;
 END $$;
 
--- End a parent all of whose children are final, once nobody can join any more. Its result tells how each of them ended.
+-- End a parent all of whose children are final, once no worker can join any more. Its result says how each of them ended.
 CREATE FUNCTION fairlane.finish_if_over(p fairlane.active_job, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_report text;
@@ -118,7 +118,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Copies that wait for a worker that is not there, nor may come back within its lease, of broadcasts nobody can join.
+-- Copies that wait for a worker that is not there, nor may come back within its lease, of broadcasts that no worker can join any more.
 CREATE FUNCTION fairlane.children_unserved(p_limit integer, m fairlane.moment) RETURNS bigint[] LANGUAGE sql STABLE AS $$
     SELECT ARRAY(SELECT l.seq FROM fairlane.job_extra p CROSS JOIN LATERAL fairlane.children_of(p.seq) c JOIN fairlane.job j ON j.seq = c
         JOIN fairlane.active_job l ON l.seq = c WHERE p.gate = GATE.PARENT AND p.due IS NULL AND l.state < STATE.RUNNING AND NOT fairlane.served(j.pool, j.direct, m) LIMIT p_limit)

@@ -104,7 +104,7 @@ BEGIN
     UPDATE fairlane.active_job u SET state = STATE.RUNNING, granted_at = NULL, session = p_session, claim = p_claim, fence = u.fence + 1,
         attempt = u.attempt + 1, started_at = m.now, paid = 1000
     WHERE u.seq = ANY (v_seqs);
-    -- Nobody else moves rows of this line, so they are still where they were read.
+    -- No other call moves rows of this queue, so they are still where they were read.
     UPDATE fairlane.lane_pace u SET (finish, head, tag) = (
         SELECT v_tags[p.at] + 1000, v_next[p.at], CASE WHEN v_next[p.at] IS NOT NULL THEN v_tags[p.at] + 1000 END
         FROM (SELECT width_bucket(u.flow, v_flows) AS at OFFSET 0) p)
@@ -226,7 +226,7 @@ BEGIN
             AND NOT fairlane.try_lock_for(v_gone) THEN
             EXIT;
         END IF;
-        -- Nobody else moves rows of this line, so they are still where they were read.
+        -- No other call moves rows of this queue, so they are still where they were read.
         UPDATE fairlane.lane_pace u SET (finish, head, tag) = (
             SELECT greatest(u.finish, v_tags[p.at]), v_heads[p.at], CASE WHEN v_heads[p.at] IS NOT NULL THEN v_tags[p.at] END
             FROM (SELECT width_bucket(u.flow, v_flows) AS at OFFSET 0) p)
@@ -341,7 +341,7 @@ BEGIN
         v_domains := r.domains;
         v_queues := r.queues;
     END IF;
-    -- Only queues in which there is something to start are locked: an idle worker disturbs nobody, and writes nothing.
+    -- Only queues in which there is something to start are locked: an idle worker disturbs no other, and writes nothing.
     IF v_queues IS NULL THEN
         SELECT x.claim INTO h FROM fairlane.session_load x WHERE x.session >= s.seq AND x.session <= s.seq ORDER BY x.session DESC LIMIT 1;
     ELSE

@@ -1,13 +1,13 @@
 -- The claim of a single job, for a worker that was notified of it.
 
--- The claim of an idle worker that was told of a job: how long that takes is noticed. The same as `exchange` does for it, in
+-- The claim of an idle worker that was notified of a job: how long that takes is noticed. The same as `exchange` does for it, in
 -- two statements and without arrays: whatever a server process touches after it has slept costs some 20 µs, and here it
 -- touches half of what `exchange` does (measured: 1.1 ms for the call instead of 1.5). Without a number: there is nothing, or
 -- more to decide than whether this one job starts; then nothing was done.
 --
 -- The number of the queue is asked for so that its lock can be taken before anything is read; its name proves that it is the
--- one that is meant, also after the schema was made anew. Whoever was not told of a job
--- should not take it: an idle worker that only looks disturbs nobody.
+-- one that is meant, also after the schema was made anew. A worker that was not notified of a job
+-- should not use it: an idle worker that only looks disturbs no other.
 CREATE FUNCTION fairlane.claim_one(p_session text, p_number bigint, p_queue integer, p_name text, p_classes smallint[], p_belows integer[],
     p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL, OUT seq bigint, OUT id text, OUT fence integer,
     OUT attempt integer, OUT task text, OUT lane text, OUT class smallint, OUT payload bytea, OUT retries integer,
@@ -67,7 +67,7 @@ BEGIN
     IF NOT v_wanted THEN
         RETURN;
     END IF;
-    -- Nobody else moves rows of this line, so they are still where they were read. Only the load can have changed, or be changing:
+    -- No other call moves rows of this queue, so they are still where they were read. Only the load can have changed, or be changing:
     -- by something else that this session writes. Then nothing is done.
     WITH held AS MATERIALIZED (
         SELECT FROM fairlane.session_load x WHERE x.ctid = r.load_at AND x.claim = r.claim AND x.running_high = r.high

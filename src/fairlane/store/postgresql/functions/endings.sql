@@ -67,7 +67,7 @@ BEGIN
     END IF;
 END $$;
 
--- Add a claim that ends, while its job goes on, to the history. The last claim of all is told by the outcome.
+-- Add a claim that ends, while its job goes on, to the history. The last claim of all is in the outcome.
 CREATE FUNCTION fairlane.record_attempt(l fairlane.active_job, p_holder text, p_worker text, p_move smallint, p_state text, p_reason text,
     p_error text, m fairlane.moment) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
 BEGIN
@@ -258,7 +258,7 @@ BEGIN
     l := fairlane.record_attempt(l, p_holder, p_worker, p_move, CASE WHEN p_delay > 0 THEN 'scheduled' ELSE 'pending' END,
         NULL, NULL, m);
     IF p_move = MOVE.TAKE_BACK THEN
-        -- A claim that nobody began is no run: what was declined before it counts as before.
+        -- A claim that was not begun is no run: what was declined before it counts as before.
         UPDATE fairlane.declined d SET fence = l.fence WHERE d.seq = l.seq AND d.fence = l.fence - 1;
     END IF;
     l.attempt := l.attempt - 1;
@@ -273,7 +273,7 @@ CREATE FUNCTION fairlane.decline(l fairlane.active_job, p_patience double precis
 DECLARE
     v_since double precision;
     v_task text;
-    -- Nobody else could take what is bound to this worker. And who takes it from that inbox should have known it.
+    -- No other worker could take what is bound to this one, and a worker that takes it from that inbox should have known the task.
     v_alone boolean := l.inbox <> '';
 BEGIN
     IF l.kind = KIND.CLEANUP AND fairlane.tie_is_lost(l.binding) THEN
@@ -309,7 +309,7 @@ BEGIN
     RETURN STATE.PENDING;
 END $$;
 
--- A job that was declined long enough: everybody is offered it once more, and may fail it.
+-- A job that was declined long enough: all workers are offered it once more, and may fail it.
 CREATE FUNCTION fairlane.offer_again(p_seq bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     l fairlane.active_job;

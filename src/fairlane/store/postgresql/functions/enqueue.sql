@@ -27,7 +27,7 @@ END $$;
 
 -- Flows that had nothing claimable get the tag and the head of what has just arrived: the first of each flow. The flows are
 -- sorted.
--- Whoever could start something is told then; in a lane that has claimable jobs already he was told before, or is busy.
+-- Workers that could start something are notified then; in a lane that has claimable jobs already they were notified before, or are busy.
 CREATE FUNCTION fairlane.raise_heads(d fairlane.domain, p_flows bigint[], p_heads bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_clock bigint := fairlane.clock_of(d.id);
@@ -122,8 +122,8 @@ BEGIN
 END $$;
 
 -- One plain job that is due, in a queue without rules: the hottest path, with as few statements as it needs. Everything
--- unusual is left to `enqueue`: then the answer is 0, and nothing was done. Otherwise it is made of 1 (stored), 2 (somebody
--- could start it who is to be told), 4 (he was, with the commit) and 8 (the locks were taken: it is arriving).
+-- unusual is left to `enqueue`: then the answer is 0, and nothing was done. Otherwise it is made of 1 (stored), 2 (a
+-- worker that could start it is to be notified), 4 (it was, with the commit) and 8 (the locks were taken: it is arriving).
 CREATE FUNCTION fairlane.enqueue_one(p_id text, p_task text, p_queue text, p_payload bytea, p_channel text, p_lane text DEFAULT NULL,
     p_class smallint DEFAULT CLASS.NORMAL, p_cost double precision DEFAULT 1.0, p_expires double precision DEFAULT NULL,
     p_retries integer DEFAULT 3, p_backoff bytea DEFAULT NULL, p_timeout double precision DEFAULT NULL, p_pool text DEFAULT 'default',
@@ -189,9 +189,9 @@ BEGIN
             WHERE d.inbox = '' AND d.class = p_class AND d.queue = v_queue;
         END IF;
         IF v_tag IS NULL THEN
-            -- In a lane that has claimable jobs, whoever could start it was told when it got the first one, or is busy.
+            -- In a lane that has claimable jobs, workers that could start it were notified of the first one, or are busy.
             v_answer := 3;
-            -- Nothing at all was claimable: somebody is probably idle, and hears of it with the commit. A NOTIFY makes commits
+            -- Nothing at all was claimable: a worker is probably idle, and is notified with the commit. A NOTIFY makes commits
             -- wait for each other, so in a queue that is busy the caller sends it, together with others. As a condition it is no
             -- statement, which would cost more than the NOTIFY.
             IF coalesce(v_first, true) AND pg_notify(p_channel, 'queue:' || p_queue) IS NOT NULL THEN
@@ -242,7 +242,7 @@ DECLARE
     v_first bigint := nextval('fairlane.job_seq_seq');
     v_seqs bigint[];
     v_new text[];
-    v_counted boolean := false;  -- somebody counts what waits
+    v_counted boolean := false;  -- a limit counts the waiting jobs
     v_limited boolean := false;  -- there are lanes with a limit among them
     v_admit boolean;
     q fairlane.queue;
@@ -253,7 +253,7 @@ BEGIN
         PERFORM fairlane.check_all_new(p_ids, p_tasks, p_queues, p_payloads, p_lanes, p_classes, p_costs, p_delays, p_run_ats, p_expires,
             p_retries, p_backoffs, p_timeouts, p_pools, p_retry_ofs, p_headers);
     END IF;
-    -- Whoever sends for several does not let all of them wait for the id of one.
+    -- A call for several callers does not let all of them wait for the id of one.
     PERFORM set_config('lock_timeout', p_patience, true);
     v_queues := fairlane.queue_numbers(p_queues);
     v_distinct := ARRAY(SELECT DISTINCT n FROM unnest(v_queues) n);
@@ -268,7 +268,7 @@ BEGIN
             END LOOP;
         END IF;
     END LOOP;
-    -- Ids grow with time, so one look tells that none of them can be one that was forgotten.
+    -- Ids grow with time, so one look-up shows that none of them is reserved.
     IF NOT EXISTS (SELECT 1 FROM fairlane.reserved_id r WHERE r.id BETWEEN (SELECT min(g) FROM unnest(p_ids) g)
                    AND (SELECT max(g) FROM unnest(p_ids) g)) THEN
         -- Nearly always they are all new. The numbers of a call lie side by side, in its order; ids are stored in the order of
@@ -304,7 +304,7 @@ BEGIN
     END IF;
     IF v_seqs IS NOT NULL THEN
         IF v_counted OR v_limited THEN
-            -- Whoever is told its place must have one: such jobs wait for the locks.
+            -- A limit counts places, so each of these jobs must have one: they wait for the locks.
             PERFORM set_config('lock_timeout', '0', true);
             PERFORM fairlane.lock_some(NULL, v_distinct);
             v_admit := true;

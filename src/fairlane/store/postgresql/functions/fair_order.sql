@@ -37,7 +37,7 @@ BEGIN
     RETURN p;
 END $$;
 
--- Where they lie. Nobody but who holds the lock of their queue moves them.
+-- Where they lie. Only the call that holds the lock of their queue moves them.
 CREATE FUNCTION fairlane.paces_at(p_flows bigint[]) RETURNS tid[] LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN ARRAY(SELECT x.place FROM unnest(p_flows) g(flow) CROSS JOIN LATERAL (
@@ -53,7 +53,7 @@ BEGIN
     UPDATE fairlane.clock SET value = p_value WHERE ctid = v_place;
 END $$;
 
--- Give a flow another tag and head, or neither when nothing of it is claimable. Where it stood in line is told by its pace.
+-- Give a flow another tag and head, or neither when nothing of it is claimable. Its pace has the place where it stood.
 CREATE FUNCTION fairlane.move_flow(p fairlane.lane_pace, p_tag bigint, p_head bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p.tag IS NOT NULL THEN
@@ -65,7 +65,7 @@ BEGIN
     END IF;
 END $$;
 
--- Put an arrival into the flow of its lane, and tell those who could start it. Returns the number of the flow.
+-- Put an arrival into the flow of its lane, and notify the workers that could start it. Returns the number of the flow.
 CREATE FUNCTION fairlane.join_flow(p_queue integer, p_class integer, p_inbox text, p_lane text, p_arrival bigint)
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -100,12 +100,12 @@ END $$;
 CREATE FUNCTION fairlane.enter(l fairlane.active_job, m fairlane.moment) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
 BEGIN
     l.flow := fairlane.join_flow(l.queue, l.class, l.inbox, fairlane.lane_key(l.seq), l.arrival);
-    -- Only a job that somebody else cannot take can hold its lane's place idle; see `move_idle_grants`.
+    -- Only a job for one worker can leave its lane's place idle.
     l.granted_at := CASE WHEN l.lane IS NOT NULL AND l.inbox <> '' THEN m.now END;
     RETURN l;
 END $$;
 
--- Look up the next job of a flow after its head has gone; its tag stays, because nobody has paid. It comes after the
+-- Look up the next job of a flow after its head has gone; its tag stays, because nothing was paid. It comes after the
 -- one that has gone: looked for from the beginning, every dead row of the flow would be in the way.
 CREATE FUNCTION fairlane.find_head(p_flow bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE

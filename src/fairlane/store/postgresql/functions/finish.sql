@@ -2,13 +2,13 @@
 -- call: one round trip for a worker that works.
 
 -- Give back so many places of each lane and hand them on, with few statements: the hot path of limited lanes. Nearly
--- always one place goes from one plain job to the next of its lane, or nobody waits; every other case goes the long way.
--- `p_flows`: the flow of one that gave a place back, with its class, if it was in nobody's inbox. The next is nearly always in
+-- always one place goes from one plain job to the next of its lane, or no job waits; every other case goes the long way.
+-- `p_flows`: the flow of one that gave a place back, with its class, if it was in no inbox. The next is nearly always in
 -- the same one, which then need not be looked up.
 CREATE FUNCTION fairlane.hand_on_all(p_lanes bigint[], p_freed integer[], p_flows bigint[], p_classes smallint[], m fairlane.moment)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_nobody bigint[];
+    v_unwanted bigint[];
     v_long bigint[];
     v_counted bigint[];      -- lanes whose count changes, sorted, and by how much
     v_by integer[];
@@ -20,11 +20,11 @@ DECLARE
     v_domains bigint[];      -- of those, sorted
     v_clocks bigint[];
     v_bare bigint[];         -- those of them that had nothing claimable at all
-    v_boxed boolean;         -- one of the jobs is in somebody's inbox
+    v_boxed boolean;         -- one of the jobs is in an inbox
     v_lane bigint;
 BEGIN
     -- `simple`: one place is free, and the next in line is a job that nothing else holds, behind what its flow has claimable.
-    SELECT array_agg(n.id) FILTER (WHERE w.seq IS NULL AND x.nobody), array_agg(n.id) FILTER (WHERE NOT x.simple AND NOT x.nobody),
+    SELECT array_agg(n.id) FILTER (WHERE w.seq IS NULL AND x.none_waits), array_agg(n.id) FILTER (WHERE NOT x.simple AND NOT x.none_waits),
         array_agg(n.id ORDER BY n.id) FILTER (WHERE g.freed - x.simple::integer <> 0),
         array_agg(g.freed - x.simple::integer ORDER BY n.id) FILTER (WHERE g.freed - x.simple::integer <> 0),
         array_agg(w.seq ORDER BY w.seq) FILTER (WHERE x.simple), array_agg(p.flow ORDER BY w.seq) FILTER (WHERE x.simple),
@@ -33,7 +33,7 @@ BEGIN
         array_agg(p.place) FILTER (WHERE x.simple AND p.tag IS NULL),
         array_agg(DISTINCT p.domain) FILTER (WHERE x.simple AND p.tag IS NULL),
         bool_or(w.inbox <> '') FILTER (WHERE x.simple)
-    INTO v_nobody, v_long, v_counted, v_by, v_seqs, v_flows, v_raised, v_heads, v_places, v_domains, v_boxed
+    INTO v_unwanted, v_long, v_counted, v_by, v_seqs, v_flows, v_raised, v_heads, v_places, v_domains, v_boxed
     FROM unnest(p_lanes, p_freed, p_flows, p_classes) g(lane, freed, flow, class)
     CROSS JOIN LATERAL (SELECT y.* FROM fairlane.lane y WHERE y.id = g.lane OFFSET 0) n
     LEFT JOIN LATERAL (SELECT y.seq, y.arrival, y.inbox, y.class, y.state, y.gate, y.waiter FROM fairlane.active_job y
@@ -48,7 +48,7 @@ BEGIN
         coalesce(w.waiter IS NULL AND w.state = STATE.PENDING AND w.gate = GATE.NONE AND n.places - n.granted + g.freed = 1
             AND p.flow IS NOT NULL AND (p.tag IS NULL OR p.head < w.arrival), false) AS simple,
         w.seq IS NULL AND (SELECT y.seq FROM fairlane.active_job y WHERE y.lane = n.id AND y.lane IS NOT NULL AND NOT y.granted AND y.session IS NULL LIMIT 1)
-            IS NULL AS nobody OFFSET 0) x;
+            IS NULL AS none_waits OFFSET 0) x;
     -- A place that goes from one to the next leaves the lane's count as it is.
     IF v_counted IS NOT NULL THEN
         UPDATE fairlane.lane u SET granted = u.granted - v_by[width_bucket(u.id, v_counted)] WHERE u.id = ANY (v_counted);
@@ -66,15 +66,15 @@ BEGIN
                 WHERE u.ctid = ANY (v_places) RETURNING u.flow, u.domain, u.tag, u.head
             )
             INSERT INTO fairlane.ready_lane (domain, tag, head, flow) SELECT x.domain, x.tag, x.head, x.flow FROM raised x;
-            -- Where something was claimable already, whoever could start it was told before, or is busy.
+            -- Where something was claimable already, workers that could start it were notified before, or are busy.
             PERFORM fairlane.notify_ready(d.queue, d.inbox) FROM fairlane.domain d WHERE d.id = ANY (v_bare);
         END IF;
         IF v_boxed THEN
             UPDATE fairlane.job_extra SET granted_at = m.now WHERE seq = ANY (v_seqs) AND inbox <> '';
         END IF;
     END IF;
-    IF v_nobody IS NOT NULL THEN
-        DELETE FROM fairlane.lane u WHERE u.id = ANY (v_nobody) AND u.granted = 0;
+    IF v_unwanted IS NOT NULL THEN
+        DELETE FROM fairlane.lane u WHERE u.id = ANY (v_unwanted) AND u.granted = 0;
     END IF;
     IF v_long IS NOT NULL THEN
         FOREACH v_lane IN ARRAY v_long LOOP
@@ -83,7 +83,7 @@ BEGIN
     END IF;
 END $$;
 
--- A write by somebody who does not hold the job: a repetition (1), or stale (2). `p_move` NULL: it reports progress. A refused
+-- A write by a session that does not hold the job: a repetition (1), or stale (2). `p_move` NULL: it reports progress. A refused
 -- write is not counted while another call has the row: that is out of order, and must not be waited for.
 CREATE FUNCTION fairlane.judge(p_session text, p_id text, p_fence integer, p_move smallint, OUT acceptance smallint, OUT state smallint)
 LANGUAGE plpgsql AS $$
@@ -189,7 +189,7 @@ BEGIN
         p_seqs := ARRAY(SELECT CASE WHEN g.seq > 0 THEN g.seq ELSE coalesce((SELECT j.seq FROM fairlane.job j WHERE j.id = g.id), 0) END
             FROM unnest(p_ids, p_seqs) WITH ORDINALITY g(id, seq, ord) ORDER BY g.ord);
     END IF;
-    -- What does more than complete needs locks. Nothing that they depend on can change meanwhile: only who has the store alone
+    -- What does more than complete needs locks. Nothing that they depend on can change meanwhile: only a call that has the store alone
     -- touches the lane or the binding of a running job.
     SELECT array_agg(DISTINCT r.queue) FILTER (WHERE NOT r.plain OR p_moves IS NOT NULL),
         array_agg(DISTINCT r.queue) FILTER (WHERE r.lane IS NOT NULL), array_agg(r.binding) FILTER (WHERE r.binding IS NOT NULL)
@@ -348,7 +348,7 @@ DECLARE
     v_locked integer[];
     v_counted boolean := false;
 BEGIN
-    -- From here on nobody can declare the session dead, or pause a queue.
+    -- From here on no call can declare the session dead, or pause a queue.
     PERFORM pg_advisory_xact_lock_shared(fairlane.space(), 0);
     SELECT * INTO s FROM fairlane.session x WHERE x.id = p_session;
     IF cardinality(p_ids) > 0 THEN
@@ -401,7 +401,7 @@ DECLARE
 BEGIN
     acceptances := '{}';
     states := '{}';
-    -- Nobody takes jobs away from a session meanwhile, and others hold jobs in the same order.
+    -- No call takes jobs away from a session meanwhile, and others hold jobs in the same order.
     PERFORM pg_advisory_xact_lock_shared(fairlane.space(), 0);
     FOR i IN SELECT g.ord FROM unnest(p_ids) WITH ORDINALITY g(id, ord)
              ORDER BY (SELECT j.seq FROM fairlane.job j WHERE j.id = g.id), g.ord LOOP

@@ -239,7 +239,7 @@ BEGIN
     UPDATE fairlane.lane SET granted = granted - v_taken WHERE id = p_lane AND v_taken > 0;
 END $$;
 
--- After a job went back from running to waiting, or the order changed: whoever comes first has the place. By arrival in
+-- After a job went back from running to waiting, or the order changed: the first in order has the place. By arrival in
 -- an ordered lane; by class in an unordered one.
 CREATE FUNCTION fairlane.settle(p_lane bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE

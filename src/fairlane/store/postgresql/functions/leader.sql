@@ -1,6 +1,6 @@
 -- Leadership: one session at a time holds the term, and a pass of the leader checks that its term still holds.
 
--- Refuse a leader whose term has ended; NULL is nobody's term and passes. `p_hold`: nobody else can lead before this step is
+-- Reject a leader whose term has ended; NULL is no term and passes. `p_hold`: no other session can lead before this step is
 -- over. A pass that finds nothing to do does not hold it, so that an idle pass writes nothing; and it is held last, so that the
 -- leader can renew its term while a pass waits for locks.
 CREATE FUNCTION fairlane.check_term(p_term bigint, p_hold boolean, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
@@ -16,7 +16,7 @@ BEGIN
     END IF;
 END $$;
 
--- Stand for leadership (`p_term` NULL), or extend a term. `number` NULL: somebody else leads, or the term is over.
+-- Stand for leadership (`p_term` NULL), or extend a term. `number` NULL: another session leads, or the term is over.
 CREATE FUNCTION fairlane.lead(p_session text, p_seconds double precision, p_term bigint, p_now double precision DEFAULT NULL,
     p_lease double precision DEFAULT NULL, OUT number bigint, OUT topics text[])
 LANGUAGE plpgsql AS $$
@@ -26,7 +26,7 @@ DECLARE
     v_over boolean;
 BEGIN
     topics := '{}';
-    -- First without a lock: a standby asks every two seconds, and writes nothing while somebody leads.
+    -- First without a lock: a standby asks every two seconds, and writes nothing while another session leads.
     SELECT * INTO r FROM fairlane.leader x WHERE x.one = 1;
     IF r.session <> p_session AND r.expires > m.lease THEN
         RETURN;

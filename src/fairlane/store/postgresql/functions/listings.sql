@@ -51,7 +51,7 @@ AS $$
 DECLARE
     c_pages CONSTANT double precision := 150;
     c_counted CONSTANT integer := 5000;
-    c_enough CONSTANT integer := 10;  -- jobs of a lane that a share can be told by
+    c_enough CONSTANT integer := 10;  -- jobs of a lane from which its share can be estimated
     q fairlane.queue;
     v_pending bigint;
     v_sampled text[] := '{}';
@@ -81,7 +81,7 @@ BEGIN
             SELECT coalesce(j.lane, '') AS key, count(*) AS jobs FROM (
                 SELECT x.seq FROM fairlane.active_job x TABLESAMPLE SYSTEM (least(100.0, 100.0 * c_pages
                     * current_setting('block_size')::integer / greatest(1, pg_relation_size('fairlane.active_job'))))
-                -- One in five: the jobs of a page are often of one lane, so many pages tell more than many jobs.
+                -- One in five: the jobs of a page are often of one lane, so many pages are worth more than many jobs.
                 WHERE random() < 0.2 AND x.queue = q.id AND x.state = STATE.PENDING) s
             CROSS JOIN LATERAL (SELECT i.lane FROM fairlane.job i WHERE i.seq = s.seq OFFSET 0) j
             GROUP BY 1 ORDER BY 2 DESC) y;

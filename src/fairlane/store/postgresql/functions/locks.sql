@@ -7,7 +7,7 @@
 --      same name at this moment, 2 s at most, and holds no lock of steps 2 to 7 meanwhile. Only copies of a broadcast get their
 --      ids later, because those follow from which workers there are; that wait ends after 0.1 s, with an error.
 --   2. the store: an advisory lock, shared by the many, alone by the few. With the store alone nothing of steps 3 to 5 is
---      held by anybody else.
+--      held by another call.
 --   3. running jobs: rows of `active_job` that have a session, by `seq`; then their rows of `progress`.
 --   4. pools: advisory, by number. A pool's lock guards its bindings.
 --   5. queues: advisory, by number. A queue's lock guards its line: domains, flows, lanes, jobs that wait or arrive, parents of
@@ -19,7 +19,7 @@
 -- `queue_count`, `outcome`, `attempt` and `job_link` are only added to; a call that counts in them, adds them up or removes them skips
 -- what is locked, or is the only one that does (`prune`). Locks end with their transaction, or with a block that is undone.
 
--- Two schemas in one database must not wait for each other: the number of a type tells them apart.
+-- Two schemas in one database must not wait for each other: the number of a type distinguishes them.
 CREATE FUNCTION fairlane.space() RETURNS integer LANGUAGE sql STABLE AS $$
     SELECT pg_catalog.pg_typeof(NULL::fairlane.queue)::oid::integer
 $$;

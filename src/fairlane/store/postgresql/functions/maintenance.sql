@@ -245,7 +245,7 @@ CREATE FUNCTION fairlane.bindable(p_limit integer, m fairlane.moment) RETURNS bi
             AND v.expires > m.lease) LIMIT p_limit)
 $$;
 
--- Lanes that have a place to give and somebody who waits for it: none, unless something went wrong.
+-- Lanes that have a free place and a job that waits for it: none, unless something went wrong.
 CREATE FUNCTION fairlane.lanes_with_room(p_limit integer, m fairlane.moment) RETURNS bigint[] LANGUAGE sql STABLE AS $$
     SELECT ARRAY(SELECT n.id FROM fairlane.lane n WHERE n.granted < n.places AND EXISTS (SELECT 1 FROM fairlane.active_job x
         WHERE x.lane = n.id AND x.lane IS NOT NULL AND NOT x.granted AND x.session IS NULL AND (x.expires_at IS NULL OR x.expires_at > m.now)) LIMIT p_limit)

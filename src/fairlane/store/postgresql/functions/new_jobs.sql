@@ -35,7 +35,7 @@ END $$;
 CREATE FUNCTION fairlane.store_plain(p_seqs bigint[], p_admit boolean, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO fairlane.active_job (seq, queue, class, cost, state, gate, due, expires_at)
-    -- Due now is no time at all: the clock of whoever admits it may have been read a moment before.
+    -- Due now is no time at all: the call that admits it may have read its clock a moment before.
     SELECT j.seq, j.queue, j.class, j.cost, STATE.ARRIVING, GATE.UNADMITTED, coalesce(j.run_at, m.now + nullif(j.delay, 0)), m.now + j.expires
     FROM unnest(p_seqs) g CROSS JOIN LATERAL (SELECT y.* FROM fairlane.job y WHERE y.seq = g OFFSET 0) j;
     PERFORM fairlane.set_expiries(p_seqs);
@@ -111,7 +111,7 @@ BEGIN
     l.suspect := false;
     l.returns := 0;
     l.cancel := false;
-    -- Its end concerns nobody but its lane, so that many can be ended at once.
+    -- Its end concerns its lane alone, so that many can be ended at once.
     l.plain := j.kind = KIND.JOB AND j.sticky IS NULL AND j.uniq IS NULL AND j.parent IS NULL;
     RETURN l;
 END $$;
@@ -223,13 +223,13 @@ BEGIN
     RETURN QUERY SELECT r.seq FROM fairlane.job_link r WHERE r.kind = 'p' AND r.key = p_parent::text;
 END $$;
 
--- Take a unique value for a job. The id of who has it already, or NULL when this job has it now.
+-- Take a unique value for a job. The id of the job that has it already, or NULL when this job has it now.
 CREATE FUNCTION fairlane.hold_unique(j fairlane.job, p_until double precision, m fairlane.moment) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     v_holder text;
 BEGIN
     LOOP
-        -- A row of somebody who has it is only looked at: his end, which gives it up, must not wait for this step.
+        -- The row of a job that has it is only read: the end of that job, which gives it up, must not wait for this step.
         SELECT h.id INTO v_holder FROM fairlane.holder_of(j, m) h;
         IF v_holder IS NOT NULL OR fairlane.take_unique(j, p_until, m) THEN
             RETURN v_holder;

@@ -95,7 +95,7 @@ BEGIN
 END $$;
 
 -- Forget jobs that are final, and remember their ids: those of retries for a time of their own. The numbers of those that are
--- forgotten. What another step writes about at this moment is left to the next call: nobody waits, so nobody can wait in a circle.
+-- forgotten. What another step writes about at this moment is left to the next call: no call waits, so there is no deadlock.
 CREATE FUNCTION fairlane.forget_ended(p_seqs bigint[], p_id_seconds double precision, p_retry_id_seconds double precision,
     m fairlane.moment) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE

@@ -193,9 +193,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Jobs by their ids, for anybody who knows those. The payload is there only for who may read the table: ids are told to
--- everybody who listens, so they are no secret. An empty one is no payload that a job could have, so nobody takes it for
--- the true one.
+-- Jobs by their ids. The payload is returned only to roles that may read the table: every role that may connect can listen
+-- to ids, so they are no secret. Others get an empty payload, which no job can have.
 DO $$
 DECLARE
     v_all oid := 'fairlane.read_jobs(text[], bigint[])'::regprocedure;

@@ -7,7 +7,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     m fairlane.moment := fairlane.moment_of(p_now, p_lease);
 BEGIN
-    -- The last one of a name counts; in the order of names, so that two who declare the same do not wait for each other.
+    -- The last one of a name counts; in the order of names, so that two calls that declare the same do not wait for each other.
     INSERT INTO fairlane.schedule AS s (name, timetable, job, stored_at, declared_at)
     SELECT DISTINCT ON (g.name) g.name, g.timetable, g.job, m.now, m.now
     FROM unnest(p_names, p_timetables, p_jobs) WITH ORDINALITY g(name, timetable, job, ord) ORDER BY g.name, g.ord DESC

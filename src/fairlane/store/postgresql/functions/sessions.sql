@@ -2,7 +2,7 @@
 -- Expired is not dead: a session is there until it has left or was declared dead. Whatever moves jobs of a session that is
 -- gone holds the store alone, so the rows of its jobs cannot change under it.
 
--- How history names a session: a worker by its place, anybody else by its host.
+-- How history names a session: a worker by its pool and index, any other by its host.
 CREATE FUNCTION fairlane.worker_of(s fairlane.session) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN s.idx IS NULL THEN s.host ELSE s.pool || '/' || s.idx END
 $$;
@@ -24,7 +24,7 @@ BEGIN
     IF NOT fairlane.is_missed(p_id, m) AND fairlane.register_again(p_id, m) THEN
         RETURN;
     END IF;
-    -- Before the lock, as everybody does: whoever makes the same queue at this moment waits for locks himself.
+    -- Before the lock, as in every call: a call that makes the same queue at this moment waits for locks itself.
     FOR v_queue IN SELECT DISTINCT n FROM unnest(p_queues) n ORDER BY n LOOP
         PERFORM fairlane.queue_number(v_queue);
     END LOOP;
@@ -260,8 +260,8 @@ CREATE FUNCTION fairlane.orphans(p_limit integer) RETURNS bigint[] LANGUAGE sql 
         SELECT 1 FROM fairlane.session s WHERE s.seq = h.session AND s.state IN ('live', 'stopping')) LIMIT p_limit)
 $$;
 
--- Declare the expired dead, take back what the dead and the missing hold, and close bindings nobody serves. A pass first
--- looks whether there is anything to do: usually not, and then nobody is held up.
+-- Declare the expired dead, take back what the dead and the missing hold, and close bindings without a worker. A pass first
+-- looks whether there is anything to do: usually not, and then no call is held up.
 CREATE FUNCTION fairlane.rescue(p_limit integer, p_declare boolean, p_term bigint, p_now double precision DEFAULT NULL,
     p_lease double precision DEFAULT NULL, OUT declared text[], OUT retried integer, OUT failed integer, OUT cancelled integer,
     OUT lost_bindings integer, OUT drained integer, OUT more boolean, OUT now double precision, OUT topics text[])

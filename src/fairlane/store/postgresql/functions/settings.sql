@@ -130,7 +130,7 @@ BEGIN
     WHERE lane = p_lane AND lane IS NOT NULL AND session IS NULL AND due IS NOT NULL;
 END $$;
 
--- The lane has no limit any more: everybody in it may start.
+-- The lane has no limit any more: every job in it may start.
 CREATE FUNCTION fairlane.abolish(n fairlane.lane, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_seq bigint;

@@ -48,7 +48,7 @@ BEGIN
     END IF;
 END $$;
 
--- Who has the unique value of a job, if anybody: while he is not final, and then as long as he wished.
+-- The job that has a unique value, if any: while it is not final, and then as long as it asked for.
 CREATE FUNCTION fairlane.holder_of(j fairlane.job, m fairlane.moment, OUT id text, OUT state smallint) LANGUAGE plpgsql AS $$
 BEGIN
     SELECT u.id, coalesce(u.state, l.state, STATE.PENDING) INTO id, state
@@ -56,7 +56,7 @@ BEGIN
     WHERE u.task = j.task AND u.value = j.uniq AND (u.state IS NULL OR u.until > m.now);
 END $$;
 
--- Take a unique value. False when somebody else has it by now. A row of somebody who has it is not locked: his end, which
+-- Take a unique value. False when another job has it by now. The row of a job that has it is not locked: the end of that job, which
 -- gives it up, must not wait for this transaction.
 CREATE FUNCTION fairlane.take_unique(j fairlane.job, p_until double precision, m fairlane.moment) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -84,7 +84,7 @@ BEGIN
             EXIT WHEN state IS NOT NULL;
             id := j.id;
         END IF;
-        -- Here it may have to wait for somebody's open transaction, and then looks again.
+        -- This may wait for another open transaction, and then looks again.
         INSERT INTO fairlane.job (enqueued_at, cost, timeout, delay, run_at, expires, queue, retries, direct, class, kind, id, task,
             pool, lane, sticky, uniq, retry_of, backoff, payload, headers)
         VALUES (j.enqueued_at, j.cost, j.timeout, j.delay, j.run_at, j.expires, j.queue, j.retries, j.direct, j.class, j.kind, j.id,
@@ -117,7 +117,7 @@ BEGIN
             DELETE FROM fairlane.job_extra x WHERE x.seq = j.seq;
             RETURN;
         END IF;
-        -- Here it may have to wait for somebody's open transaction, and then looks again.
+        -- This may wait for another open transaction, and then looks again.
         EXIT WHEN fairlane.take_unique(j, m.now + p_unique_for, m);
     END LOOP;
 END $$;
@@ -201,7 +201,7 @@ BEGIN
 END $$;
 
 -- What a plain enqueue does when it found the locks taken: the jobs are stored, and now it waits for them to be admitted,
--- by itself or by whoever had the locks.
+-- by itself or by the call that had the locks.
 CREATE FUNCTION fairlane.admit_queues(p_queues text[], p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
     OUT topics text[])
 LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$

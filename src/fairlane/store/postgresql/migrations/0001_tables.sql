@@ -5,7 +5,7 @@
 -- "fairlane." stands for the schema that was chosen; it is put in when a file is loaded. The hot tables have no foreign
 -- keys, because that check costs as much as the row, and no CHECK: each is read and planned anew with every statement, which
 -- makes a statement for one row a third slower (measured). Every row is written by the functions of this schema alone, and
--- `sql/invariants.sql` has the conditions: the tests run with them, and whoever wishes can add them.
+-- `sql/invariants.sql` has the conditions: the tests run with them, and an operator may add them.
 --
 -- Times are seconds since 1970 by the server's clock. STATE, GATE, KIND, CLASS and MOVE stand for the codes in `store/codes.py`.
 
@@ -82,7 +82,7 @@ CREATE TABLE fairlane.job (
     payload     bytea NOT NULL,
     headers     bytea
 ) WITH (fillfactor = 100, autovacuum_vacuum_scale_factor = 0.1);
--- One for both, because every job has a queue and a task: whoever asks for one goes through the few values of the other.
+-- One for both, because every job has a queue and a task: a query for one goes through the few values of the other.
 CREATE INDEX job_task   ON fairlane.job (queue, task, seq);
 CREATE INDEX job_lane   ON fairlane.job (queue, lane, seq) WHERE lane IS NOT NULL;
 
@@ -121,7 +121,7 @@ CREATE TABLE fairlane.attempt (
 -- Appended; updated only to count a refused write.
 CREATE TABLE fairlane.outcome (
     seq         bigint PRIMARY KEY,
-    session     bigint,            -- who held the last claim, if the job ended in one
+    session     bigint,            -- the session of the last claim, if the job ended in one
     arrival     bigint,
     started_at  double precision,
     finished_at double precision NOT NULL,
@@ -155,7 +155,7 @@ CREATE TABLE fairlane.active_job (
     lane       bigint,             -- the limited lane it has arrived in
     waiter     bigint,
     binding    bigint,
-    granted_at double precision,   -- since when it holds a place that not everybody could fill
+    granted_at double precision,   -- since when it holds a place that only one worker could fill
     due        double precision,
     expires_at double precision,   -- NULL once it has started
     started_at double precision,
@@ -187,7 +187,7 @@ CREATE INDEX active_job_running  ON fairlane.active_job (session, seq) WHERE ses
 -- What few live jobs have, a second time: whatever is scheduled, expires, waits behind a gate (but for arriving) or for one
 -- worker, or is held by a binding or a waiter. Such jobs are looked for here, by indexes that the many others would have to
 -- carry too. The row comes and goes with what `active_job` says (`save_extra`); whether the job runs meanwhile, and since when it
--- holds a place, is told by `active_job` alone.
+-- holds a place, is in `active_job` alone.
 CREATE TABLE fairlane.job_extra (
     seq        bigint PRIMARY KEY,
     arrival    bigint,
@@ -214,8 +214,8 @@ CREATE INDEX job_extra_holding ON fairlane.job_extra (granted_at) WHERE granted_
 -- claimable job has a tag: that of its next job, whose arrival is `head`; `ready_lane` has a row for each of them. No tag is ever
 -- lower than the clock, so a claim looks only at tags from there on, and never at the dead entries of those before.
 --
--- What changes with every call (`clock`, `lane_pace`, and the `session_load` of a session) is kept apart from what never does. As long as
--- some transaction elsewhere is open, no old version of such a row goes away: there may be thousands. The newest lies last,
+-- What changes with every call (`clock`, `lane_pace`, `session_load`) is kept apart from what never does. As long as some
+-- transaction elsewhere is open, no old version of such a row goes away: there may be thousands. The newest lies last,
 -- so it is looked for from the end (`WHERE key >= k AND key <= k ORDER BY key DESC LIMIT 1`), and changed where it was found
 -- (`WHERE ctid = …`). Their indexes are not unique: a unique one looks at every version before it takes a new one.
 CREATE TABLE fairlane.domain (
@@ -326,7 +326,7 @@ CREATE TABLE fairlane.declined (
     seq   bigint PRIMARY KEY,
     fence integer NOT NULL,
     since double precision NOT NULL,
-    until double precision         -- then it is offered to everybody again; NULL: it was
+    until double precision         -- then it is offered to all workers again; NULL: it was
 );
 CREATE INDEX declined_until ON fairlane.declined (until) WHERE until IS NOT NULL;
 
@@ -415,7 +415,7 @@ CREATE VIEW fairlane.sessions AS
 SELECT s.*, l.claim, l.running_high, l.running_normal, l.running_low
 FROM fairlane.session s JOIN fairlane.session_load l ON l.session = s.seq;
 
--- For a person who looks: every job with its state in words.
+-- For people: every job with its state in words.
 CREATE VIEW fairlane.jobs AS
 SELECT j.id, j.task, q.name AS queue, j.lane,
     CASE j.class WHEN CLASS.HIGH THEN 'high' WHEN CLASS.NORMAL THEN 'normal' ELSE 'low' END AS priority,

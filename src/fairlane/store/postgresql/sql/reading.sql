@@ -8,7 +8,7 @@ SELECT * FROM fairlane.read_jobs(NULL, fairlane.read_page($1, $2, $3, $4, $5, $6
 SELECT fairlane.read_positions($1::text[], $2, $3, $4, $5, $6, $7)
 
 -- name: read_service
--- What it takes to tell when a queue has room again: how long its jobs take, who serves it, and for a class ($3) how many
+-- What an estimate of when a queue has room again needs: how long its jobs take, which workers serve it, and for a class ($3) how many
 -- lanes have claimable jobs, counted up to $4.
 SELECT q.declared, q.override, fairlane.read_seconds(q.id),
     (SELECT array_agg(w) FROM fairlane.read_workers(q.name, $1::double precision) w),
