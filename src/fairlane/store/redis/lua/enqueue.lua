@@ -327,7 +327,7 @@ function enqueue.enqueue(requests, bodies, first)
     return answers
 end
 
--- One copy of a broadcast, for one worker. Its content is that of its parent, with the worker added.
+-- One copy of a broadcast, for one worker. Its content is that of its parent; the worker is in its record only.
 function enqueue.add_child(parent, index)
     local headers = call('HGET', S.p .. 'headers', parent.seq)
     store({

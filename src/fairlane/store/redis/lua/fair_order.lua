@@ -9,7 +9,8 @@ local function domain_read(queue, class, inbox, key, clock)
         inbox = inbox,
         clock = tonumber(clock or 0),
         line = S.p .. 'line:' .. key,
-        topic = inbox ~= '' and not keys.is_unknown(inbox) and 'worker:' .. inbox or 'queue:' .. queue_cache.number(queue).name, -- the workers that could start its jobs
+        -- wakes the workers that could start its jobs
+        topic = inbox ~= '' and not keys.is_unknown(inbox) and 'worker:' .. inbox or 'queue:' .. queue_cache.number(queue).name,
     }
     if not clock then
         write_buffer.hset(S.p .. 'flow', key, 0)

@@ -67,7 +67,7 @@ local function end_damaged(differences)
     local found = {}
     for _, seqs in ipairs({ call('HKEYS', S.live), id_sets.all(S.alive), call('ZRANGE', S.p .. 'later', 0, -1) }) do
         for _, seq in ipairs(seqs) do
-            -- A number without any record is removed from the set below.
+            -- A number without any record is removed by `drop_strangers`.
             local is_job = write_buffer.hget(S.live, seq) or write_buffer.hget(S.p .. 'job', seq)
             if is_job and not found[seq] and not job_record.look(seq) then
                 found[seq] = true
