@@ -1,8 +1,7 @@
 """Fairlane: a task queue for Python in which nobody blocks anybody else.
 
-`Fairlane` is where a program begins: it declares tasks and queues, sends jobs, and asks about them. Below it lies the
-engine: the `Store` port and `open_store`. Modules hold the rest of the vocabulary: `job`, `states`, `session`,
-`settings`, `slots`, `reading`, `binding`, `upkeep`, `schedule`.
+A program starts with `Fairlane`, the application object: it declares tasks and queues, sends jobs and reads them. Below
+it is the engine: the `Store` port and `open_store`. `fairlane.model` has the records that both exchange.
 """
 
 from .app import Fairlane

@@ -1,7 +1,7 @@
-"""The application object: where a user declares tasks, queues and lanes, and sends jobs from.
+"""The application object: declares tasks, queues and lanes, and sends jobs.
 
-Making one does nothing but read the settings: the store is opened when it is first needed, so a module with an app can
-be imported, forked and spawned freely. It owns no logic: tasks are in a registry, verbs are the client's.
+Creating one only reads the settings: the store is opened when it is first needed, so a module with an app can be
+imported, forked and spawned freely. It contains no logic: the registry holds the tasks, and the client the verbs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .task import AsyncTask, Call, PlainTask, PriorityWord, Registry, Seconds, T
 from .turn import OnPosition, Turn
 
 if TYPE_CHECKING:
-    # Only a process that works needs it.
+    # Only worker processes import it.
     from .worker.worker import Worker
 
 P = ParamSpec("P")
@@ -52,8 +52,8 @@ A = TypeVar("A", bound=AroundHook)
 
 
 NO_TASKS = (
-    "the application has no tasks, so a worker has nothing to run: import their modules by Fairlane(include=[…]) or "
-    "app.autodiscover(package)"
+    "the application has no tasks, so a worker has nothing to run; import the modules that define them with "
+    "Fairlane(include=[…]) or app.autodiscover(package)"
 )
 
 
@@ -69,12 +69,12 @@ class TaskDecorator(Protocol):
 
 
 class Fairlane:
-    """An application: its tasks, its queues, and the store they live in.
+    """An application: its tasks, its queues, and its store.
 
-    The store is `url`, else that of `settings`, which come from the environment unless they are given. `version`
-    numbers what the code declares: an older deployment does not undo what a newer one has declared. `include` names
-    the modules that hold tasks; workers, the command line and child processes import them, programs that only send
-    jobs need not.
+    The store is at `url`, or at the URL of `settings`, which are read from the environment unless they are given.
+    `version` numbers the declarations: an older deployment does not undo what a newer one has declared. `include` lists
+    the modules that define tasks; workers, the command line and child processes import them, programs that only send
+    jobs do not need them.
     """
 
     def __init__(
@@ -104,16 +104,16 @@ class Fairlane:
         self._queues: dict[str, QueueDeclaration] = {}
         self._sent = False
         self.creates_store = True
-        """Off: a store that is not there is not made, and opening it raises `StoreMissing`."""
+        """If False, a missing store is not created, and opening it raises `StoreMissing`."""
         self.declares_queues = True
-        """Off: opening the store changes no settings there, for programs that only look."""
+        """If False, opening the store changes no settings; for programs that only read."""
         self._schedules_declared = False
         self.connection = Connection(self.open_store, self._declare_queues, self.close)
         self.client = Client(self.connection, tracer=tracer, clock=clock, retention=self.settings.retention)
         self._turn_sessions = TurnSessions(
             self.connection, self.open_store, self.settings.intervals, self.settings.retention
         )
-        self.blocking = BlockingClient(self.client, self.turn, self._let_go)
+        self.blocking = BlockingClient(self.client, self.turn, self._close_store)
 
     # -- declaring -----------------------------------------------------------------------------------------------
 
@@ -133,25 +133,27 @@ class Fairlane:
 
     def _register(self, function: Callable[..., Any], settings: TaskSettings) -> Task[..., Any]:
         if not inspect.isroutine(function):
-            raise InvalidInput("task", f"decorates a function, not a {type(function).__name__}")
+            raise InvalidInput("task", f"must decorate a function, not a {type(function).__name__}")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise InvalidInput("task", f"{function.__name__} is a generator; a job has one result, so return it")
+            raise InvalidInput(
+                "task", f"{function.__name__} is a generator; a job has one result, so return it instead"
+            )
         kind = AsyncTask if inspect.iscoroutinefunction(function) else PlainTask
         task: Task[..., Any] = kind(self, function, settings)
         self.registry.add(task)
         return task
 
     def autodiscover(self, package: str) -> None:
-        """Import every module of a package that is called ``tasks``, at any depth, when tasks are loaded.
+        """Import every module named ``tasks`` in a package, at any depth, when tasks are loaded.
 
-        A package called ``tasks`` is imported with all its modules. Nothing is imported by this call itself, so it may
-        stand below ``app = Fairlane()`` in a module that those modules import.
+        A package named ``tasks`` is imported with all its modules. This call itself imports nothing, so it may follow
+        ``app = Fairlane()`` in a module that those modules import.
         """
         self._packages.append(check_module("autodiscover", package))
         self._loaded = False
 
     def load_tasks(self) -> None:
-        """Import the modules of `include` and `autodiscover`. Workers, labs and the command line do so themselves."""
+        """Import the modules of `include` and `autodiscover`. Workers, labs and the command line call this."""
         if self._loaded:
             return
         for field, name in self._task_modules():
@@ -173,13 +175,13 @@ class Fairlane:
     ) -> QueueDeclaration:
         """Declare a queue: how many of its jobs run at once in the whole fleet, and how many may wait.
 
-        `lanes` is the closed set of its lanes; others are refused. Naming a declared queue again adds to it.
+        `lanes` is the closed set of its lanes; jobs for other lanes are rejected. Declaring a queue again adds to it.
         """
         check_name("queue", name)
         if self._sent:
             raise FairlaneError(
-                f"queue {name!r} is declared after the store was opened, which would not hear of it: "
-                "declare queues where the app is made, before the first call"
+                f"queue {name!r} is declared after the store was opened; "
+                "declare queues where the app is created, before the first call"
             )
         declaration = self._queues.get(name) or QueueDeclaration(name)
         declaration.declare(
@@ -189,7 +191,7 @@ class Fairlane:
         return declaration
 
     def queue_names(self) -> set[str]:
-        """The queues that its tasks go to, or that it declares."""
+        """The queues that its tasks use or that it declares."""
         return self.registry.queues() | self._queues.keys()
 
     def schedules(self) -> list[Schedule]:
@@ -201,34 +203,34 @@ class Fairlane:
         ]
 
     def on_worker_start(self, hook: W) -> W:
-        """Run `hook` with the worker before it begins, also in the child processes of isolated bodies.
+        """Call `hook` with the worker before it starts, also in the child processes of isolated tasks.
 
             @app.on_worker_start
             async def connect(worker: RunningWorker) -> None:
                 worker.state.pool = await asyncpg.create_pool(DSN)
 
-        Bodies find it by ``current_worker().state.pool``. A hook that raises keeps the worker from starting.
+        Task functions read it from ``current_worker().state.pool``. If a hook raises, the worker does not start.
         """
         self.hooks.add_start(hook)
         return hook
 
     def on_worker_stop(self, hook: W) -> W:
-        """Run `hook` with the worker when its bodies have ended; all such hooks together have five seconds."""
+        """Call `hook` with the worker after its running jobs have ended; all stop hooks together have five seconds."""
         self.hooks.add_stop(hook)
         return hook
 
     def around_job(self, hook: A) -> A:
-        """Let a generator, plain or async, stand around every body; the first that is declared is the outermost.
+        """Wrap a generator, plain or async, around every run of a task function; the first declared is the outermost.
 
             @app.around_job
             def timed(job: RunningJob) -> Iterator[None]:
                 began = time.monotonic()
                 try:
-                    yield  # the body runs here: this is its result, or raises what it raised
+                    yield  # the task function runs here: evaluates to its result, or raises its exception
                 finally:
                     log.info("%s took %.1f s", job.task, time.monotonic() - began)
 
-        What a hook raises is how the run ends. What it catches goes on all the same.
+        An exception raised by a hook ends the run. An exception that a hook catches is raised again all the same.
         """
         self.hooks.add_around(hook)
         return hook
@@ -236,15 +238,15 @@ class Fairlane:
     # -- sending -------------------------------------------------------------------------------------------------
 
     def enqueue(self, call: Call[R]) -> Coroutine[Any, Any, Handle[R]]:
-        """Store the job of a call; `task.enqueue(…)` does this for its own."""
+        """Store the job of a call, as `task.enqueue(…)` does."""
         return self.client.enqueue(call)
 
     async def enqueue_many(self, calls: Sequence[Call[R]], progress: OnSent | None = None) -> list[Handle[R]]:
-        """Store any number of jobs, 1,000 at a time; after an error the same list may be sent again."""
+        """Store any number of jobs, 1,000 at a time. After an error the same list may be sent again."""
         return await self.client.enqueue_many(calls, progress)
 
     async def enqueue_on(self, connection: object, *calls: Call[R]) -> list[Handle[R]]:
-        """Store jobs in the transaction that is open on a connection of yours: they exist when you commit it."""
+        """Store jobs in the transaction that is open on your own connection: they exist once you commit it."""
         return await self.client.enqueue_on(connection, *calls)
 
     async def broadcast(self, call: Call[R], *, pool: str = "default", ttl: Seconds = 0.0) -> BroadcastHandle[R]:
@@ -267,8 +269,8 @@ class Fairlane:
     ) -> Turn:
         """A place in a lane for the code inside ``async with``; the lane needs a limit.
 
-        `on_position` is told the place in line as it changes. `timeout` bounds the wait here, with `TimeoutError`;
-        `expires` has the store end it, with `JobCancelled`.
+        `on_position` is called with the position in line whenever it changes. `timeout` bounds the wait in this process
+        and raises `TimeoutError`; after `expires` seconds the store ends the wait, which raises `JobCancelled`.
         """
         return Turn(
             self.connection,
@@ -286,7 +288,7 @@ class Fairlane:
     @overload
     def handle(self, id: str, task: Task[..., R]) -> Handle[R]: ...
     def handle(self, id: str, task: Task[..., Any] | None = None) -> Handle[Any]:
-        """The handle of a job that was sent before; with its task, the result is read as the task's type."""
+        """The handle of a job that was sent before. With its task, the result is decoded into the task's type."""
         return self.client.handle(id) if task is None else self.client.handle(id, task)
 
     # -- working -------------------------------------------------------------------------------------------------
@@ -302,10 +304,10 @@ class Fairlane:
         burst: bool = False,
         manager: bool = True,
     ) -> Worker:
-        """A worker in this process and event loop: ``await app.worker(slots=4).run()`` serves until it is stopped.
+        """A worker in this process and event loop: ``await app.worker(slots=4).run()`` runs until it is stopped.
 
-        What is not given is as ``fairlane worker`` would have it. `slots` as a number reserves one for high priority,
-        if there are four. With `burst` it stops when there is nothing left to do.
+        Defaults are those of ``fairlane worker``. If `slots` is a number of at least four, one slot is reserved for
+        high priority. With `burst` it stops when there is nothing left to do.
         """
         from .worker.settings import WorkerSettings
         from .worker.worker import Worker
@@ -340,7 +342,7 @@ class Fairlane:
     async def declare(self, store: Store) -> None:
         """Declare the queues, their limits and the schedules of the tasks to a store.
 
-        A worker does so when it starts, every hour, and when the store has lost its data.
+        A worker does this when it starts, every hour, and after the store has lost data.
         """
         await self._configure(store)
         self._schedules_declared = True
@@ -351,7 +353,7 @@ class Fairlane:
     # -- the store -----------------------------------------------------------------------------------------------
 
     async def open_store(self) -> Store:
-        """Another store at the same place, for whoever needs one of his own; he closes it."""
+        """Open a separate store at the same URL. The caller closes it."""
         return InstrumentedStore(await self._opened(), self.events)
 
     async def _opened(self) -> Store:
@@ -363,7 +365,7 @@ class Fairlane:
         on_data_loss(store, partial(self._declare_again, store))
 
     async def _declare_again(self, store: Store) -> None:
-        """The store has lost data: a worker's process declares everything, another one its queues."""
+        """Declare again after data loss: a worker process everything, any other process only its queues."""
         await (self.declare(store) if self._schedules_declared else self._configure(store))
 
     async def _configure(self, store: Store) -> None:
@@ -375,21 +377,21 @@ class Fairlane:
             await store.configure(changes)
 
     async def close(self) -> None:
-        """End what this process holds and close the store. The next call opens it again.
+        """Release the turns of this process and close the store. The next call opens it again.
 
-        While a worker of this application runs in the process, the store, the turns that are held and the thread of
-        `blocking` stay: they are the worker's and its bodies' too, and end with the worker.
+        While a worker of this application runs in the process, the store, the held turns and the thread of `blocking`
+        stay open: the worker and its running jobs use them too, and they are closed with the worker.
         """
         closed = True
         try:
-            closed = await self._let_go()
+            closed = await self._close_store()
         finally:
             if closed:
-                # In a thread: what still runs there may need this loop to end.
+                # In a thread: the calls that still run there may need this loop to finish.
                 await asyncio.to_thread(self.blocking.stop)
 
-    async def _let_go(self) -> bool:
-        """Close the store. False: a worker holds it, and it is closed when that ends."""
+    async def _close_store(self) -> bool:
+        """Close the store. False if a worker uses it: then it is closed when the worker ends."""
         if not self.connection.give_up():
             return False
         try:
@@ -409,7 +411,7 @@ class Fairlane:
         await self.close()
 
     if not TYPE_CHECKING:
-        # Type checkers know no such attribute, so that they refuse it too.
+        # Hidden from type checkers, so that they report unknown attributes.
         def __getattr__(self, name: str) -> Any:
             raise foreign_words.no_attribute(self, "the application", name, foreign_words.APP)
 

@@ -1,8 +1,8 @@
-"""The client for code without an event loop: the same verbs, run in one event-loop thread.
+"""The client for code without an event loop: the same methods, run in one event-loop thread.
 
-There is one truth, the async one: every method here delegates in one line. The thread is made at the first call, and
-anew after a fork. Inside a running event loop every call is refused, because it would block that loop; threads beside
-it, and plain functions that a worker runs, may call.
+Every method delegates to the async one. The thread is started at the first call, and again after a fork. Inside a
+running event loop every call is rejected, because it would block that loop; other threads, and plain functions that a
+worker runs, may call.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Turns = Callable[..., Turn]
 
 
 class BlockingHandle(Generic[R]):
-    """A job that was sent. `Handle` says what the verbs do."""
+    """A job that was sent. See `Handle` for the methods."""
 
     __slots__ = ("_handle", "_thread")
 
@@ -53,7 +53,7 @@ class BlockingHandle(Generic[R]):
 
     @property
     def created(self) -> bool:
-        """Whether the call that gave this handle made the job."""
+        """Whether the call that returned this handle created the job."""
         return self._handle.created
 
     def job(self) -> Job:
@@ -61,31 +61,31 @@ class BlockingHandle(Generic[R]):
         return self._thread.run(self._handle.job)
 
     def state(self) -> JobState:
-        """Where the job is in its life."""
+        """The state of the job."""
         return self._thread.run(self._handle.state)
 
     def progress(self) -> Any:
-        """What the body reported last."""
+        """The last reported progress."""
         return self._thread.run(self._handle.progress)
 
     def result(self, timeout: float | timedelta | None = None) -> R:
-        """Wait for the job to end, and return what its body returned."""
+        """Wait for the job to end and return its result."""
         return self._thread.run(lambda: self._handle.result(timeout))
 
     def position(self) -> Position | None:
-        """Where it is in line."""
+        """Its position in line."""
         return self._thread.run(self._handle.position)
 
     def eta(self) -> float | None:
-        """Seconds until it starts, as far as can be told."""
+        """An estimate of the seconds until it starts."""
         return self._thread.run(self._handle.eta)
 
     def why(self) -> str:
-        """What it waits for, in words."""
+        """Describe what the job waits for."""
         return self._thread.run(self._handle.why)
 
     def watch(self) -> Iterator[Update]:
-        """Updates as they come."""
+        """Yield updates as they happen."""
         updates = self._handle.watch()
         try:
             while True:
@@ -101,11 +101,11 @@ class BlockingHandle(Generic[R]):
         return self._thread.run(self._handle.cancel)
 
     def retry(self) -> BlockingHandle[R]:
-        """Run a job that has ended once more, as a new job."""
+        """Run a job that has ended again, as a new job."""
         return BlockingHandle(self._thread, self._thread.run(self._handle.retry))
 
     if not TYPE_CHECKING:
-        # Type checkers know no such attribute, so that they refuse it too.
+        # Hidden from type checkers, so that they report unknown attributes.
         def __getattr__(self, name: str) -> Any:
             raise foreign_words.no_attribute(self, "a handle", name, foreign_words.HANDLE, blocking=True)
 
@@ -114,7 +114,7 @@ class BlockingHandle(Generic[R]):
 
 
 class BlockingBroadcastHandle(BlockingHandle[dict[str, JobState]], Generic[R]):
-    """A broadcast. `BroadcastHandle` says what the verbs do."""
+    """A broadcast. See `BroadcastHandle` for the methods."""
 
     __slots__ = ("_broadcast",)
 
@@ -123,17 +123,17 @@ class BlockingBroadcastHandle(BlockingHandle[dict[str, JobState]], Generic[R]):
         self._broadcast = handle
 
     def children(self) -> dict[str, BlockingHandle[R]]:
-        """The copies there are now, by worker."""
+        """The copies that exist now, by worker."""
         copies = self._thread.run(self._broadcast.children)
         return {worker: BlockingHandle(self._thread, handle) for worker, handle in copies.items()}
 
     def retry(self) -> BlockingBroadcastHandle[R]:
-        """Send a broadcast that has ended once more."""
+        """Send a broadcast that has ended again."""
         return BlockingBroadcastHandle(self._thread, self._thread.run(self._broadcast.retry))
 
 
 class BlockingTurn:
-    """One place in a lane, for ``with``. The code inside cannot be stopped from outside: look at `lost`."""
+    """One place in a lane, for ``with``. The code inside cannot be cancelled: it must check `lost`."""
 
     def __init__(self, thread: LoopThread, turn: Turn) -> None:
         self._thread = thread
@@ -145,7 +145,7 @@ class BlockingTurn:
             self._thread.run(lambda: self._turn.begin(body=None))
             self._place.__enter__()
         except BaseException:
-            # An interrupt may come when the place is ours already, and then nobody would give it back.
+            # An interrupt may arrive after the place was granted; without this it would never be released.
             self._thread.post(self._turn.abandon)
             raise
         return self._turn
@@ -158,7 +158,7 @@ class BlockingTurn:
 
 
 class BlockingClient:
-    """What a program can ask of a store. `Client` says what the verbs do."""
+    """The operations on a store. See `Client` for the methods."""
 
     def __init__(self, client: Client, turns: Turns, close: Callable[[], Awaitable[bool]]) -> None:
         self._client = client
@@ -167,15 +167,15 @@ class BlockingClient:
         self._thread = LoopThread()
 
     def close(self) -> None:
-        """Close the application, and end the thread. The next call opens it again.
+        """Close the application and stop the thread. The next call opens it again.
 
-        While a worker of the application runs in the process both stay: other bodies use them too.
+        While a worker of the application runs in the process both stay open: running jobs use them too.
         """
         if self._thread.run(self._close):
             self._thread.stop()
 
     def stop(self) -> None:
-        """End the thread alone."""
+        """Stop only the thread."""
         self._thread.stop()
 
     def __enter__(self) -> BlockingClient:
@@ -202,10 +202,10 @@ class BlockingClient:
         return [BlockingHandle(self._thread, handle) for handle in handles]
 
     def enqueue_on(self, connection: object, *calls: Call[R]) -> list[BlockingHandle[R]]:
-        """Store jobs in the transaction that is open on a connection of yours, which is used in this thread alone.
+        """Store jobs in the transaction that is open on your own connection, which is used only in this thread.
 
-        On PostgreSQL it is a `Connection` of psycopg, a `Connection` or `Session` of SQLAlchemy, or one of Django; on
-        SQLite one of sqlite3.
+        On PostgreSQL: a `Connection` of psycopg, a `Connection` or `Session` of SQLAlchemy, or a Django connection; on
+        SQLite: a sqlite3 connection.
         """
         if not calls:
             return []
@@ -238,8 +238,8 @@ class BlockingClient:
             if on_position is not None:
                 await asyncio.to_thread(on_position, position)
 
-        told = None if on_position is None else report
-        turn = self._turns(lane, queue=queue, on_position=told, priority=priority, expires=expires, timeout=timeout)
+        callback = None if on_position is None else report
+        turn = self._turns(lane, queue=queue, on_position=callback, priority=priority, expires=expires, timeout=timeout)
         return BlockingTurn(self._thread, turn)
 
     # -- one job -------------------------------------------------------------------------------------------------
@@ -265,21 +265,21 @@ class BlockingClient:
         return self._thread.run(lambda: self._client.cancel(ids))
 
     def retry(self, id: str) -> BlockingHandle[Any]:
-        """Run a job that has ended once more."""
+        """Run a job that has ended again."""
         return BlockingHandle(self._thread, self._thread.run(lambda: self._client.retry(id)))
 
     # -- many jobs -----------------------------------------------------------------------------------------------
 
     def retry_all(self, **options: Unpack[BulkOptions]) -> Bulk:
-        """Run every job of a selection that has ended once more; `progress` is called in another thread."""
+        """Run every selected job that has ended again; `progress` is called in another thread."""
         return self._thread.run(lambda: self._client.retry_all(**options))
 
     def cancel_all(self, **options: Unpack[BulkOptions]) -> Bulk:
-        """Cancel every job of a selection that has not ended."""
+        """Cancel every selected job that has not ended."""
         return self._thread.run(lambda: self._client.cancel_all(**options))
 
     def purge(self, **options: Unpack[PurgeOptions]) -> Bulk:
-        """Forget every job of a selection that has ended."""
+        """Delete every selected job that has ended."""
         return self._thread.run(lambda: self._client.purge(**options))
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ class BlockingClient:
         return self._thread.run(self._client.queues)
 
     def counters(self) -> dict[str, int]:
-        """What the store's server has counted that should not happen, such as deadlocks."""
+        """Counters of the store's server for events that should not happen, such as deadlocks."""
         return self._thread.run(self._client.counters)
 
     def lanes(self, queue: str, *, limit: int = 100, cursor: str | None = None) -> LaneListing:
@@ -337,7 +337,7 @@ class BlockingClient:
         return self._thread.run(lambda: self._client.failures(queue=queue, task=task, limit=limit))
 
     def sessions(self) -> list[Session]:
-        """Every session that is still remembered."""
+        """Every session that retention still keeps."""
         return self._thread.run(self._client.sessions)
 
     def bindings(self, pool: str | None = None, key: str | None = None, *, limit: int = 100) -> list[Binding]:
@@ -345,13 +345,13 @@ class BlockingClient:
         return self._thread.run(lambda: self._client.bindings(pool, key, limit=limit))
 
     def leader(self) -> Term | None:
-        """The present term."""
+        """The current term."""
         return self._thread.run(self._client.leader)
 
     # -- settings ------------------------------------------------------------------------------------------------
 
     def pause(self, queue: str, lane: str | None = None) -> None:
-        """Start nothing more of a queue, or of one lane of it."""
+        """Start no more jobs of a queue, or of one of its lanes."""
         self._thread.run(lambda: self._client.pause(queue, lane))
 
     def resume(self, queue: str, lane: str | None = None) -> None:
@@ -359,7 +359,7 @@ class BlockingClient:
         self._thread.run(lambda: self._client.resume(queue, lane))
 
     def set_limit(self, queue: str, limit: int | None, *, lane: str | None = None) -> None:
-        """Override how many jobs of a queue, or of one lane of it, run at once."""
+        """Override how many jobs of a queue, or of one of its lanes, run at once."""
         self._thread.run(lambda: self._client.set_limit(queue, limit, lane=lane))
 
     def clear_limit(self, queue: str, *, lane: str | None = None) -> None:
@@ -367,7 +367,7 @@ class BlockingClient:
         self._thread.run(lambda: self._client.clear_limit(queue, lane=lane))
 
     def clear_override(self, queue: str) -> None:
-        """Let the declaration count alone."""
+        """Undo every `pause` and `set_limit` of the queue."""
         self._thread.run(lambda: self._client.clear_override(queue))
 
     # -- tokens of the HTTP service ------------------------------------------------------------------------------
@@ -380,7 +380,7 @@ class BlockingClient:
         lane_prefix: str | None = None,
         expires: Seconds | None = None,
     ) -> tuple[AccessToken, str]:
-        """Make a token, and answer with it and its secret."""
+        """Create a token and return it with its secret."""
         return self._thread.run(lambda: self._client.make_token(name, scopes, queues, lane_prefix, expires))
 
     def tokens(self) -> list[AccessToken]:
@@ -388,13 +388,13 @@ class BlockingClient:
         return self._thread.run(self._client.tokens)
 
     def revoke_token(self, id: str) -> bool:
-        """Revoke a token for good."""
+        """Revoke a token permanently."""
         return self._thread.run(lambda: self._client.revoke_token(id))
 
     # -- the store itself ----------------------------------------------------------------------------------------
 
     def recount(self) -> Recount:
-        """Compute everything derived anew."""
+        """Recompute all derived data."""
         return self._thread.run(self._client.recount)
 
     def migrate(self) -> int:

@@ -1,10 +1,10 @@
-"""Changes of many jobs at once: retry, cancel, purge. The command line and every other edge use this one module.
+"""Operations on many jobs: retry, cancel, purge. The command line, HTTP and the client all use this module.
 
-A bulk verb walks over what a selection finds, newest first, page by page, and changes each page in one or two calls of
-the store. It holds one page in memory and nothing in the store, so a million jobs take time and no more. It may be
-interrupted anywhere and repeated: a retry has an id made of the id of the job it retries, so the store refuses the
-second one; what is cancelled or forgotten is not found again. Jobs that are sent meanwhile are newer than where it
-began, and are left alone.
+An operation reads the selected jobs page by page, newest first, and changes each page with one or two calls to the
+store. It keeps one page in memory and nothing in the store, so a million jobs take more time but no more memory. It may
+be interrupted at any point and repeated: the id of a retry is derived from the id of the job it retries, so the store
+does not create a second one, and cancelled or deleted jobs are not found again. Jobs sent meanwhile are newer than the
+first page and are left alone.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from .task import Seconds, seconds
 
 FIRST_PAGE = 50
 LARGE_PAGE = 4 * 1024 * 1024
-"""Bytes of a page of jobs beyond which the next one is shorter; below a quarter of it the next one is longer."""
+"""If a page of jobs has more bytes than this, the next page is shorter; below a quarter of it, longer."""
 SHOWN_JOBS = 10
 REPEATABLE = (JobKind.JOB, JobKind.BROADCAST)
 LIVE_STATES = (JobState.SCHEDULED, JobState.PENDING, JobState.RUNNING)
 FINAL_STATES = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
 
 
-class Which(TypedDict, total=False):
-    """Which jobs a bulk verb is about; what is left out does not matter. Ages count from when a job was sent."""
+class JobSelection(TypedDict, total=False):
+    """Which jobs an operation applies to; a missing field matches every job. Ages count from when a job was sent."""
 
     state: JobState | None
     queue: str | None
     lane: str | None
-    """Needs the queue beside it."""
+    """Requires the queue."""
     task: str | None
     sticky: str | None
     worker: str | None
@@ -50,161 +50,161 @@ class Which(TypedDict, total=False):
 
 
 class Unchanged(StrEnum):
-    """Why a job that was selected is not changed."""
+    """Why a selected job was not changed."""
 
     ALREADY_RETRIED = "already_retried"
     UNIQUE_TAKEN = "unique_taken"
     """Another job of its task holds its unique value."""
     NOT_REPEATABLE = "not_repeatable"
-    """A turn or a clean-up: there is no code to run again."""
+    """A turn or a clean-up, which cannot be run again."""
     REFUSED = "refused"
-    """The settings of its queue do not take it any more; `Bulk.refusal` has the first reason."""
+    """The settings of its queue no longer allow it; `Bulk.refusal` has the first reason."""
     ALREADY_REQUESTED = "already_requested"
-    """It runs and was asked to stop before."""
+    """It is running, and a cancel was requested before."""
     TOO_LATE = "too_late"
-    """It ended, or began, before the change came."""
+    """It ended, or started, before the change was made."""
     GONE = "gone"
-    """It was forgotten meanwhile, or is written about at this moment."""
+    """It was deleted meanwhile, or another process is writing to it at this moment."""
 
 
 class Bulk(msgspec.Struct, kw_only=True):
-    """What a bulk verb found and did, so far or in all."""
+    """What an operation found and changed, so far or in total."""
 
     matched: int = 0
     changed: int = 0
-    """Retried, cancelled or forgotten. 0 in a dry run."""
+    """Retried, cancelled or deleted. 0 in a dry run."""
     requested: int = 0
-    """Of a cancel: running jobs that were asked to stop."""
+    """For a cancel: running jobs for which a cancel was requested."""
     unchanged: dict[Unchanged, int] = {}
     refusal: str | None = None
     more: bool = False
-    """It ended because as many as were wanted had been looked at."""
+    """Whether it stopped because it had examined `most` jobs."""
     dry_run: bool = False
     sample: tuple[Job, ...] = ()
     """The first jobs of the selection."""
 
 
 OnBulk = Callable[[Bulk], None]
-"""Called after each page with what was found and done so far."""
+"""Called after each page with the result so far."""
 
 
-class BulkOptions(Which, total=False):
-    """What a bulk verb takes: which jobs, and how."""
+class BulkOptions(JobSelection, total=False):
+    """The options of an operation: which jobs, and how."""
 
     dry_run: bool
-    """Change nothing; say how many there are, and show some."""
+    """Change nothing; only count the jobs and return a sample."""
     progress: OnBulk | None
     most: int | None
-    """Look at no more jobs than this."""
+    """Examine at most this many jobs."""
 
 
 class PurgeOptions(BulkOptions, total=False):
-    """The same for a purge."""
+    """The options of a purge."""
 
     cancel_waiting: bool
-    """Also what waits: it is cancelled first."""
+    """Also delete waiting jobs; they are cancelled first."""
 
 
-class _Selection:
-    """The jobs that are asked for: pages of them, state by state."""
+class _SelectedJobs:
+    """Pages of the selected jobs, state by state."""
 
-    def __init__(self, which: Which, states: Sequence[JobState], now: float) -> None:
-        self._after = _moment("newer_than", which.get("newer_than"), now)
-        self._until = _moment("older_than", which.get("older_than"), now)
+    def __init__(self, selection: JobSelection, states: Sequence[JobState], now: float) -> None:
+        self._after = _time_of_age("newer_than", selection.get("newer_than"), now)
+        self._until = _time_of_age("older_than", selection.get("older_than"), now)
         if self._after is not None and self._until is not None and self._after >= self._until:
-            raise InvalidInput("newer_than", "must be more than older_than: no job is in between")
+            raise InvalidInput("newer_than", "must be greater than older_than; no job can match both")
         self._filters = [
             Filter(
                 state=state,
-                queue=which.get("queue"),
-                lane=which.get("lane"),
-                task=which.get("task"),
-                sticky=which.get("sticky"),
-                worker=which.get("worker"),
-                error_group=which.get("error_group"),
+                queue=selection.get("queue"),
+                lane=selection.get("lane"),
+                task=selection.get("task"),
+                sticky=selection.get("sticky"),
+                worker=selection.get("worker"),
+                error_group=selection.get("error_group"),
             )
             for state in states
         ]
 
     async def pages(self, store: Store) -> AsyncIterator[list[Job]]:
-        """What fits, newest first within each state."""
+        """The matching jobs, newest first within each state."""
         for where in self._filters:
             cursor: str | None = None
             size = FIRST_PAGE
             while True:
                 page = await store.find(where, limit=size, cursor=cursor)
-                yield [job for job in page.jobs if self._fits(job)]
+                yield [job for job in page.jobs if self._matches(job)]
                 cursor = page.cursor
-                # The order is that of the store's numbers, and clocks of different machines may disagree a little: a
-                # whole page must be too old before the rest is.
+                # Pages are ordered by the store's numbers, and the clocks of machines may differ a little: only when a
+                # whole page is too old are all further pages too old as well.
                 old = self._after is not None and all(job.enqueued_at <= self._after for job in page.jobs)
                 if cursor is None or old:
                     break
                 size = _next_size(size, page.jobs)
 
-    def _fits(self, job: Job) -> bool:
+    def _matches(self, job: Job) -> bool:
         if self._after is not None and job.enqueued_at <= self._after:
             return False
         return self._until is None or job.enqueued_at <= self._until
 
 
-def _moment(field: str, age: Seconds | None, now: float) -> float | None:
+def _time_of_age(field: str, age: Seconds | None, now: float) -> float | None:
     return None if age is None else now - check_seconds(field, seconds(field, age))
 
 
 def _next_size(size: int, jobs: Sequence[Job]) -> int:
-    """Pages are bounded by bytes too: each job may have a payload, a result and errors."""
+    """The size of the next page. Pages are bounded by bytes too: a job may have a payload, a result and errors."""
     held = sum(len(job.payload) + len(job.result or b"") + len(job.error or "") for job in jobs)
     if held > LARGE_PAGE:
         return max(1, size // 2)
     return min(2 * size, MOST_PER_PAGE) if held < LARGE_PAGE // 4 else size
 
 
-class _Walk:
-    """One run of a bulk verb: pages, counts and reports."""
+class _BulkRun:
+    """One run of an operation: reads pages, counts and reports progress."""
 
     def __init__(self, store: Store, options: BulkOptions, states: Sequence[JobState], now: float) -> None:
         self._store = store
-        self._selection = _Selection(options, states, now)
+        self._selected = _SelectedJobs(options, states, now)
         most = options.get("most")
         self._most = most if most is None else check_count("most", most, least=1)
         self._progress = options.get("progress")
         self._unchanged: Counter[Unchanged] = Counter()
-        self.told = Bulk(dry_run=options.get("dry_run", False))
+        self.totals = Bulk(dry_run=options.get("dry_run", False))
         self.seen: set[str] = set()
-        """Jobs that were asked to stop, which may be found a second time among those that run."""
+        """Jobs for which a cancel was requested; they may be found a second time among the running jobs."""
 
     def skip(self, why: Unchanged, count: int = 1) -> None:
-        """So many jobs stay as they are."""
+        """Count jobs that were not changed."""
         if count:
             self._unchanged[why] += count
 
     def refuse(self, why: Unchanged, reason: str) -> None:
-        """One job stays as it is, for a reason that the store gave."""
+        """Count a job that the store rejected, and keep the first reason."""
         self.skip(why)
-        self.told.refusal = self.told.refusal or reason
+        self.totals.refusal = self.totals.refusal or reason
 
-    async def run(self, change: Callable[[_Walk, Sequence[Job]], Awaitable[None]]) -> Bulk:
-        """Walk, and change each page."""
-        told = self.told
-        async for page in self._selection.pages(self._store):
+    async def run(self, change: Callable[[_BulkRun, Sequence[Job]], Awaitable[None]]) -> Bulk:
+        """Read all pages and apply `change` to each."""
+        totals = self.totals
+        async for page in self._selected.pages(self._store):
             jobs = [job for job in page if job.id not in self.seen] if self.seen else page
-            left = len(jobs) if self._most is None else self._most - told.matched
+            left = len(jobs) if self._most is None else self._most - totals.matched
             if left < len(jobs):
-                jobs, told.more = jobs[:left], True
-            told.matched += len(jobs)
-            told.sample = (*told.sample, *jobs[: SHOWN_JOBS - len(told.sample)])
-            if jobs and not told.dry_run:
+                jobs, totals.more = jobs[:left], True
+            totals.matched += len(jobs)
+            totals.sample = (*totals.sample, *jobs[: SHOWN_JOBS - len(totals.sample)])
+            if jobs and not totals.dry_run:
                 await change(self, jobs)
             if self._progress is not None:
                 self._progress(self.report())
-            if told.more:
+            if totals.more:
                 break
         return self.report()
 
     def report(self) -> Bulk:
-        """What was done so far, as a value of its own."""
-        return msgspec.structs.replace(self.told, unchanged=dict(self._unchanged))
+        """A copy of the totals so far."""
+        return msgspec.structs.replace(self.totals, unchanged=dict(self._unchanged))
 
 
 # -- the verbs -------------------------------------------------------------------------------------------------------
@@ -214,8 +214,8 @@ Send = Callable[[Sequence[NewJob]], Awaitable[list[Enqueued]]]
 
 
 class Bulks:
-    """The bulk verbs on one store. `send` stores retries, so that they carry what every enqueue of a client carries;
-    `now` is the moment from which ages count.
+    """Operations on many jobs of one store. `send` stores retries, so that they get the same headers as any other
+    enqueue of the client; ages are relative to `now`.
     """
 
     def __init__(self, store: Store, send: Send, *, now: float) -> None:
@@ -224,83 +224,83 @@ class Bulks:
         self._now = now
 
     async def retry(self, options: BulkOptions) -> Bulk:
-        """Run final jobs once more; failed ones, unless the state says otherwise."""
+        """Run final jobs again; failed ones unless `state` is given."""
         state = options.get("state") or JobState.FAILED
         if not state.final:
-            raise InvalidInput("state", f"a {state.value} job has not ended; only one that has can be run again")
-        return await _Walk(self._store, options, [state], self._now).run(self._retry)
+            raise InvalidInput("state", f"a {state.value} job has not ended; only jobs that have ended can be retried")
+        return await _BulkRun(self._store, options, [state], self._now).run(self._retry)
 
     async def cancel(self, options: BulkOptions) -> Bulk:
-        """Cancel jobs that wait and ask those that run to stop."""
+        """Cancel waiting jobs and request a cancel of running ones."""
         state = options.get("state")
         if state is not None and state.final:
-            raise InvalidInput("state", f"a {state.value} job has ended, so there is nothing to cancel")
-        # In the order in which a job goes through them, so that none slips past.
+            raise InvalidInput("state", f"a {state.value} job has already ended and cannot be cancelled")
+        # In the order in which a job passes through the states, so that no job is missed.
         states = LIVE_STATES if state is None else (state,)
-        return await _Walk(self._store, options, states, self._now).run(self._cancel)
+        return await _BulkRun(self._store, options, states, self._now).run(self._cancel)
 
     async def purge(self, options: PurgeOptions, retention: Retention) -> Bulk:
-        """Forget jobs that are final, and with `cancel_waiting` also those that wait, which are cancelled first."""
+        """Delete final jobs, and with `cancel_waiting` also waiting ones, which are cancelled first."""
         state, cancel_waiting = options.get("state"), options.get("cancel_waiting", False)
         if state is JobState.RUNNING:
-            raise InvalidInput("state", "a running job cannot be forgotten; cancel it, and purge when it has ended")
+            raise InvalidInput("state", "a running job cannot be purged; cancel it, and purge it once it has ended")
         if state in WAITING_STATES and not cancel_waiting:
-            raise InvalidInput(
-                "state", f"a {state} job has not ended; cancel it first, or ask to cancel what waits (cancel_waiting)"
-            )
+            raise InvalidInput("state", f"a {state} job has not ended; cancel it first, or set cancel_waiting")
         states = (*((JobState.SCHEDULED, JobState.PENDING) if cancel_waiting else ()), *FINAL_STATES)
 
-        async def forget(walk: _Walk, jobs: Sequence[Job]) -> None:
+        async def forget(run: _BulkRun, jobs: Sequence[Job]) -> None:
             await self._cancelled([job.id for job in jobs if not job.state.final])
             gone = await self._store.forget([job.id for job in jobs], retention)
-            walk.told.changed += sum(gone)
+            run.totals.changed += sum(gone)
             late = sum(not done and not job.state.final for job, done in zip(jobs, gone, strict=True))
-            walk.skip(Unchanged.TOO_LATE, late)
-            walk.skip(Unchanged.GONE, len(gone) - sum(gone) - late)
+            run.skip(Unchanged.TOO_LATE, late)
+            run.skip(Unchanged.GONE, len(gone) - sum(gone) - late)
 
-        return await _Walk(self._store, options, states if state is None else (state,), self._now).run(forget)
+        return await _BulkRun(self._store, options, states if state is None else (state,), self._now).run(forget)
 
     # -- one page --------------------------------------------------------------------------------------------------
 
-    async def _retry(self, walk: _Walk, jobs: Sequence[Job]) -> None:
+    async def _retry(self, run: _BulkRun, jobs: Sequence[Job]) -> None:
         again = [job.as_new(retry_id(job.id)) for job in jobs if job.kind in REPEATABLE]
-        walk.skip(Unchanged.NOT_REPEATABLE, len(jobs) - len(again))
+        run.skip(Unchanged.NOT_REPEATABLE, len(jobs) - len(again))
         if not again:
             return
         try:
             answers = await self._send(again)
         except (Conflict, InvalidInput):
-            # One of them is not taken; the others are.
+            # At least one was rejected: send them one by one, so that the others are stored.
             for new in again:
                 try:
-                    self._count_retried(walk, [new], await self._send([new]))
+                    self._count_retried(run, [new], await self._send([new]))
                 except (Conflict, InvalidInput) as exc:
-                    walk.refuse(Unchanged.REFUSED, str(exc))
+                    run.refuse(Unchanged.REFUSED, str(exc))
             return
-        self._count_retried(walk, again, answers)
+        self._count_retried(run, again, answers)
 
     @staticmethod
-    def _count_retried(walk: _Walk, asked: Sequence[NewJob], answers: Sequence[Enqueued]) -> None:
+    def _count_retried(run: _BulkRun, asked: Sequence[NewJob], answers: Sequence[Enqueued]) -> None:
         for new, answer in zip(asked, answers, strict=True):
             if answer.created:
-                walk.told.changed += 1
+                run.totals.changed += 1
             else:
-                walk.skip(Unchanged.ALREADY_RETRIED if answer.id == new.id else Unchanged.UNIQUE_TAKEN)
+                run.skip(Unchanged.ALREADY_RETRIED if answer.id == new.id else Unchanged.UNIQUE_TAKEN)
 
-    async def _cancel(self, walk: _Walk, jobs: Sequence[Job]) -> None:
+    async def _cancel(self, run: _BulkRun, jobs: Sequence[Job]) -> None:
         asked = [job.id for job in jobs if not job.cancel_requested]
-        walk.skip(Unchanged.ALREADY_REQUESTED, len(jobs) - len(asked))
+        run.skip(Unchanged.ALREADY_REQUESTED, len(jobs) - len(asked))
         for id, state in zip(asked, await self._cancelled(asked), strict=True):
             if state is JobState.CANCELLED:
-                walk.told.changed += 1
+                run.totals.changed += 1
             elif state is JobState.RUNNING:
-                walk.told.requested += 1
-                walk.seen.add(id)
+                run.totals.requested += 1
+                run.seen.add(id)
             else:
-                walk.skip(Unchanged.GONE if state is None else Unchanged.TOO_LATE)
+                run.skip(Unchanged.GONE if state is None else Unchanged.TOO_LATE)
 
     async def _cancelled(self, ids: Sequence[str]) -> list[JobState | None]:
-        """The states of jobs after a cancel; None for one that is gone. The store takes all or none of a call."""
+        """Cancel jobs and return their states; None for a deleted one. The store accepts all or none of a call, so
+        an unknown id means cancelling them one by one.
+        """
         try:
             return list(await self._store.cancel(ids)) if ids else []
         except NotFound:
@@ -310,5 +310,5 @@ class Bulks:
 
 
 def retry_id(id: str) -> str:
-    """The id of the retry of a job by a bulk verb: the same each time, so that repeating it makes no second one."""
+    """The id of a bulk retry of a job: always the same, so that repeating the operation creates no second retry."""
     return f"retry-{hashlib.sha256(id.encode()).hexdigest()[:32]}"

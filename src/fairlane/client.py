@@ -1,5 +1,5 @@
-"""The use cases of a client: send, read, cancel, retry, release, set limits. HTTP, the command line and the dashboard
-use only this class. It is thin on purpose: what is decided is decided by the store.
+"""The client: send, read, cancel, retry, release, set limits. HTTP, the command line and the dashboard use only this
+class. It is thin on purpose: the store makes the decisions.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from .task import Call, Seconds, Task, seconds
 R = TypeVar("R")
 RETENTION = Retention()
 OnSent = Callable[[int, int], None]
-"""Called after each part of a long list with how many of them are stored, and how many there are."""
+"""Called after each part of a long list with the number of jobs stored so far and the total."""
 
 
 class Client:
-    """What a program can ask of a store, in words of tasks and jobs."""
+    """The operations on a store in terms of tasks and jobs."""
 
     def __init__(
         self,
@@ -59,16 +59,16 @@ class Client:
     # -- sending -------------------------------------------------------------------------------------------------
 
     async def enqueue(self, call: Call[R]) -> Handle[R]:
-        """Store the job of a call. Sending the same call again makes no second job."""
+        """Store the job of a call. Sending the same call again creates no second job."""
         jobs = (_job_of(call),)
         store = self._connection.opened
-        # What most calls are goes there directly: a step between costs more here than it seems, because nothing of it
-        # is in the processor's caches any more when the next call comes.
+        # The common case calls the store directly: an intermediate coroutine is measurable here, because its code is
+        # no longer in the processor's caches when the next call comes.
         [answer] = await (self.send(jobs) if store is None or self._tracer is not None else store.enqueue(jobs))
         return Handle(self._connection, answer.id, call.task.read_result, answer.created)
 
     async def send(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """Store up to 1,000 requests, all or none: for whoever knows a task by its name only."""
+        """Store up to 1,000 requests, all or none. For code that knows a task only by its name."""
         store = self._connection.opened or await self._connection.store()
         if self._tracer is None:
             return await store.enqueue(jobs)
@@ -76,16 +76,17 @@ class Client:
             return await store.enqueue(traced)
 
     async def enqueue_many(self, calls: Sequence[Call[R]], progress: OnSent | None = None) -> list[Handle[R]]:
-        """Store any number of jobs, in their order, in parts of 1,000 jobs and 16 MiB at the most, each all or none.
+        """Store any number of jobs in order, in parts of at most 1,000 jobs and 16 MiB, each part all or none.
 
-        The calls have their ids already: after an error the same list may be sent again, and what is missing is stored.
+        The calls already have their ids: after an error the same list may be sent again, and the missing jobs are
+        stored.
         """
         handles: list[Handle[R]] = []
         parts = parts_of(calls, lambda call: _job_of(call).size, most_bytes=MOST_BYTES_PER_ENQUEUE)
         sending: list[asyncio.Task[list[Enqueued]]] = []
         try:
             for number, part in enumerate(parts):
-                # One ahead: the next thousand is made ready while the store works on this one.
+                # Send one part ahead: it is encoded while the store works on the current one.
                 sending += [
                     asyncio.create_task(self.send([_job_of(call) for call in other]))
                     for other in parts[number + len(sending) : number + 2]
@@ -101,11 +102,11 @@ class Client:
         return handles
 
     async def enqueue_on(self, connection: object, *calls: Call[R]) -> list[Handle[R]]:
-        """Store jobs in the transaction that is open on a connection of yours: they exist when you commit it.
+        """Store jobs in the transaction that is open on your own connection: they exist once you commit it.
 
-        The connection leads to the store's own database. On PostgreSQL it is one of asyncpg, an `AsyncConnection` of
-        psycopg, or an `AsyncConnection` or `AsyncSession` of SQLAlchemy; on SQLite one of sqlite3. Raises `Conflict`,
-        `Busy`, `InvalidInput`, and `NotSupported` for a store that has no transactions.
+        The connection must be to the store's own database. On PostgreSQL: an asyncpg connection, an `AsyncConnection`
+        of psycopg, or an `AsyncConnection` or `AsyncSession` of SQLAlchemy; on SQLite: a sqlite3 connection. Raises
+        `Conflict`, `Busy`, `InvalidInput`, and `NotSupported` for a store without transactions.
         """
         if not calls:
             return []
@@ -113,7 +114,7 @@ class Client:
         return self._handles_of(calls, await joining.enqueue_on(connection))
 
     async def _joining(self, calls: Sequence[Call[R]]) -> Joining:
-        """The jobs of calls, ready to be stored on somebody's connection."""
+        """Prepare the jobs of calls for a user's connection."""
         transactions = transactions_of(await self._connection.store())
         with self._tracing([_job_of(call) for call in calls]) as jobs:
             await transactions.prepare(jobs)
@@ -138,7 +139,7 @@ class Client:
 
     @contextmanager
     def _tracing(self, jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
-        """The jobs with what the tracer gives them to carry: one span stands around them all."""
+        """The jobs with the tracer's headers; one span covers them all."""
         if self._tracer is None:
             yield jobs
             return
@@ -159,7 +160,7 @@ class Client:
     @overload
     def handle(self, id: str, task: Task[..., R]) -> Handle[R]: ...
     def handle(self, id: str, task: Task[..., Any] | None = None) -> Handle[Any]:
-        """The handle of a job that was sent before; with its task, the result is read as the task's type."""
+        """The handle of a job that was sent before. With its task, the result is decoded into the task's type."""
         return Handle(self._connection, id, _read_any if task is None else task.read_result, created=False)
 
     async def job(self, id: str) -> Job:
@@ -171,33 +172,33 @@ class Client:
         return await children(await self._connection.store(), id)
 
     async def cancel(self, ids: Sequence[str]) -> list[Cancellation]:
-        """Cancel jobs, all or, when an id is unknown, none."""
+        """Cancel jobs. If an id is unknown, raises `NotFound` and cancels none."""
         return [cancellation(state) for state in await (await self._connection.store()).cancel(ids)]
 
     async def retry(self, id: str) -> Handle[Any]:
-        """Run a job that has ended once more, as a new job."""
+        """Run a job that has ended again, as a new job."""
         return await self.handle(id).retry()
 
     # -- many jobs -----------------------------------------------------------------------------------------------
 
     async def retry_all(self, **options: Unpack[BulkOptions]) -> Bulk:
-        """Run every job of a selection that has ended once more; failed ones, unless `state` says otherwise.
+        """Run every selected job that has ended again; failed ones unless `state` is given.
 
-        No job is retried twice, however often this is interrupted and repeated: a retry that failed is a job of its
-        own. `progress` is called after each page, `most` bounds how many jobs are looked at, and a dry run changes
-        nothing. After an error the call may be repeated, and does what is left.
+        No job is retried twice, however often this is interrupted and repeated; a retry that failed is a job of its
+        own. `progress` is called after each page, `most` bounds how many jobs are examined, and a dry run changes
+        nothing. After an error the call may be repeated and continues with the rest.
         """
         return await (await self._bulks()).retry(options)
 
     async def cancel_all(self, **options: Unpack[BulkOptions]) -> Bulk:
-        """Cancel every job of a selection that has not ended: waiting ones at once, running ones by asking them."""
+        """Cancel every selected job that has not ended: waiting ones immediately, running ones by a cancel request."""
         return await (await self._bulks()).cancel(options)
 
     async def purge(self, **options: Unpack[PurgeOptions]) -> Bulk:
-        """Forget every job of a selection that has ended, before its retention is over.
+        """Delete every selected job that has ended, before its retention is over.
 
-        With `cancel_waiting` also those that wait, which are cancelled first. Running ones stay. Ids stay taken as
-        after any other end.
+        With `cancel_waiting` also waiting jobs, which are cancelled first. Running jobs stay. Ids stay taken as they do
+        when retention removes a job.
         """
         return await (await self._bulks()).purge(options, self._retention)
 
@@ -224,7 +225,7 @@ class Client:
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page:
-        """A page of jobs, newest first; `cursor` of one page leads to the next."""
+        """A page of jobs, newest first; pass the `cursor` of a page to get the next one."""
         where = Filter(
             state=state, queue=queue, lane=lane, task=task, sticky=sticky, worker=worker, error_group=error_group
         )
@@ -235,18 +236,18 @@ class Client:
         return await (await self._connection.store()).queues()
 
     async def counters(self) -> dict[str, int]:
-        """What the store's server has counted that should not happen, such as deadlocks; empty if it counts nothing."""
+        """Counters of the store's server for events that should not happen, such as deadlocks; empty if it has none."""
         store = await self._connection.store()
         while isinstance(store, InstrumentedStore):
             store = store.inner
         return await store.counters() if isinstance(store, Counted) else {}
 
     async def lanes(self, queue: str, *, limit: int = 100, cursor: str | None = None) -> LaneListing:
-        """The lanes of a queue that have work, the longest backlog first: a list whose `cursor` leads on."""
+        """The lanes of a queue that have work, the longest backlog first: a list with a `cursor` for the next page."""
         return await (await self._connection.store()).lanes(queue, limit=limit, cursor=cursor)
 
     async def lane_line(self, queue: str, lane: str | None, *, limit: int = 50, cursor: str | None = None) -> LanePage:
-        """A page of a lane's jobs in the order in which they start: those that run, then those that wait."""
+        """A page of a lane's jobs in the order in which they start: the running ones, then the waiting ones."""
         return await (await self._connection.store()).lane_line(queue, lane, limit=limit, cursor=cursor)
 
     async def failures(
@@ -256,7 +257,7 @@ class Client:
         return await (await self._connection.store()).failures(queue=queue, task=task, limit=limit)
 
     async def sessions(self) -> list[Session]:
-        """Every session that is still remembered, the newest first."""
+        """Every session that retention still keeps, the newest first."""
         return await (await self._connection.store()).sessions()
 
     async def bindings(self, pool: str | None = None, key: str | None = None, *, limit: int = 100) -> list[Binding]:
@@ -264,13 +265,13 @@ class Client:
         return await (await self._connection.store()).bindings(pool, key, limit=limit)
 
     async def leader(self) -> Term | None:
-        """The present term, None when nobody leads."""
+        """The current term; None if there is no leader."""
         return await (await self._connection.store()).leader()
 
     # -- settings ------------------------------------------------------------------------------------------------
 
     async def pause(self, queue: str, lane: str | None = None) -> None:
-        """Start nothing more of a queue, or of one lane of it; what runs goes on."""
+        """Start no more jobs of a queue, or of one of its lanes; running jobs continue."""
         await self._set_paused(queue, lane, True)
 
     async def resume(self, queue: str, lane: str | None = None) -> None:
@@ -278,7 +279,7 @@ class Client:
         await self._set_paused(queue, lane, False)
 
     async def set_limit(self, queue: str, limit: int | None, *, lane: str | None = None) -> None:
-        """Override how many jobs of a queue, or of one lane of it, run at once. None: as many as there are slots."""
+        """Override how many jobs of a queue, or of one of its lanes, run at once; None for no limit."""
         reading, override = await self._override(queue)
         if lane is None:
             changed = msgspec.structs.replace(override, limit=limit)
@@ -289,27 +290,27 @@ class Client:
         await self._lay_over(queue, changed)
 
     async def clear_limit(self, queue: str, *, lane: str | None = None) -> None:
-        """Undo `set_limit`: the declared limit of the queue, or of the lanes that match `lane`, counts again."""
+        """Undo `set_limit`: the declared limit of the queue, or of the lanes that match `lane`, applies again."""
         reading, override = await self._override(queue)
         if lane is None:
             await self._lay_over(queue, msgspec.structs.replace(override, limit=msgspec.UNSET))
             return
         others = _without_rule(override, lane)
         if any(rule.paused for rule in override.lanes if rule.pattern == lane):
-            # The pause is another wish, and stays.
+            # A pause is independent of the limit, and stays.
             rule = _rule(others.over(reading.declared), lane)
             others = _with_rule(others, msgspec.structs.replace(rule, paused=True))
         await self._lay_over(queue, others)
 
     async def clear_override(self, queue: str) -> None:
-        """Let the declaration count alone: undoes every `pause` and `set_limit` of the queue and of its lanes."""
+        """Undo every `pause` and `set_limit` of the queue and of its lanes: only the declaration applies."""
         await self._override(queue)
         await self._lay_over(queue, None)
 
     async def _set_paused(self, queue: str, lane: str | None, paused: bool) -> None:
         reading, override = await self._override(queue)
         if lane is None:
-            # Taking a pause back leaves nothing behind that would hide what is declared.
+            # Resuming removes the override: `paused=False` would hide a later declaration.
             undone = not paused and (override.paused is True or not reading.settings.paused)
             changed = msgspec.structs.replace(override, paused=msgspec.UNSET if undone else paused)
         else:
@@ -317,7 +318,7 @@ class Client:
             changed = _with_rule(override, rule)
             others = _without_rule(reading.settings, lane)
             if not paused and lanes.terms(others, lane) == lanes.terms(_only(rule), lane):
-                # The rule says no more than the others do: left in place it would hide what is declared later.
+                # The rule adds nothing to the others: left in place it would hide a later declaration.
                 changed = _without_rule(override, lane)
         await self._lay_over(queue, changed)
 
@@ -325,7 +326,7 @@ class Client:
         for reading in await self.queues():
             if reading.name == queue:
                 return reading, reading.override or QueueOverride()
-        raise NotFound(f"there is no queue {shown(queue)}; one comes to be when it is declared or gets its first job")
+        raise NotFound(f"queue {shown(queue)} does not exist yet; declare it with app.queue() or enqueue a job")
 
     async def _lay_over(self, queue: str, override: QueueOverride | None) -> None:
         if override == QueueOverride():
@@ -342,23 +343,23 @@ class Client:
         lane_prefix: str | None = None,
         expires: Seconds | None = None,
     ) -> tuple[AccessToken, str]:
-        """Make a token, and answer with it and its secret, which is stored nowhere and cannot be shown again."""
+        """Create a token and return it with its secret, which is not stored and cannot be shown again."""
         lasts = None if expires is None else seconds("expires", expires)
         token, secret = tokens.make(name, scopes, queues=queues, lane_prefix=lane_prefix, expires=lasts)
         return await (await self._connection.store()).add_token(token), secret
 
     async def tokens(self) -> list[AccessToken]:
-        """Every token, the oldest first; those that are revoked or have expired as well."""
+        """Every token, the oldest first, including revoked and expired ones."""
         return await (await self._connection.store()).tokens()
 
     async def revoke_token(self, id: str) -> bool:
-        """Revoke a token for good; False when it was revoked before."""
+        """Revoke a token permanently; False if it was revoked before."""
         return await (await self._connection.store()).revoke_token(id)
 
     # -- the store itself ----------------------------------------------------------------------------------------
 
     async def recount(self) -> Recount:
-        """Compute everything derived anew, correct what differs, and say what did."""
+        """Recompute all derived data, correct differences, and report them."""
         return await (await self._connection.store()).recount()
 
     async def migrate(self) -> int:
@@ -373,13 +374,13 @@ def _job_of(call: object) -> NewJob:
     if not isinstance(call, Call):
         got = type(call).__name__
         raise InvalidInput(
-            "call", f"give a call such as render.call('ann'), not a {got}; render('ann') would run it here"
+            "call", f"expected a call such as render.call('ann'), not a {got}; render('ann') runs the function here"
         )
     return call.job
 
 
 def _rule(settings: QueueSettings, lane: str) -> LaneRule:
-    """What holds for a lane, as a rule for that lane alone."""
+    """The settings that apply to a lane, as a rule for that lane alone."""
     matching = [rule for rule in settings.lanes if rule.matches(lane)]
     closest = max(matching, key=lambda r: (len(r.prefix), not r.pattern.endswith("*")), default=None)
     return LaneRule(pattern=lane) if closest is None else msgspec.structs.replace(closest, pattern=lane)

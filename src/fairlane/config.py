@@ -1,4 +1,4 @@
-"""Settings of a process, read from the environment once. Every problem is told, each with the variable it lies in."""
+"""Settings of a process, read from the environment once. All problems are reported together, each with its variable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .errors import InvalidInput
 from .model.intervals import Intervals
 from .model.maintenance import Retention
 from .model.names import check_count, check_name, check_seconds, shown
-from .model.slots import MOST_SLOTS, Reserved, Slots, default_reserved
+from .model.slots import MOST_SLOTS, Reserved, Slots, default_reserved, usual_slots
 
 T = TypeVar("T")
 PREFIX = "FAIRLANE_"
@@ -26,18 +26,18 @@ MOST_WEIGHT = 1_000
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How this process finds its store, and how a worker works unless its command line says otherwise."""
+    """Where the store of this process is, and the defaults of a worker."""
 
     url: str = DEFAULT_URL
-    slots: Slots = Slots(total=DEFAULT_SLOTS, reserved=default_reserved(DEFAULT_SLOTS))
+    slots: Slots = usual_slots(DEFAULT_SLOTS)
     high_reserved: int | None = None
-    """Slots that somebody has reserved for high whatever their number; None: as is usual for so many."""
+    """An explicit reservation for high, independent of the number of slots; None for the default reservation."""
     queues: dict[str, int] = msgspec.field(default_factory=dict)
-    """Queues a worker serves, with their weights; empty: those the application names."""
+    """The queues a worker serves, with their weights; if empty, the queues of the application."""
     pool: str = "default"
     index: int | None = None
     grace: float = 30.0
-    """Seconds that running bodies get when their worker stops."""
+    """Seconds that running jobs get to finish when their worker stops."""
     intervals: Intervals = Intervals()
     retention: Retention = Retention()
 
@@ -54,11 +54,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
-        """The settings in an environment; what it does not name has its default."""
-        return _Reading(environ).settings()
+        """Read the settings from an environment; variables that are not set have their defaults."""
+        return _EnvironmentReader(environ).settings()
 
     def slots_for(self, total: int) -> Slots:
-        """So many slots instead, with the reservation that somebody chose, else the usual one for them."""
+        """`total` slots with the configured reservation, or the default one for that number."""
         if self.high_reserved is not None:
             return Slots(total=total, reserved=Reserved(high=self.high_reserved))
         chosen = self.slots.reserved != default_reserved(self.slots.total)
@@ -70,7 +70,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def without_password(url: str) -> str:
-    """A URL as it may be shown. Rather too much is hidden than a character of a password shown."""
+    """The URL without its secrets. In doubt it hides too much rather than part of a password."""
     return _SECRET_PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1***@", url))
 
 
@@ -79,22 +79,22 @@ _SECRET_PARAMETER = re.compile(r"((?:password|passwd|secret|token)=)[^&#]*", re.
 
 
 def parse_queues(field: str, text: str) -> dict[str, int]:
-    """Queues with weights, as in ``images=3,mail``."""
+    """Parse queues with weights, such as ``images=3,mail``."""
     queues: dict[str, int] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         name, equals, weight = part.partition("=")
         check_name(field, name)
         if name in queues:
-            raise InvalidInput(field, f"names {name!r} twice")
+            raise InvalidInput(field, f"{name!r} is listed twice")
         queues[name] = check_count(field, _whole(field, weight), least=1, most=MOST_WEIGHT) if equals else 1
     return queues
 
 
-class _Reading:
-    """One look at an environment, which collects what is wrong with it."""
+class _EnvironmentReader:
+    """Reads the settings from an environment and collects all problems."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        # An empty variable is how shells and compose files unset one.
+        # Shells and compose files unset a variable by making it empty.
         self._environ = {name: value for name, value in environ.items() if value.strip()}
         self._problems: list[str] = []
         self._high_reserved: int | None = None
@@ -134,7 +134,7 @@ class _Reading:
             return None
         if high >= total:
             where = RESERVED if RESERVED in self._environ else SLOTS
-            self._problems.append(f"{where}: {high} reserved of {total} slots would leave none for other work")
+            self._problems.append(f"{where}: reserving {high} of {total} slots leaves none for other work")
             return None
         return Slots(total=total, reserved=Reserved(high=high))
 

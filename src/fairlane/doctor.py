@@ -1,7 +1,7 @@
-"""What is wrong with a running system, and what to do about it. Each check reads what is there and answers with
-findings; none of them changes anything but a recount that was asked for.
+"""Diagnosis of a running system: what is wrong, and what to do about it. Each check reads and returns findings; none
+changes anything, except a recount if requested.
 
-A check that finds nothing wrong says so too, so that whoever reads the list knows what was looked at.
+A check that finds no problem reports that too, so that the list shows everything that was checked.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .store.instrumented import InstrumentedStore
 from .store.port import Store
 
 STILL_SECONDS = 30.0
-"""A lane whose head has waited for longer, while nothing of the lane runs, is worth a look."""
+"""A lane whose head has waited for longer than this while no job of the lane runs is examined."""
 RECENT_SECONDS = 3_600.0
 CLOCK_SLACK = 2.0
 SLOW_SECONDS = 0.5
 LOOKED_AT = 20
-"""Lanes of a queue, and groups of errors: the longest and largest come first, and a list of all would hide them."""
+"""The most lanes of a queue and groups of errors to report, the largest first: a longer list would hide them."""
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What the checks judge: read once, so that they speak of the same moment."""
+    """The input of the checks, read once so that all of them see the same moment."""
 
     client: Client
     store: Store
@@ -42,12 +42,12 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """The store's clock."""
     queues: tuple[QueueReading, ...]
     sessions: tuple[Session, ...]
-    """Those that are there."""
+    """The sessions that are live or stopping."""
     leads: bool
 
     @property
     def workers(self) -> list[Session]:
-        """The workers that are there."""
+        """The workers among them."""
         return [session for session in self.sessions if session.kind is SessionKind.WORKER]
 
 
@@ -57,18 +57,18 @@ Check = Callable[[Evidence], Awaitable[list[Finding]]]
 async def diagnose(
     connection: Connection, *, recount: bool = False, wall: Callable[[], float] = time.time
 ) -> list[Finding]:
-    """Look at everything. A store that cannot be reached is one finding, and then there is nothing else to look at."""
+    """Run all checks. A store that cannot be reached is the only finding."""
     began = time.monotonic()
     try:
         store = await connection.store()
         version = await store.migrate()
-        # The verb that tells the store's clock. It declares nobody dead here; what it may do is any pass's work.
+        # `rescue` returns the store's clock. It declares no session dead here and does no more than any other pass.
         before, now, after = wall(), (await store.rescue(limit=1, declare=False)).now, wall()
         evidence = await _gather(connection, store, now)
     except StoreMissing as exc:
-        return [Finding(Level.ERROR, "store", str(exc), "a worker, an enqueue or `fairlane migrate` makes it")]
+        return [Finding(Level.ERROR, "store", str(exc), "a worker, an enqueue or `fairlane migrate` creates it")]
     except FairlaneError as exc:
-        return [Finding(Level.ERROR, "store", f"cannot be used: {exc}", "check --url, and that the server runs")]
+        return [Finding(Level.ERROR, "store", f"cannot be used: {exc}", "check --url, and that the server is running")]
     findings = [_reached(time.monotonic() - began, version), _clock(now - (before + after) / 2)]
     checks: list[Check] = [_server, _leader, _sessions, _queues, _tasks, _lanes, _bindings, _failures]
     if recount:
@@ -78,7 +78,7 @@ async def diagnose(
             findings += await check(evidence)
         except FairlaneError as exc:
             topic = check.__name__.removeprefix("_")
-            findings.append(Finding(Level.ERROR, topic, f"could not be looked at: {exc}", "run the doctor again"))
+            findings.append(Finding(Level.ERROR, topic, f"could not be checked: {exc}", "run the doctor again"))
     return findings
 
 
@@ -96,10 +96,15 @@ async def _gather(connection: Connection, store: Store, now: float) -> Evidence:
 
 
 def _reached(seconds: float, version: int) -> Finding:
-    told = f"reachable, schema version {version}"
+    text = f"reachable, schema version {version}"
     if seconds > SLOW_SECONDS:
-        return Finding(Level.WARN, "store", f"{told}, but slow: a first look took {seconds:.1f} s", "see what loads it")
-    return Finding(Level.OK, "store", told)
+        return Finding(
+            Level.WARN,
+            "store",
+            f"{text}, but slow: the first reads took {seconds:.1f} s",
+            "check the load of its server",
+        )
+    return Finding(Level.OK, "store", text)
 
 
 def _clock(offset: float) -> Finding:
@@ -108,13 +113,13 @@ def _clock(offset: float) -> Finding:
             Level.WARN,
             "clock",
             f"the store's clock is {abs(offset):.1f} s {'ahead of' if offset > 0 else 'behind'} this machine's",
-            "let both follow a time server; jobs go by the store's clock",
+            "synchronise both with a time server; jobs follow the store's clock",
         )
-    return Finding(Level.OK, "clock", f"agrees with this machine's to {abs(offset):.1f} s")
+    return Finding(Level.OK, "clock", f"within {abs(offset):.1f} s of this machine's clock")
 
 
 async def _server(evidence: Evidence) -> list[Finding]:
-    """What the store says of itself, if it has something to say."""
+    """The store's own findings, such as the settings of its server."""
     store = evidence.store
     while isinstance(store, InstrumentedStore):
         store = store.inner
@@ -123,12 +128,19 @@ async def _server(evidence: Evidence) -> list[Finding]:
 
 async def _leader(evidence: Evidence) -> list[Finding]:
     if evidence.leads:
-        return [Finding(Level.OK, "leader", "somebody leads")]
-    advice = "start a worker, or `fairlane manager`; if they are there, look into their logs"
+        return [Finding(Level.OK, "leader", "there is a leader")]
+    advice = "start a worker, or `fairlane manager`; if they are running, check their logs"
     waiting = any(_open(queue) for queue in evidence.queues)
     if not waiting and not evidence.sessions:
-        return [Finding(Level.WARN, "leader", "nobody leads, and nothing waits for it", advice)]
-    return [Finding(Level.ERROR, "leader", "nobody leads: retries, schedules and rescues stand still", advice)]
+        return [Finding(Level.WARN, "leader", "there is no leader, and no job needs one", advice)]
+    return [
+        Finding(
+            Level.ERROR,
+            "leader",
+            "there is no leader: delayed jobs, retries, schedules and rescues are not processed",
+            advice,
+        )
+    ]
 
 
 def _open(queue: QueueReading) -> int:
@@ -141,20 +153,20 @@ async def _sessions(evidence: Evidence) -> list[Finding]:
     for session in evidence.sessions:
         name = f"{session.worker or session.kind.value} (pid {session.pid} on {session.host})"
         if session.remaining < 0:
-            what = f"{name} has not renewed its lease, which ended {-session.remaining:.0f} s ago"
-            advice = "if its process is gone, the leader takes its jobs back; if it is there, it is stopped or cut off"
+            what = f"{name} has not renewed its lease, which expired {-session.remaining:.0f} s ago"
+            advice = "if its process died, the leader recovers its jobs; if it is running, it is suspended or cut off"
             findings.append(Finding(Level.ERROR, "sessions", what, advice))
         elif session.remaining < session.lease / 3:
-            what = f"{name} renews late: {session.remaining:.1f} s are left of {session.lease:g} s"
-            advice = "a body may hold the interpreter; run it with isolate=True, or the worker with --processes"
+            what = f"{name} renews its lease late: {session.remaining:.1f} s of {session.lease:g} s are left"
+            advice = "a job may block the interpreter; use isolate=True for its task, or --processes for the worker"
             findings.append(Finding(Level.WARN, "sessions", what, advice))
     if not evidence.workers:
         findings.append(
-            Finding(Level.WARN, "sessions", "no worker is there", "start one: fairlane worker -A module:app")
+            Finding(Level.WARN, "sessions", "no worker is running", "start one: fairlane worker -A module:app")
         )
     count = len(evidence.workers)
     return findings or [
-        Finding(Level.OK, "sessions", f"{count} worker{'s' if count != 1 else ''}, all renewed in time")
+        Finding(Level.OK, "sessions", f"{count} worker{'s' if count != 1 else ''}, all renewing in time")
     ]
 
 
@@ -163,7 +175,7 @@ async def _queues(evidence: Evidence) -> list[Finding]:
         Finding(
             Level.ERROR,
             "queues",
-            f"the settings of {queue.name} cannot be read ({queue.problem}); they are taken for the defaults",
+            f"the settings of {queue.name} cannot be read ({queue.problem}); the defaults apply",
             "declare them again: restart a worker that declares the queue, or set its limits by hand",
         )
         for queue in evidence.queues
@@ -174,12 +186,12 @@ async def _queues(evidence: Evidence) -> list[Finding]:
         if not waiting:
             continue
         if queue.settings.paused:
-            what = f"{queue.name} is paused, {waiting:,} jobs wait"
+            what = f"{queue.name} is paused, {waiting:,} jobs are waiting"
             findings.append(Finding(Level.WARN, "queues", what, f"fairlane resume {queue.name}"))
         elif not queue.workers:
-            what = f"{queue.name}: {waiting:,} jobs wait, and no live worker serves it"
+            what = f"{queue.name}: {waiting:,} jobs are waiting, and no live worker serves the queue"
             findings.append(Finding(Level.ERROR, "queues", what, f"fairlane worker -A module:app -Q {queue.name}"))
-    return findings or [Finding(Level.OK, "queues", f"none of {len(evidence.queues)} waits for a worker")]
+    return findings or [Finding(Level.OK, "queues", f"none of {len(evidence.queues)} is waiting for a worker")]
 
 
 async def _tasks(evidence: Evidence) -> list[Finding]:
@@ -188,12 +200,12 @@ async def _tasks(evidence: Evidence) -> list[Finding]:
         if not declined.known:
             waited = max(0.0, evidence.now - declined.since)
             what = (
-                f"{declined.task}: {declined.waiting:,} jobs of queue {declined.queue} wait, "
+                f"{declined.task}: {declined.waiting:,} jobs of queue {declined.queue} are waiting, "
                 f"the first for {waited:.0f} s, and no live worker knows the task"
             )
-            advice = "start workers of the application that has it, or name the task as before: @app.task(name=…)"
+            advice = "start workers of the application that has it, or restore its former name: @app.task(name=…)"
             findings.append(Finding(Level.ERROR, "tasks", what, advice))
-    return findings or [Finding(Level.OK, "tasks", "none waits for a worker that knows it")]
+    return findings or [Finding(Level.OK, "tasks", "none is waiting for a worker that knows it")]
 
 
 async def _lanes(evidence: Evidence) -> list[Finding]:
@@ -205,7 +217,7 @@ async def _lanes(evidence: Evidence) -> list[Finding]:
             finding = await _stuck(evidence, lane)
             if finding is not None:
                 findings.append(finding)
-    return findings or [Finding(Level.OK, "lanes", "none stands still")]
+    return findings or [Finding(Level.OK, "lanes", "none is stuck")]
 
 
 async def _stuck(evidence: Evidence, lane: LaneReading) -> Finding | None:
@@ -214,9 +226,9 @@ async def _stuck(evidence: Evidence, lane: LaneReading) -> Finding | None:
     name = f"{lane.lane!r} of {lane.queue}"
     if lane.terms.paused:
         advice = f"fairlane resume {lane.queue} --lane {shlex.quote(lane.lane)}"
-        return Finding(Level.WARN, "lanes", f"{name} is paused, {lane.pending:,} jobs wait", advice)
+        return Finding(Level.WARN, "lanes", f"{name} is paused, {lane.pending:,} jobs are waiting", advice)
     page = await evidence.client.find(queue=lane.queue, lane=lane.lane, state=JobState.PENDING, limit=500)
-    # Newest first; the last of a lane that fits on a page is its head, of a longer one somebody who waits long enough.
+    # Newest first: the lowest arrival is the head of a lane that fits on a page, and otherwise a job near the end.
     head = min(page.jobs, key=lambda job: job.arrival or 0, default=None)
     if head is None or evidence.now - max(head.enqueued_at, head.due_at or 0) < STILL_SECONDS:
         return None
@@ -225,25 +237,25 @@ async def _stuck(evidence: Evidence, lane: LaneReading) -> Finding | None:
     except NotFound:
         return None
     waited = evidence.now - head.enqueued_at
-    what = f"{name} stands still: {lane.pending:,} wait, {head.id} for {waited:.0f} s ({why})"
+    what = f"{name} is stuck: {lane.pending:,} jobs are waiting, {head.id} for {waited:.0f} s ({why})"
     return Finding(Level.WARN, "lanes", what, f"fairlane job {shlex.quote(head.id)}")
 
 
 async def _bindings(evidence: Evidence) -> list[Finding]:
-    there = {session.worker for session in evidence.workers}
-    tied = (BindingState.OPEN, BindingState.DRAINING)
-    bindings = [b for b in await evidence.client.bindings(limit=500) if b.state in tied]
-    lonely = Counter(worker for b in bindings if (worker := worker_name(b.pool, b.index)) not in there)
+    running = {session.worker for session in evidence.workers}
+    unfinished = (BindingState.OPEN, BindingState.DRAINING)
+    bindings = [b for b in await evidence.client.bindings(limit=500) if b.state in unfinished]
+    orphaned = Counter(worker for b in bindings if (worker := worker_name(b.pool, b.index)) not in running)
     findings = [
         Finding(
             Level.WARN,
             "bindings",
-            f"{count} sticky key{'s are' if count > 1 else ' is'} bound to {worker}, which is not there",
-            "start it again under that index; else the leader binds them anew once its lease is over",
+            f"{count} sticky key{'s are' if count > 1 else ' is'} bound to {worker}, which is not running",
+            "start it again with that index; otherwise the leader rebinds them once its lease has expired",
         )
-        for worker, count in lonely.most_common(LOOKED_AT)
+        for worker, count in orphaned.most_common(LOOKED_AT)
     ]
-    return findings or [Finding(Level.OK, "bindings", f"{len(bindings)} open, all to workers that are there")]
+    return findings or [Finding(Level.OK, "bindings", f"{len(bindings)} open, all to running workers")]
 
 
 async def _failures(evidence: Evidence) -> list[Finding]:
@@ -252,12 +264,12 @@ async def _failures(evidence: Evidence) -> list[Finding]:
         job for job in page.jobs if job.finished_at is not None and job.finished_at > evidence.now - RECENT_SECONDS
     ]
     if not recent:
-        return [Finding(Level.OK, "failures", "no job failed within the hour")]
+        return [Finding(Level.OK, "failures", "no job failed within the last hour")]
     return [
         Finding(
             Level.WARN,
             "failures",
-            f"{count} {'jobs' if count > 1 else 'job'} of {task} failed within the hour ({group})",
+            f"{count} {'jobs' if count > 1 else 'job'} of {task} failed within the last hour ({group})",
             f"fairlane jobs --state failed {_selected(task, group)}; then fairlane retry {_selected(task, group)}",
         )
         for (task, group), count in _groups(recent).most_common(LOOKED_AT)
@@ -265,7 +277,7 @@ async def _failures(evidence: Evidence) -> list[Finding]:
 
 
 def _selected(task: str, group: str) -> str:
-    """Options that select these failures alone; the others may be of a kind that must not run again."""
+    """Options that select only these failures; others may be of a kind that must not be retried."""
     return f"--task {task} --error {shlex.quote(group)}"
 
 
@@ -277,7 +289,7 @@ async def _recount(evidence: Evidence) -> list[Finding]:
     found = await evidence.client.recount()
     if found.differences:
         some = "; ".join(found.differences[:5])
-        what = f"{len(found.differences)} numbers differed from the {found.jobs:,} jobs, and were corrected: {some}"
-        advice = "report it: numbers and jobs change in one step and may never differ"
+        what = f"{len(found.differences)} counts differed from the {found.jobs:,} jobs and were corrected: {some}"
+        advice = "report this as a bug: counts and jobs change in one step and must never differ"
         return [Finding(Level.ERROR, "recount", what, advice)]
-    return [Finding(Level.OK, "recount", f"every number agrees with the {found.jobs:,} jobs")]
+    return [Finding(Level.OK, "recount", f"every count agrees with the {found.jobs:,} jobs")]

@@ -1,4 +1,4 @@
-"""Records as plain JSON documents with stable keys: what ``--json`` and the HTTP API answer.
+"""Records as JSON documents with stable keys, as ``--json`` and the HTTP API return them.
 
 Times are seconds since 1970 by the store's clock.
 """
@@ -20,24 +20,24 @@ from .task import Task
 Record = dict[str, Any]
 
 REDECLARED_SECONDS = 2 * 3_600.0
-"""A live worker declares its schedules every hour: one not declared for twice as long has no live worker."""
+"""A live worker declares its schedules every hour: one that was not declared for twice as long has no live worker."""
 
 LISTED = (
     *("id", "task", "queue", "lane", "priority", "kind", "state", "reason", "attempt", "retries", "worker", "sticky"),
     *("enqueued_at", "due_at", "expires_at", "started_at", "finished_at", "cancel_requested", "error", "error_group"),
     *("retry_of", "parent"),
 )
-"""What a list tells of a job; payload, result and history belong to the job alone."""
+"""The fields of a job in a list; payload, result and history are only in the document of a single job."""
 
 
 def listed_job(job: Job) -> Record:
-    """A job as one of many."""
+    """A job in a list."""
     record = {field: msgspec.to_builtins(getattr(job, field)) for field in LISTED}
     return record | {"priority": job.priority.label}
 
 
 def whole_job(job: Job) -> Record:
-    """A job with all that is known of it."""
+    """A job with all its fields."""
     return listed_job(job) | {
         "payload": _json(job.payload),
         "progress": _json(job.progress),
@@ -58,7 +58,7 @@ def whole_job(job: Job) -> Record:
 
 
 def queue_record(queue: QueueReading) -> Record:
-    """A queue with its counts and what it allows."""
+    """A queue with its counts and limits."""
     return {
         "name": queue.name,
         **counts_record(queue.counts),
@@ -95,7 +95,7 @@ def lane_record(lane: LaneReading) -> Record:
 
 
 def session_record(session: Session) -> Record:
-    """A process that the store knows."""
+    """A session of a process."""
     record: Record = {field: msgspec.to_builtins(getattr(session, field)) for field in session.__struct_fields__}
     return record | {"worker": session.worker, "running": sum(session.running)}
 
@@ -107,7 +107,7 @@ def binding_record(binding: Binding) -> Record:
 
 
 def leader_record(term: Term | None) -> Record | None:
-    """Who leads, and since which election."""
+    """The current term, or None."""
     if term is None:
         return None
     return {"term": term.number, "session": term.session, "lease": term.lease, "remaining": term.remaining}
@@ -118,7 +118,7 @@ def _json(raw: bytes | None) -> Any:
 
 
 def task_record(task: Task[..., Any]) -> Record:
-    """A task as a document."""
+    """A task with its defaults."""
     usual = task.usual
     return {
         "name": task.name,
@@ -135,12 +135,12 @@ def task_record(task: Task[..., Any]) -> Record:
 
 
 def signature(task: Task[..., Any]) -> str:
-    """What it takes and returns, as its function is written."""
+    """The signature of the task's function."""
     return str(inspect.signature(task.function))
 
 
 def schedule_record(each: StoredSchedule, served: bool, now: float) -> Record:
-    """A schedule as a document. `live`: a worker that lives declares it."""
+    """A schedule. `live`: a live worker declares it."""
     age = now - each.declared_at
     return {
         "name": each.schedule.name,

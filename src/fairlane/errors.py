@@ -1,32 +1,32 @@
 """Every error Fairlane raises, in one tree.
 
     FairlaneError
-    ├── InvalidInput (ValueError)   an argument was refused before anything was stored; `.field` names it
+    ├── InvalidInput (ValueError)   an argument was rejected and nothing was stored; `.field` names it
     ├── NotFound (LookupError)      no job, queue or session has this id
     ├── Conflict                    this id already belongs to a job with other content
-    ├── Busy                        somebody else's open transaction holds this id or unique value; try again
-    ├── QueueFull                   `max_pending` is reached; `.retry_after` says when to come back
+    ├── Busy                        another open transaction holds this id or unique value; try again
+    ├── QueueFull                   `max_pending` is reached; `.retry_after` estimates when to try again
     ├── IndexTaken                  another live worker owns this index of the pool
     ├── Stale                       the writer no longer owns what it writes: a lost session or term
-    │   ├── SessionLost             the session was declared dead or has ended; register anew
-    │   └── TermLost                somebody else leads now
+    │   ├── SessionLost             the session was declared dead or has ended; register a new one
+    │   └── TermLost                the term has ended; another process may lead
     ├── NotSupported                this store does not have the capability
-    ├── WouldDeadlock               it would wait for a lane that only its own end can free
-    ├── JobFailed                   `result()` of a job that failed; `.reason` and `.error` say how
-    ├── JobCancelled                `result()` of a job that was cancelled; `.reason` says why
+    ├── WouldDeadlock               the awaited job needs a place that only the caller's own end can free
+    ├── JobFailed                   `result()` of a job that failed; see `.reason` and `.error`
+    ├── JobCancelled                `result()` of a job that was cancelled; see `.reason`
     ├── StoreError                  the store failed
     │   ├── StoreUnavailable        it cannot be reached or is locked; the call may be repeated
-    │   ├── StoreMissing            there is none at this place yet, and the caller asked not to make one
-    │   ├── StoreFull               no room left; nothing of the call was stored
-    │   ├── StoreReadOnly           it may not be written
+    │   ├── StoreMissing            it does not exist yet, and the caller asked not to create it
+    │   ├── StoreFull               no space left; nothing of the call was stored
+    │   ├── StoreReadOnly           it cannot be written
     │   └── SchemaMismatch          its schema is newer than this code, or damaged
-    └── Control                     raised by a body, to say how its run ends
+    └── Control                     raised by a task function to decide how its run ends
         ├── Retry                   charge this attempt and run again, while the budget lasts
         ├── Snooze                  run again later, uncharged
         ├── Fail                    fail now, whatever is left of the budget
         └── Cancel                  end as cancelled
 
-A stale *job* write is not an exception: batches answer each write with a verdict (`fairlane.model.job.Verdict`).
+A stale *job* write is not an exception: batches return a verdict for each write (`fairlane.model.job.Verdict`).
 Messages say what to do next. No message contains a payload, a password or a token.
 """
 
@@ -36,11 +36,11 @@ from datetime import timedelta
 
 
 class FairlaneError(Exception):
-    """The base of every error of this package."""
+    """The base class of every error of this package."""
 
 
 class InvalidInput(FairlaneError, ValueError):
-    """An argument was refused, and nothing was stored. `field` names the argument."""
+    """An argument was rejected, and nothing was stored. `field` names the argument."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -52,21 +52,21 @@ class InvalidInput(FairlaneError, ValueError):
 
 
 class NotFound(FairlaneError, LookupError):
-    """There is no such job, queue, session or binding."""
+    """The job, queue, session or binding does not exist."""
 
 
 class Conflict(FairlaneError):
-    """The id is known already, with other content. Choose another id, or send the same content."""
+    """The id already exists with other content. Choose another id, or send the same content."""
 
 
 class Busy(FairlaneError):
-    """An open transaction elsewhere holds the same id or unique value. Try again when it has ended."""
+    """Another open transaction holds the same id or unique value. Try again when it has ended."""
 
 
 class QueueFull(FairlaneError):
     """The queue or lane holds as many waiting jobs as `max_pending` allows.
 
-    `retry_after`: seconds until there is probably room for one more; None when that cannot be told.
+    `retry_after`: estimated seconds until there is room for one more; None when there is no estimate.
     """
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
@@ -89,15 +89,15 @@ class IndexTaken(FairlaneError):
 
 
 class Stale(FairlaneError):
-    """The writer does not own what it writes any more; nothing was changed."""
+    """The writer no longer owns what it writes; nothing was changed."""
 
 
 class SessionLost(Stale):
-    """The session has ended or was declared dead. Drop its bodies and register a new one."""
+    """The session has ended or was declared dead. Stop its jobs and register a new one."""
 
 
 class TermLost(Stale):
-    """This term has ended: somebody else leads, or nobody does. Stop leading and stand again."""
+    """This term has ended; another process may lead. Stop leading and stand for election again."""
 
 
 class NotSupported(FairlaneError):
@@ -105,35 +105,35 @@ class NotSupported(FairlaneError):
 
 
 class StoreError(FairlaneError):
-    """The store failed in a way that repeating the call will not cure."""
+    """The store failed, and repeating the call will not help."""
 
 
 class StoreUnavailable(StoreError):
-    """The store cannot be reached just now, or is held by somebody else. Repeating the call is safe."""
+    """The store cannot be reached at the moment, or is locked by another process. Repeating the call is safe."""
 
 
 class StoreMissing(StoreError):
-    """There is no store at this place yet, and it was opened with ``create=False``. Nothing was made."""
+    """The store does not exist yet, and it was opened with ``create=False``. Nothing was created."""
 
 
 class StoreFull(StoreError):
-    """The store has no room left. Nothing of this call was stored."""
+    """The store has no space left. Nothing of this call was stored."""
 
 
 class StoreReadOnly(StoreError):
-    """The store may not be written by this process."""
+    """This process cannot write to the store."""
 
 
 class SchemaMismatch(StoreError):
-    """The store's schema is not one this version can use."""
+    """This version cannot use the store's schema."""
 
 
 class WouldDeadlock(FairlaneError):
-    """Waiting here could never end: what is waited for needs a place of the lane that the waiter itself holds."""
+    """Waiting would never end: the awaited job needs a place of a lane, and the caller itself holds them all."""
 
 
 class JobFailed(FairlaneError):
-    """The job whose result was asked for has failed."""
+    """The job whose result was requested has failed."""
 
     def __init__(self, id: str, reason: str, error: str | None) -> None:
         last = (error or "").strip().rpartition("\n")[2]
@@ -147,7 +147,7 @@ class JobFailed(FairlaneError):
 
 
 class JobCancelled(FairlaneError):
-    """The job whose result was asked for was cancelled."""
+    """The job whose result was requested was cancelled."""
 
     def __init__(self, id: str, reason: str) -> None:
         super().__init__(f"job {id} was cancelled ({reason})")
@@ -159,14 +159,14 @@ class JobCancelled(FairlaneError):
 
 
 class Control(FairlaneError):
-    """What a body raises to say how its run ends. The base of the four below; raise one of those."""
+    """Raised by a task function to decide how its run ends. The base class of the four below; raise one of those."""
 
 
 class Retry(Control):
     """Run this job again: the attempt is charged. `delay` in seconds replaces the back-off."""
 
     def __init__(
-        self, message: str = "the body asked for another run", *, delay: float | timedelta | None = None
+        self, message: str = "the task function requested a retry", *, delay: float | timedelta | None = None
     ) -> None:
         super().__init__(message)
         self.delay = delay.total_seconds() if isinstance(delay, timedelta) else delay
@@ -177,7 +177,7 @@ class Snooze(Control):
 
     def __init__(self, delay: float | timedelta) -> None:
         self.delay = delay.total_seconds() if isinstance(delay, timedelta) else delay
-        super().__init__(f"again in {self.delay} s")
+        super().__init__(f"snoozed for {self.delay} s")
 
 
 class Fail(Control):
@@ -185,4 +185,4 @@ class Fail(Control):
 
 
 class Cancel(Control):
-    """End this job as cancelled: nobody needs it any more."""
+    """End this job as cancelled: its result is no longer needed."""

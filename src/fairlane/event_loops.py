@@ -1,7 +1,7 @@
-"""Which event loop Fairlane's own processes and threads run on: uvloop where it is installed, else asyncio's own.
+"""The event loop of Fairlane's own processes and threads: uvloop where it is installed, otherwise asyncio's own.
 
-Only loops that Fairlane makes are meant. A program with an event loop of its own chooses that itself; what it gets from
-here is an asyncio whose reading is cheaper (`ease_receiving`).
+This concerns only loops that Fairlane creates. A program with its own event loop chooses it itself; from here it only
+gets cheaper reads from sockets (`ease_receiving`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _loops_beside: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """An event loop of the kind that is wanted."""
+    """Create an event loop of the kind that FAIRLANE_LOOP selects."""
     wanted = os.environ.get(LOOP, "").strip() or "auto"
     if wanted not in ("auto", "asyncio", "uvloop"):
-        raise InvalidInput(LOOP, f"{wanted!r} is none of auto, asyncio, uvloop")
+        raise InvalidInput(LOOP, f"must be auto, asyncio or uvloop, not {wanted!r}")
     if wanted == "asyncio":
         return asyncio.new_event_loop()
     try:
@@ -38,9 +38,9 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def run_beside(work: Coroutine[Any, Any, T]) -> T:
-    """The same as `run`, in a thread of a process that need not be ours: uvloop only if it is here already.
+    """Like `run`, in a background thread of any process: uses uvloop only if it is already imported.
 
-    Such a thread may start as the process ends, when nothing can be imported any more, and the process may fork.
+    Such a thread may start at interpreter shutdown, when imports fail, and the process may fork.
     """
     return run(_beside(work)) if "uvloop" in sys.modules else asyncio.run(_beside(work))
 
@@ -51,26 +51,26 @@ async def _beside(work: Coroutine[Any, Any, T]) -> T:
 
 
 def is_beside(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether a loop is that of a thread beside the program's own work, where nobody waits for an answer in a hurry."""
+    """Whether a loop runs in a background thread started by `run_beside`, where latency does not matter."""
     return loop in _loops_beside
 
 
 def runner() -> asyncio.Runner:
-    """What runs coroutines one after the other on such a loop."""
+    """A runner that runs coroutines one after the other on such a loop."""
     return asyncio.Runner(loop_factory=new_event_loop)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on a loop made for it, as `asyncio.run` does."""
-    with runner() as made:
-        return made.run(work)
+    """Run a coroutine on a new loop, as `asyncio.run` does."""
+    with runner() as created:
+        return created.run(work)
 
 
 def ease_receiving() -> None:
-    """Let asyncio read from sockets without asking the kernel for memory each time.
+    """Make asyncio read from sockets without a memory mapping for each read.
 
-    It reads into a new buffer of 256 KiB. glibc maps memory for so large a block and gives it back after use: three
-    calls of the kernel and fresh pages for every answer (measured: 50 of the 500 µs of an enqueue). It stops doing so
-    once a larger block was freed, for the rest of the process.
+    asyncio reads into a new buffer of 256 KiB. glibc maps a block of that size and unmaps it after use: three system
+    calls and fresh pages for every reply (measured: 50 of the 500 µs of an enqueue). Freeing one larger block raises
+    glibc's threshold for the rest of the process, and then the buffer comes from the heap.
     """
     bytes(LARGER_THAN_A_BUFFER)

@@ -1,10 +1,10 @@
-"""What happens in this process, as it happens: typed records, and the listeners that receive them.
+"""Events of this process: typed records, and the listeners that receive them.
 
-`fairlane.store.instrumented` emits them, once for every call at the port and for what its answer contains; metrics,
-traces and streams subscribe here. Events are news, not the truth: they report what *this* process did, none is stored,
-and a call whose answer was lost emits nothing but its `Called`. They carry names and numbers, never a payload, a result
-or the text of an error. Everything here may be used from any thread, except that a stream is read in the event loop it
-was made in.
+`fairlane.store.instrumented` emits them, once for every call of the store and for what its result contains; metrics,
+traces and streams subscribe here. Events are not a log of record: they report what *this* process did, they are not
+stored, and a call whose reply was lost emits only its `Called`. They contain names and numbers, never a payload, a
+result or the text of an error. Everything here is thread-safe, except that a stream is read in the event loop it was
+created in.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ KEPT_FOR_A_READER = 1_000
 
 
 class Event(msgspec.Struct, frozen=True, tag=True):
-    """Anything that happened. Encoded as JSON, `type` names which of the classes below it is."""
+    """The base class of all events. Encoded as JSON, `type` names the class."""
 
 
 class Called(Event, frozen=True, gc=False):
-    """A verb of the store was called, and answered or raised."""
+    """A verb of the store was called and returned or raised."""
 
     verb: str
     seconds: float
@@ -67,28 +67,28 @@ class Started(Event, frozen=True, gc=False):
     fence: int
     session: str
     waited: float | None = None
-    """Seconds for which it had waited, of the first start of a job only."""
+    """Seconds for which it had waited; only for the first start of a job."""
 
 
 class Finished(Event, frozen=True, gc=False):
-    """The store accepted how a run of a job ended. The job itself is over only if `state` is final."""
+    """The store accepted the end of a run. The job itself has ended only if `state` is final."""
 
     id: str
     task: str | None
-    """None, as `queue` and `seconds` are, when nobody listened as it started; for turns always."""
+    """None, like `queue` and `seconds`, if there was no listener when it started; always None for turns."""
     queue: str | None
     fence: int
     session: str
     state: JobState
     outcome: Move
     seconds: float | None
-    """From the answer to the claim until the answer to this write."""
+    """From the reply to the claim until the reply to this write."""
     reason: Reason | None
     error_group: str | None
 
 
 class Refused(Event, frozen=True, gc=False):
-    """A session wrote about a job that it had lost; nothing was changed."""
+    """A write of a session was stale: it had lost the job. Nothing was changed."""
 
     id: str
     fence: int
@@ -97,14 +97,14 @@ class Refused(Event, frozen=True, gc=False):
 
 
 class CancelRequested(Event, frozen=True, gc=False):
-    """Somebody asked to cancel a job, which is in `state` by it."""
+    """A cancel of a job was requested; the job is in `state` after it."""
 
     id: str
     state: JobState
 
 
 class Released(Event, frozen=True, gc=False):
-    """Somebody asked to release a sticky key."""
+    """The release of a sticky key was requested."""
 
     pool: str
     key: str
@@ -112,23 +112,23 @@ class Released(Event, frozen=True, gc=False):
 
 
 class Passed(Event, frozen=True):
-    """A pass of the leader's came to its end, having done what `answer` counts; mostly that is nothing."""
+    """A pass of the leader ended; `answer` counts what it did, which is often nothing."""
 
     verb: str
     answer: Promoted | Admitted | Rescued | Pruned
 
 
 class SessionRegistered(Event, frozen=True, gc=False):
-    """A session of this process is known to the store."""
+    """A session of this process was registered."""
 
     session: str
     kind: SessionKind
     worker: str | None
-    """``pool/index``; None for whoever is not a worker."""
+    """``pool/index``; None for a session that is not a worker."""
 
 
 class SessionLeft(Event, frozen=True, gc=False):
-    """A session ended in good order."""
+    """A session of this process ended normally."""
 
     session: str
 
@@ -141,13 +141,13 @@ class Led(Event, frozen=True, gc=False):
 
 
 class Resigned(Event, frozen=True, gc=False):
-    """A leader gave its term up."""
+    """A leader resigned."""
 
     term: int
 
 
 class Lost(Event, frozen=True, gc=False):
-    """A reader of a stream was too slow: this many events before the next one are gone."""
+    """The reader of a stream was too slow: this many events before the next one were dropped."""
 
     count: int
 
@@ -156,7 +156,7 @@ Listener = Callable[[Event], None]
 
 
 class _Subscriber:
-    """A listener, and whether it has been complained about."""
+    """A listener, and whether an error of it was logged."""
 
     __slots__ = ("failed", "listener")
 
@@ -166,21 +166,21 @@ class _Subscriber:
 
 
 class Events:
-    """Brings what happens to whoever listens. `active` tells whether anybody does: nobody, and nothing is made."""
+    """Delivers events to listeners. `active` is False while there are none: then no events are created."""
 
     __slots__ = ("_lock", "_subscribers", "active")
 
     def __init__(self) -> None:
         self.active = False
         self._lock = threading.Lock()
-        # Replaced, never changed: whoever emits goes through it without the lock.
+        # Replaced, never mutated: `emit` iterates over it without the lock.
         self._subscribers: tuple[_Subscriber, ...] = ()
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener` with every event from now on, in the thread where it happens; answers how to stop that.
+        """Call `listener` with every event from now on, in the thread that emits it. Returns a function to unsubscribe.
 
-        It is called inside the call that it hears of, so it must be quick and must not wait. If it raises, that is
-        logged the first time and disturbs nobody.
+        It is called inside the call that emits the event, so it must be fast and must not block. If it raises, the
+        error is logged the first time and does not affect the call.
         """
         subscriber = _Subscriber(listener)
         with self._lock:
@@ -195,7 +195,7 @@ class Events:
         return unsubscribe
 
     def emit(self, event: Event) -> None:
-        """Tell everybody who listens."""
+        """Deliver an event to all listeners."""
         for subscriber in self._subscribers:
             try:
                 subscriber.listener(event)
@@ -203,7 +203,7 @@ class Events:
                 if not subscriber.failed:
                     subscriber.failed = True
                     log.exception(
-                        "a listener raised at %s; it will be called again, and further errors of it stay silent: %r",
+                        "an event listener raised on %s; it stays subscribed, but further errors are not logged: %r",
                         type(event).__name__,
                         subscriber.listener,
                     )
@@ -211,13 +211,14 @@ class Events:
     def stream(self, kept: int = KEPT_FOR_A_READER) -> EventStream:
         """The events from now on, for ``async with events.stream() as stream: async for event in stream``.
 
-        At most `kept` wait for the reader: a slow one loses the oldest, and a `Lost` in their place says how many.
+        At most `kept` events are buffered: for a slow reader the oldest are dropped, and a `Lost` in their place counts
+        them.
         """
         return EventStream(self, kept)
 
 
 class EventStream:
-    """The events since it was entered, for one reader. It ends when it is left."""
+    """The events since it was entered, for one reader. It ends when it is exited."""
 
     def __init__(self, events: Events, kept: int) -> None:
         self._events = events
@@ -226,7 +227,7 @@ class EventStream:
         self._waiting: deque[Event] = deque()
         self._lost = 0
         self._open = False
-        # Whether the reader waits to be woken: waking the loop for every event would cost more than the event.
+        # Whether the reader is waiting: waking the loop for every event would cost more than the event.
         self._asleep = False
         self._news = asyncio.Event()
 
@@ -272,7 +273,7 @@ class EventStream:
             try:
                 self._loop.call_soon_threadsafe(self._news.set)
             except RuntimeError:
-                # The loop was closed under its reader: nobody is left to be woken, and whoever emits must not suffer.
+                # The reader's loop is closed: there is no reader left, and the emitting call must not fail.
                 self._unsubscribe()
 
 
@@ -283,9 +284,9 @@ class Tracer(Protocol):
     """
 
     def headers(self, task: str, queue: str) -> AbstractContextManager[dict[str, str] | None]:
-        """Stands around an enqueue. What it yields belongs into the job's `headers`, as JSON; None adds nothing."""
+        """Wraps an enqueue. The value it yields is stored as JSON in the job's `headers`; None adds nothing."""
 
     def run(self, claimed: Claimed) -> AbstractContextManager[Callable[[Transition], None]]:
-        """Stands around one run of a job, entered and left in one task. It yields what to call with the decision
-        that the run came to: a worker turns exceptions, timeouts and crashes into one before they could pass here.
+        """Wraps one run of a job, entered and exited in one task. It yields a function to call with the transition that
+        ends the run: the worker turns exceptions, timeouts and crashes into transitions before they reach this.
         """

@@ -1,7 +1,7 @@
-"""Handles: one job as its client sees it. A handle is an id and a way to the store; it remembers nothing of the job.
+"""Handles: a job from the client's side. A handle is an id and a connection to the store; it caches nothing.
 
-Verbs raise `NotFound` for an id the store does not know, except `position` and `eta`, which are None for whatever does
-not wait. Times shown are the store's.
+Methods raise `NotFound` for an unknown id, except `position` and `eta`, which return None for a job that does not wait.
+Times are those of the store's clock.
 """
 
 from __future__ import annotations
@@ -30,49 +30,49 @@ ReadResult = Callable[[bytes | None], R]
 
 
 class Position(msgspec.Struct, frozen=True):
-    """Where a waiting job is in line."""
+    """The position of a waiting job in line."""
 
     ahead: int
-    """Jobs of its lane that go before it."""
+    """Jobs of its lane that start before it."""
     place: int
     """1 for the next of its lane."""
     of: int
     """Waiting jobs of its lane; never less than `place`."""
     exact: bool
-    """False where the jobs before it were not counted to the end: `place` and `ahead` are lower bounds."""
+    """False where the jobs ahead of it were not all counted: `place` and `ahead` are lower bounds."""
     eta: float | None
-    """Seconds until it starts, as far as can be told; None says that it cannot."""
+    """An estimate of the seconds until it starts; None when there is no estimate."""
     queue_ahead: int
     """An estimate of the jobs of its whole queue that start before it."""
     of_exact: bool = True
-    """False where the jobs of its lane were not counted to the end: `of` is a lower bound."""
+    """False where the jobs of its lane were not all counted: `of` is a lower bound."""
 
     def same_place(self, other: Position | None) -> bool:
-        """Whether nothing but the estimate differs, which moves as time passes."""
+        """Whether the two are equal except for the estimate, which changes as time passes."""
         return other is not None and self == msgspec.structs.replace(other, eta=self.eta)
 
 
 class Update(msgspec.Struct, frozen=True):
-    """What `watch()` tells: the state, the place of a job that waits, and what the body reported last."""
+    """An update from `watch()`: the state, the position of a waiting job, and the last reported progress."""
 
     state: JobState
     position: Position | None
     progress: Any
 
-    def tells_nothing_new(self, last: Update | None) -> bool:
-        """Whether `last` told the same."""
+    def repeats(self, last: Update | None) -> bool:
+        """Whether it contains nothing new compared with `last`."""
         if last is None or (self.state, self.progress) != (last.state, last.progress):
             return False
         return self.position is last.position or (self.position is not None and self.position.same_place(last.position))
 
 
 class Cancellation(StrEnum):
-    """The answer to `cancel`."""
+    """The result of `cancel`."""
 
     CANCELLED = "cancelled"
     """It will not run, or has ended as cancelled."""
     REQUESTED = "requested"
-    """It runs and was asked to stop; if its body returns all the same, it will be completed."""
+    """It is running, and a cancel was requested. If its function returns all the same, it will be completed."""
     COMPLETED = "completed"
     """Too late: it has ended."""
     FAILED = "failed"
@@ -80,7 +80,7 @@ class Cancellation(StrEnum):
 
 
 def cancellation(state: JobState) -> Cancellation:
-    """What it means that a job is in `state` after it was cancelled."""
+    """The result of a cancel that leaves a job in `state`."""
     return Cancellation.REQUESTED if state is JobState.RUNNING else Cancellation(state.value)
 
 
@@ -102,7 +102,7 @@ class Handle(Generic[R]):
 
     @property
     def created(self) -> bool:
-        """Whether the call that gave this handle made the job; False when it existed already."""
+        """Whether the call that returned this handle created the job; False if it existed already."""
         return self._created
 
     async def job(self) -> Job:
@@ -110,18 +110,18 @@ class Handle(Generic[R]):
         return await find_job(await self._connection.store(), self._id)
 
     async def state(self) -> JobState:
-        """Where the job is in its life."""
+        """The state of the job."""
         return (await self.job()).state
 
     async def progress(self) -> Any:
-        """What the body reported last; None while it has reported nothing."""
+        """The last reported progress; None if there is none yet."""
         return _progress(await self.job())
 
     async def result(self, timeout: float | timedelta | None = None) -> R:
-        """Wait for the job to end, and return what its body returned.
+        """Wait for the job to end and return its result.
 
-        Raises `JobFailed` or `JobCancelled` when it ended otherwise, `TimeoutError` when it has not ended in time (it
-        goes on), and `WouldDeadlock` inside a job or turn that itself holds the place the awaited job waits for.
+        Raises `JobFailed` or `JobCancelled` if it ended otherwise, `TimeoutError` if it did not end in time (it
+        continues), and `WouldDeadlock` inside a job or turn that itself holds the place the awaited job waits for.
         """
         if timeout is None:
             return await self._wait()
@@ -137,31 +137,31 @@ class Handle(Generic[R]):
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise TimeoutError(f"job {self._id} has not ended within {seconds:g} s; it goes on") from None
+            raise TimeoutError(f"job {self._id} did not end within {seconds:g} s; it continues") from None
 
     async def position(self) -> Position | None:
-        """Where it is in line; None for whatever is not: before its due time, once started, and for unknown ids."""
-        return position_of(await self._standing())
+        """Its position in line. None if it is not in line: before its due time, once started, and for unknown ids."""
+        return position_of(await self._position())
 
     async def eta(self) -> float | None:
-        """Seconds until it starts, as far as can be told; None when it cannot be told, or when it does not wait."""
-        standing = await self._standing()
-        return None if standing is None else standing.eta()
+        """An estimate of the seconds until it starts; None without an estimate, or if it does not wait."""
+        position = await self._position()
+        return None if position is None else position.eta()
 
     async def why(self) -> str:
-        """What it waits for, in words; for a job that does not wait, what became of it."""
+        """Describe what the job waits for, or what it does if it does not wait, or how it ended."""
         job = await self.job()
         if job.state in WAITING_STATES:
-            standing = await self._standing()
-            if standing is not None:
-                return standing.why()
+            position = await self._position()
+            if position is not None:
+                return position.why()
             job = await self.job()
-        return _told(job)
+        return job_summary(job)
 
     async def watch(self) -> AsyncGenerator[Update, None]:
-        """Updates as they come: state, place in line, progress. The first at once; the last tells the final state.
+        """Yield updates as they happen: state, position in line, progress. The first immediately, the last final.
 
-        Changes of the state and of the progress are pushed; places are looked at once a second.
+        Changes of state and progress are pushed; positions are read once a second.
         """
         last: Update | None = None
         async with Watch(self._connection, self._id, places=True) as watch:
@@ -169,27 +169,27 @@ class Handle(Generic[R]):
                 look = await watch.snapshot()
                 job = look.job or _unknown(self._id)
                 update = Update(job.state, position_of(look.position), _progress(job))
-                if not update.tells_nothing_new(last):
+                if not update.repeats(last):
                     last = update
                     yield update
 
     async def cancel(self) -> Cancellation:
-        """Cancel it: a waiting job at once, a running one by asking its body to stop. The answer says which."""
+        """Cancel it: a waiting job immediately, a running one by a cancel request. The result says which."""
         [state] = await (await self._connection.store()).cancel([self._id])
         return cancellation(state)
 
     async def retry(self) -> Handle[R]:
-        """Run a job that has ended once more, as a new job whose `retry_of` names this one."""
+        """Run a job that has ended again, as a new job whose `retry_of` names this one."""
         store = await self._connection.store()
         job = await find_job(store, self._id)
         if not job.state.final:
-            raise InvalidInput("id", f"job {self._id} is {job.state.value}; only a job that has ended can be run again")
+            raise InvalidInput("id", f"job {self._id} is {job.state.value}; only a job that has ended can be retried")
         [answer] = await store.enqueue([job.as_new(new_id())])
         return self.__class__(self._connection, answer.id, self._read_result, answer.created)
 
-    async def _standing(self) -> JobPosition | None:
-        [standing] = await (await self._connection.store()).positions([self._id])
-        return standing
+    async def _position(self) -> JobPosition | None:
+        [position] = await (await self._connection.store()).positions([self._id])
+        return position
 
     async def _wait(self) -> R:
         async with Watch(self._connection, self._id) as watch:
@@ -208,7 +208,7 @@ class Handle(Generic[R]):
         return self._read_result(job.result)
 
     if not TYPE_CHECKING:
-        # Type checkers know no such attribute, so that they refuse it too.
+        # Hidden from type checkers, so that they report unknown attributes.
         def __getattr__(self, name: str) -> Any:
             raise foreign_words.no_attribute(self, "a handle", name, foreign_words.HANDLE)
 
@@ -217,7 +217,7 @@ class Handle(Generic[R]):
 
 
 class BroadcastHandle(Handle[dict[str, JobState]], Generic[R]):
-    """A broadcast: its result tells for each worker how its copy ended, once all of them have."""
+    """A broadcast. Its result is the final state of each worker's copy, once all copies have ended."""
 
     __slots__ = ("_read_copy",)
 
@@ -226,27 +226,27 @@ class BroadcastHandle(Handle[dict[str, JobState]], Generic[R]):
         self._read_copy = read_copy
 
     async def children(self) -> dict[str, Handle[R]]:
-        """The copies there are now, by worker."""
+        """The copies that exist now, by worker."""
         copies = await children(await self._connection.store(), self._id)
         return {copy.worker or copy.id: Handle(self._connection, copy.id, self._read_copy) for copy in copies}
 
     async def retry(self) -> BroadcastHandle[R]:
-        """Send a broadcast that has ended once more, to the workers there are now."""
+        """Send a broadcast that has ended again, to the workers that are live now."""
         again = await super().retry()
         return BroadcastHandle(self._connection, again.id, self._read_copy, again.created)
 
 
 async def find_job(store: Store, id: str) -> Job:
-    """The job of this id, which must exist."""
+    """Return the job of this id. Raises `NotFound` if it does not exist."""
     [job] = await store.get([id])
     return job or _unknown(id)
 
 
 async def children(store: Store, id: str) -> list[Job]:
-    """The copies of a broadcast, in order of their workers; none for any other job.
+    """Return the copies of a broadcast, ordered by worker; an empty list for any other job.
 
-    A copy's id is its parent's and the index of its worker, and every worker that has one was registered: so the
-    sessions that are remembered, and the report once there is one, name them all.
+    A copy's id consists of its parent's id and the index of its worker, and every worker with a copy was registered:
+    the sessions that are still kept, and the report once it exists, therefore name them all.
     """
     parent = await find_job(store, id)
     if parent.kind is not JobKind.BROADCAST:
@@ -259,39 +259,39 @@ async def children(store: Store, id: str) -> list[Job]:
 
 
 async def refuse_deadlock(connection: Connection, job: Job) -> None:
-    """Refuse to wait for a job that waits for a place which only the caller's own end can free."""
+    """Raise `WouldDeadlock` if the job waits for a place that only the end of the calling code can free."""
     held = places_held(job.queue, job.lane)
     if not held or job.state not in WAITING_STATES:
         return
     try:
-        [standing] = await (await connection.store()).positions([job.id])
+        [position] = await (await connection.store()).positions([job.id])
     except StoreUnavailable:
-        return  # an outage is waited through; the next look asks again
-    # A limit of 0 is a pause, which somebody else can end.
-    if standing is not None and standing.lane_limit and held >= standing.lane_limit:
+        return  # the caller waits through an outage and checks again
+    # A limit of 0 is a pause, which an operator can end.
+    if position is not None and position.lane_limit and held >= position.lane_limit:
         raise WouldDeadlock(
-            f"waiting here for job {job.id} could never end: it needs a place of lane {job.lane} in queue {job.queue}, "
-            "and the code that waits holds all of them; wait outside, or use another lane"
+            f"waiting for job {job.id} would never end: it needs a place in lane {job.lane} of queue {job.queue}, "
+            "and the waiting code holds all of them; wait outside the job or turn, or use another lane"
         )
 
 
-def position_of(standing: JobPosition | None) -> Position | None:
-    """The place in line that a standing tells, None when it tells none."""
-    if standing is None or standing.place is None:
+def position_of(position: JobPosition | None) -> Position | None:
+    """The public form of a position; None for a job that is not in line."""
+    if position is None or position.place is None:
         return None
     return Position(
-        ahead=standing.place - 1,
-        place=standing.place,
-        of=standing.of,
-        exact=standing.exact,
-        eta=standing.eta(),
-        queue_ahead=standing.queue_ahead,
-        of_exact=standing.of_exact,
+        ahead=position.place - 1,
+        place=position.place,
+        of=position.of,
+        exact=position.exact,
+        eta=position.eta(),
+        queue_ahead=position.queue_ahead,
+        of_exact=position.of_exact,
     )
 
 
 def _unknown(id: str) -> Job:
-    raise NotFound(f"there is no job {id!r}; it was never stored, or is older than the retention keeps")
+    raise NotFound(f"job {id!r} does not exist: it was never stored, or its retention is over")
 
 
 _anything: codec.Reader[Any] = codec.Reader("progress", Any)
@@ -305,11 +305,11 @@ def _read_report(raw: bytes | None) -> dict[str, JobState]:
     return codec.decode("result", raw or b"{}", dict[str, JobState])
 
 
-def _told(job: Job) -> str:
-    """What a job that does not wait is doing, or has come to."""
+def job_summary(job: Job) -> str:
+    """Describe a job that does not wait: where it runs, or how it ended."""
     if job.state is JobState.RUNNING:
         where = "" if job.worker is None else f" on {job.worker}"
-        stop = ", asked to stop" if job.cancel_requested else ""
+        stop = ", cancel requested" if job.cancel_requested else ""
         return f"running{where} since {_instant(job.started_at)}, attempt {job.attempt}{stop}"
     if job.state is JobState.FAILED:
         last = (job.error or "").strip().rpartition("\n")[2]

@@ -1,11 +1,11 @@
-"""Hooks of an application: what runs when a worker starts and stops, and what stands around every body.
+"""Hooks of an application: functions that run when a worker starts and stops, and around every task function.
 
-An `around_job` hook is a generator that takes the job and yields once: what stands before the ``yield`` runs before the
-body, the ``yield`` evaluates to the body's result or raises the body's exception, and the rest runs after it. A plain
-generator stands around coroutines and plain functions alike; an async one too, with its steps on the event loop.
+An `around_job` hook is a generator that takes the job and yields once: the code before the ``yield`` runs before the
+task function, the ``yield`` evaluates to its result or raises its exception, and the rest runs after it. A plain
+generator wraps coroutines and plain functions alike; so does an async one, whose steps run on the event loop.
 
-A hook can make a run fail, by raising. It cannot make a failed run succeed: an exception that a hook catches and does
-not raise again goes on all the same, so that a hook which only looks cannot lose a failure.
+A hook can make a run fail by raising. It cannot make a failed run succeed: an exception that a hook catches and does
+not raise again still propagates, so that a hook that only observes cannot hide a failure.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 
 class RunningWorker:
-    """The worker whose bodies run here. It begins before the first body and ends after the last one.
+    """The worker that runs the current code. It exists from before its first job until after its last one.
 
-    `state` is a place for what they share: ``worker.state.pool = await connect()``. A child process for isolated bodies
-    has a state of its own, filled by the same hooks; `isolated` is True there.
+    `state` is a namespace for what its jobs share: ``worker.state.pool = await connect()``. A child process for
+    isolated tasks has its own state, filled by the same hooks; `isolated` is True there.
     """
 
     __slots__ = ("isolated", "state")
@@ -38,11 +38,11 @@ class RunningWorker:
         self.isolated = isolated
 
     def enter(self) -> Token[RunningWorker | None]:
-        """Called where the worker begins: makes it the current one of this context, and of all that it starts."""
+        """Make this the current worker of this context and of every task started from it. Called by the worker."""
         return _current.set(self)
 
     def leave(self, token: Token[RunningWorker | None]) -> None:
-        """Called where the worker has ended, with what `enter` returned."""
+        """Undo `enter`, given the token that it returned. Called by the worker when it has ended."""
         _current.reset(token)
 
 
@@ -50,20 +50,20 @@ _current: ContextVar[RunningWorker | None] = ContextVar("fairlane_worker", defau
 
 
 def current_worker() -> RunningWorker:
-    """The worker that runs the code here: in hooks and bodies, also in threads and child processes."""
+    """The worker that runs the calling code: in hooks and task functions, also in threads and child processes."""
     worker = _current.get()
     if worker is None:
         raise FairlaneError(
-            "current_worker() is called outside of a worker: only hooks and bodies that a worker runs have one "
-            "(in tests, those that the lab of fairlane.testing runs)"
+            "current_worker() was called outside a worker; it works in hooks and task functions that a worker runs "
+            "(in tests, that the lab of fairlane.testing runs)"
         )
     return worker
 
 
 WorkerHook = Callable[[RunningWorker], object]
-"""A function or coroutine function; what it returns is not used."""
+"""A function or coroutine function; its return value is ignored."""
 AroundHook = Callable[[RunningJob], Iterator[None] | AsyncIterator[None]]
-"""A generator function or an async one that yields once."""
+"""A generator function, plain or async, that yields once."""
 Step = Callable[[Coroutine[Any, Any, Any], Context], Any]
 """Runs a coroutine to its end in an event loop and returns its result, for code that has no loop of its own."""
 _Entered = Generator[None, Any, None] | AsyncGenerator[None, Any]
@@ -88,11 +88,11 @@ class Hooks:
         self.stop.append(_checked("on_worker_stop", hook, "the worker"))
 
     def add_around(self, hook: AroundHook) -> None:
-        """Let `hook` stand around every body, inside those that are there already."""
+        """Wrap `hook` around every task function, inside the hooks added before."""
         if not (inspect.isgeneratorfunction(hook) or inspect.isasyncgenfunction(hook)):
             raise InvalidInput(
                 "around_job",
-                f"{name_of(hook)} must be a generator that yields once, where the body runs: "
+                f"{name_of(hook)} must be a generator that yields once, where the task function runs: "
                 "`def name(job): …; result = yield; …`, or the same with `async def`",
             )
         self.around.append(_checked("around_job", hook, "the job"))
@@ -103,27 +103,27 @@ H = TypeVar("H", bound=Callable[..., Any])
 
 def _checked(field: str, hook: H, argument: str) -> H:
     if not callable(hook):
-        raise InvalidInput(field, f"decorates a function, not a {type(hook).__name__}")
+        raise InvalidInput(field, f"must decorate a function, not a {type(hook).__name__}")
     try:
         inspect.signature(hook).bind(None)
     except TypeError:
         raise InvalidInput(field, f"{name_of(hook)} must take one argument, {argument}") from None
     except ValueError:
-        # A builtin without a signature: nothing to compare with.
+        # A builtin without a signature cannot be checked.
         pass
     return hook
 
 
 def name_of(hook: object) -> str:
-    """What a message calls a hook."""
+    """The name of a hook in messages."""
     return getattr(hook, "__qualname__", None) or repr(hook)
 
 
-# -- around a body ---------------------------------------------------------------------------------------------------
+# -- around a task function ------------------------------------------------------------------------------------------
 
 
 async def run_around(hooks: Sequence[AroundHook], job: RunningJob, body: Callable[[], Awaitable[Any]]) -> Any:
-    """Run a coroutine inside hooks, the first of them outermost; returns or raises as it did, or as a hook did."""
+    """Run a coroutine inside hooks, the first of them outermost. Returns or raises what it or a hook does."""
     entered: list[_Entered] = []
     result: Any = None
     error: BaseException | None = None
@@ -134,7 +134,7 @@ async def run_around(hooks: Sequence[AroundHook], job: RunningJob, body: Callabl
             entered.append(around)
         result = await body()
     except GeneratorExit:
-        # The event loop is gone: nothing can be awaited any more.
+        # The event loop is closed: nothing can be awaited any more.
         raise
     except BaseException as exc:
         error = exc
@@ -153,9 +153,9 @@ async def run_around(hooks: Sequence[AroundHook], job: RunningJob, body: Callabl
 
 
 def run_around_plain(hooks: Sequence[AroundHook], job: RunningJob, body: Callable[[], Any], step: Step) -> Any:
-    """Run a plain function inside hooks, all in this thread but for the steps of async ones, which `step` runs.
+    """Run a plain function inside hooks, all in this thread except the steps of async hooks, which `step` runs.
 
-    All of it shares one context of its own, so that the body sees a context variable that any hook sets.
+    All of them share a copy of the context, so that the function sees context variables that a hook sets.
     """
     context = copy_context()
     entered: list[_Entered] = []
@@ -187,7 +187,7 @@ def run_around_plain(hooks: Sequence[AroundHook], job: RunningJob, body: Callabl
 
 
 def steps_on(loop: asyncio.AbstractEventLoop) -> Step:
-    """Runs coroutines on `loop`, for a thread that waits for them."""
+    """A `Step` that runs coroutines on `loop` and blocks the calling thread until they end."""
 
     def step(coroutine: Coroutine[Any, Any, Any], context: Context) -> Any:
         done: Future[Any] = Future()
@@ -234,7 +234,7 @@ async def _enter(around: AsyncGenerator[None, Any]) -> None:
 
 
 def _leave_plain(around: Generator[None, Any, None], result: Any, error: BaseException | None) -> BaseException | None:
-    """Let a hook see how the body ended. Returns the error that goes on, if there is one."""
+    """Resume a hook with the result or the error. Returns the error that propagates, if there is one."""
     trace = None if error is None else error.__traceback__
     try:
         if error is None:
@@ -267,7 +267,7 @@ async def _leave(around: AsyncGenerator[None, Any], result: Any, error: BaseExce
 
 
 def _raised(exc: BaseException, error: BaseException | None, trace: Any) -> BaseException:
-    """What a hook raised. The body's own exception passes without a trace of the hooks it went through."""
+    """The error that a hook raised. The function's own exception gets its traceback back, without frames of hooks."""
     wrapped = isinstance(exc, RuntimeError) and isinstance(error, StopIteration | StopAsyncIteration)
     if error is not None and (exc is error or (wrapped and exc.__cause__ is error)):
         error.__traceback__ = trace
@@ -276,8 +276,10 @@ def _raised(exc: BaseException, error: BaseException | None, trace: Any) -> Base
 
 
 def _never_yielded(around: _Entered) -> FairlaneError:
-    return FairlaneError(f"the around_job hook {name_of(around)} ended without a yield, so the body did not run")
+    return FairlaneError(
+        f"the around_job hook {name_of(around)} ended without a yield, so the task function did not run"
+    )
 
 
 def _yielded_twice(around: _Entered) -> FairlaneError:
-    return FairlaneError(f"the around_job hook {name_of(around)} yielded twice; a body runs once")
+    return FairlaneError(f"the around_job hook {name_of(around)} yielded twice; the task function runs once")

@@ -1,7 +1,7 @@
-"""Tasks: registered functions, the options a job of theirs is sent with, and calls that are ready to be sent.
+"""Tasks: registered functions, the options their jobs are sent with, and calls that are ready to be sent.
 
-A task is a value. `options()` returns another one with other defaults, and options never mix with arguments. A `Call`
-has its id already, so sending it twice makes one job.
+A task is a value. `options()` returns another one with other defaults; options are never mixed with arguments. A `Call`
+already has its id, so sending it twice creates one job.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 Seconds = float | timedelta
 PriorityWord = Literal["high", "normal", "low"]
 _copied: Callable[[NewJob], NewJob] = methodcaller("__copy__")
-"""What `copy.copy` does, without looking for how it is done."""
+"""Faster than `copy.copy`, which first looks up how to copy the type."""
 logger = logging.getLogger("fairlane.task")
 
 
@@ -50,7 +50,8 @@ class Options(TypedDict, total=False):
 
     queue: str
     lane: str | None
-    """In `@app.task` a template such as ``user:{user}``; in `options()` the key itself. So for sticky and unique."""
+    """In `@app.task` a template such as ``user:{user}``; in `options()` the key itself. The same for sticky and unique.
+    """
     priority: PriorityWord | Priority
     cost: float
     delay: Seconds
@@ -68,10 +69,10 @@ class Options(TypedDict, total=False):
 
 
 class OneCall(Options, total=False):
-    """Options of one call, beside those a task may have as defaults."""
+    """Options of one call, in addition to those a task can have as defaults."""
 
     id: str
-    """Sending the same id again makes no second job; other content under it is a `Conflict`."""
+    """Sending the same id again creates no second job; other content under the same id raises `Conflict`."""
 
 
 class TaskSettings(Options, total=False):
@@ -79,18 +80,18 @@ class TaskSettings(Options, total=False):
 
     name: str
     isolate: bool
-    """Run in a child process that can be killed; so does a plain function that has a timeout."""
+    """Run in a child process that can be killed. A plain function with a timeout does so too."""
     retry_on: type[BaseException] | Sequence[type[BaseException]]
-    """Retry errors of these classes and their subclasses alone; any other fails the job at once."""
+    """Retry only errors of these classes and their subclasses; any other fails the job immediately."""
     no_retry_on: type[BaseException] | Sequence[type[BaseException]]
-    """Errors of these classes and their subclasses fail the job at once, also if `retry_on` names them."""
+    """Errors of these classes and their subclasses fail the job immediately, even if `retry_on` lists them."""
     cron: str
     every: Seconds
     timezone: str
 
 
 class Sender(Protocol):
-    """What a task needs of a client."""
+    """The part of a client that a task uses."""
 
     async def enqueue(self, call: Call[T]) -> Handle[T]:
         """Store the job of a call."""
@@ -101,14 +102,14 @@ class Sender(Protocol):
 
 
 class BlockingSender(Protocol):
-    """What a task needs of a client for code without an event loop."""
+    """The part of a blocking client that a task uses."""
 
     def enqueue(self, call: Call[T]) -> BlockingHandle[T]:
         """Store the job of a call."""
 
 
 class Call(Generic[R]):
-    """A task with its arguments, checked and ready to be sent; the id is made already."""
+    """A task with its arguments, validated and ready to be sent; it already has its id."""
 
     __slots__ = ("job", "task")
 
@@ -121,7 +122,7 @@ class Call(Generic[R]):
 
 
 class Sending(Coroutine[Any, Any, T]):
-    """An enqueue that happens when it is awaited; dropping it is logged, because no job was stored."""
+    """An enqueue that happens when it is awaited. Dropping it without awaiting is logged: no job was stored."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], task: str, depth: int = 2) -> None:
         self._coroutine = coroutine
@@ -163,7 +164,7 @@ class Sending(Coroutine[Any, Any, T]):
 
 
 class Task(Generic[P, R]):
-    """A registered function. Call it to run it here; `enqueue` to have it run by a worker."""
+    """A registered function. Call it to run it here; `enqueue` it to run it on a worker."""
 
     def __init__(
         self,
@@ -177,7 +178,7 @@ class Task(Generic[P, R]):
         self.name = check_name("name", str(rest.pop("name", None) or default_name(function)))
         self.isolate = bool(rest.pop("isolate", False))
         self.hooks: Hooks | None = getattr(sender, "hooks", None)
-        """Those of its application."""
+        """The hooks of its application."""
         self.retry_rule = retry_rule(rest.pop("retry_on", None), rest.pop("no_retry_on", None))
         self.timetable = _timetable(rest)
         self.arguments = Arguments(function)
@@ -195,15 +196,15 @@ class Task(Generic[P, R]):
         self.is_async = inspect.iscoroutinefunction(function)
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
-        # What can be checked without arguments is checked now, not at the first enqueue.
+        # Everything that does not depend on the arguments is validated now, not at the first enqueue.
         self._pattern = NewJob(id="check", task=self.name, **self._fields)
-        self._check_apart(self._fields)
+        self._check_importable(self._fields)
         if self.timetable is not None:
             self._check_cron()
 
     @property
     def queue(self) -> str:
-        """The queue its jobs go to."""
+        """The queue of its jobs."""
         return str(self._fields.get("queue", "default"))
 
     @property
@@ -214,21 +215,23 @@ class Task(Generic[P, R]):
 
     @property
     def usual(self) -> NewJob:
-        """What its jobs have when a call says nothing else; the id, the payload and templates are not filled in."""
+        """The defaults of its jobs; the id, the payload and templates are not filled in."""
         return self._pattern
 
     @property
     def chosen(self) -> frozenset[str]:
-        """The options that `@app.task` or `options()` was given; the others have their defaults."""
+        """The options that were set by `@app.task` or `options()`; the others have their defaults."""
         return frozenset((*self._fields, *self._templates, *self._given))
 
     def options(self, **options: Unpack[OneCall]) -> Self:
-        """The same task with other options. Keys are taken as they stand, not as templates."""
+        """The same task with other options. Keys are used literally, not as templates."""
         given: dict[str, Any] = dict(options)
         for field in ("lane", "sticky", "unique"):
             text = given.get(field)
             if isinstance(text, str) and any(f"{{{name}}}" in text for name in self.arguments.names):
-                raise InvalidInput(field, f"{shown(text)} is taken as it stands here; templates belong to @app.task")
+                raise InvalidInput(
+                    field, f"{shown(text)} is used literally in options(); templates belong in @app.task"
+                )
         other = self.__class__.__new__(self.__class__)
         other.__dict__.update(self.__dict__)
         fields = _fields({k: v for k, v in given.items() if k != "id"})
@@ -240,18 +243,18 @@ class Task(Generic[P, R]):
         other._templates = {k: v for k, v in self._templates.items() if k not in given}
         other._given = {"id": given["id"]} if "id" in given else self._given
         other._pattern = NewJob(id=str(other._given.get("id", "check")), task=self.name, **other._fields)
-        other._check_apart(other._fields)
+        other._check_importable(other._fields)
         return other
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
-        """The call as a value, to be sent with others by `enqueue_many`, as a broadcast, or as a clean-up."""
+        """The call as a value, for `enqueue_many`, a broadcast or a clean-up."""
         id = self._given.get("id") or new_id()
         if not self._templates:
             try:
                 self.arguments.check(args, kwargs)
             except TypeError as exc:
-                raise self._misfit(exc, kwargs) from None
-            # All but the id and the payload was checked with the pattern, and these two are right as they are made.
+                raise self._bad_argument(exc, kwargs) from None
+            # The pattern was validated already; only the id and the payload are new, and both are valid.
             job = _copied(self._pattern)
             force_setattr(job, "id", id)
             force_setattr(job, "payload", self.arguments.write(args, kwargs))
@@ -259,13 +262,13 @@ class Task(Generic[P, R]):
         try:
             bound = self.arguments.bind(args, kwargs)
         except TypeError as exc:
-            raise self._misfit(exc, kwargs) from None
+            raise self._bad_argument(exc, kwargs) from None
         keys: dict[str, Any] = {field: template.fill(bound) for field, template in self._templates.items()}
         payload = self.arguments.write(args, kwargs)
         return Call(self, NewJob(id=id, task=self.name, payload=payload, **self._fields, **keys))
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Sending[Handle[R]]:
-        """Store a job that runs this task; await it for the handle. Bad arguments are refused here, at once."""
+        """Store a job that runs this task; await it for the handle. Invalid arguments raise immediately."""
         return Sending(self._sender.enqueue(self.call(*args, **kwargs)), self.name)
 
     @property
@@ -274,36 +277,38 @@ class Task(Generic[P, R]):
         return BlockingTask(self._sender, self)
 
     def read_result(self, raw: bytes | None) -> R:
-        """A stored result as the type the function is annotated with."""
+        """Decode a stored result into the annotated return type."""
         result: R = self.arguments.result.read(raw if raw is not None else b"null")
         return result
 
     @property
     def bare(self) -> bool:
-        """Whether only its function is known here, in a child process, and nothing of its settings."""
+        """Whether only its function is known, and not its settings: in a child process."""
         return self._sender is None
 
     def allows_retry(self, exc: BaseException) -> bool:
-        """Whether an error of this class is worth another run, by `retry_on` and `no_retry_on`. Control errors are."""
+        """Whether `retry_on` and `no_retry_on` allow a retry after this error. Control errors are always allowed."""
         return self.retry_rule is None or isinstance(exc, Control) or self.retry_rule.allows(exc)
 
-    def _misfit(self, exc: TypeError, kwargs: dict[str, Any]) -> TypeError:
+    def _bad_argument(self, exc: TypeError, kwargs: dict[str, Any]) -> TypeError:
         return foreign_words.bad_argument(exc, self.__name__, kwargs, self.arguments.names, OneCall.__annotations__)
 
     if not TYPE_CHECKING:
-        # Type checkers know no such attribute, so that they refuse it too.
+        # Hidden from type checkers, so that they report unknown attributes.
         def __getattr__(self, name: str) -> Any:
             called = self.__dict__.get("__name__", "task")
             raise foreign_words.no_attribute(self, f"task {called!r}", name, foreign_words.TASK, called)
 
-    def _check_apart(self, fields: dict[str, Any]) -> None:
-        """What runs in a child process must be found there: a thread cannot be stopped when its time is over."""
-        late = not self.is_async and fields.get("timeout") is not None
-        if (self.isolate or late) and "<locals>" in self.qualname:
+    def _check_importable(self, fields: dict[str, Any]) -> None:
+        """A task that runs in a child process must be importable there. A plain function with a timeout runs in one,
+        because a thread cannot be stopped.
+        """
+        timed = not self.is_async and fields.get("timeout") is not None
+        if (self.isolate or timed) and "<locals>" in self.qualname:
             raise InvalidInput(
-                "timeout" if late else "isolate",
-                f"{self.name} would run in a child process, which cannot find a function defined inside another; "
-                "move it to the top of its module" + (", or make it a coroutine function" if late else ""),
+                "timeout" if timed else "isolate",
+                f"{self.name} would run in a child process, which cannot import a function defined inside another; "
+                "move it to the top level of its module" + (", or make it a coroutine function" if timed else ""),
             )
 
     def _check_cron(self) -> None:
@@ -342,7 +347,7 @@ class AsyncTask(Task[P, R]):
 
 
 class PlainTask(Task[P, R]):
-    """A task whose function is a plain one; a worker runs it in a thread, or in a child process."""
+    """A task with a plain function; a worker runs it in a thread or in a child process."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function here, as if it were not a task."""
@@ -351,25 +356,25 @@ class PlainTask(Task[P, R]):
 
 
 class Registry:
-    """The tasks of an application, by name. Names in stored jobs are only ever looked up here."""
+    """The tasks of an application, by name. Names in stored jobs are looked up only here."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, Task[..., Any]] = {}
         _registries.add(self)
 
     def add(self, task: Task[..., Any]) -> None:
-        """Register a task; a second one of the same name is refused."""
+        """Register a task. Raises `InvalidInput` for a second one of the same name."""
         known = self._tasks.get(task.name)
         if known is not None and (known.module, known.qualname) != (task.module, task.qualname):
-            raise InvalidInput("name", f"two tasks are called {task.name!r}; give one of them name=…")
+            raise InvalidInput("name", f"two tasks are named {task.name!r}; give one of them name=…")
         self._tasks[task.name] = task
 
     def get(self, name: str) -> Task[..., Any] | None:
-        """The task of this name, None when there is none."""
+        """The task of this name; None if there is none."""
         return self._tasks.get(name)
 
     def find(self, name: str) -> Task[..., Any]:
-        """The task of this name, or the only one whose last part is `name`; for people who type."""
+        """The task of this name, or the only one whose last part is `name`; for names that people type."""
         task = self._tasks.get(name)
         if task is not None:
             return task
@@ -377,10 +382,10 @@ class Registry:
         if len(close) == 1:
             return close[0]
         known = ", ".join(sorted(t.name for t in close or self)) or "none"
-        raise InvalidInput("task", f"{shown(name)} is not a task of this application (there are: {known})")
+        raise InvalidInput("task", f"{shown(name)} is not a task of this application (tasks: {known})")
 
     def queues(self) -> set[str]:
-        """The queues that its tasks go to."""
+        """The queues that its tasks use."""
         return {task.queue for task in self}
 
     def __iter__(self) -> Iterator[Task[..., Any]]:
@@ -394,7 +399,7 @@ _registries: WeakSet[Registry] = WeakSet()
 
 
 def registered(name: str, function: Callable[..., Any]) -> Task[..., Any] | None:
-    """The task of this name that runs `function`, in whatever application of this process it is."""
+    """The task of this name that runs `function`, in any application of this process."""
     tasks = [task for registry in list(_registries) if (task := registry.get(name)) is not None]
     return next((task for task in tasks if task.function is function), None)
 
@@ -403,13 +408,13 @@ def _timetable(rest: dict[str, Any]) -> Timetable | None:
     cron, every, timezone = rest.pop("cron", None), rest.pop("every", None), rest.pop("timezone", None)
     if cron is None and every is None:
         if timezone is not None:
-            raise InvalidInput("timezone", "belongs to cron=, which is not given")
+            raise InvalidInput("timezone", "requires cron=")
         return None
     return Timetable(cron=cron, every=None if every is None else seconds("every", every), timezone=timezone or "UTC")
 
 
 def _fields(options: dict[str, Any]) -> dict[str, Any]:
-    """Options as the fields of a `NewJob`."""
+    """Convert options to fields of a `NewJob`."""
     fields = dict(options)
     for name in ("delay", "expires", "timeout", "unique_for"):
         if fields.get(name) is not None:
@@ -420,18 +425,18 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
     moment = fields.get("run_at")
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
-            raise InvalidInput("run_at", "has no time zone; give an aware datetime such as datetime.now(UTC) + …")
+            raise InvalidInput("run_at", "has no time zone; use an aware datetime such as datetime.now(UTC) + …")
         fields["run_at"] = moment.timestamp()
     unknown = fields.keys() - set(NewJob.__struct_fields__)
     if unknown:
         known = ", ".join(sorted({*TaskSettings.__annotations__, *OneCall.__annotations__}))
         named = sorted(unknown, key=lambda name: (name not in foreign_words.OPTION, name))[0]
         if named in TaskSettings.__annotations__:
-            raise InvalidInput(named, "belongs to @app.task(…), for all calls of the task")
-        raise InvalidInput(named, f"is not an option; {foreign_words.OPTION.get(named) or f'there are {known}'}")
+            raise InvalidInput(named, "is set in @app.task(…), for all calls of the task")
+        raise InvalidInput(named, f"is not an option; {foreign_words.OPTION.get(named) or f'options are {known}'}")
     return fields
 
 
 def seconds(field: str, value: Seconds) -> float:
-    """A duration as seconds."""
+    """Convert a duration to seconds."""
     return value.total_seconds() if isinstance(value, timedelta) else value

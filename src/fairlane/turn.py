@@ -1,7 +1,7 @@
-"""A turn: permission for the caller's own code to proceed, in the order of a lane, without any worker.
+"""A turn: permission for the caller's own code to proceed, in the order of a lane, without a worker.
 
-The turn is a job that the store starts itself when the lane has a place. The code inside ``async with`` holds the
-place; it is stopped as soon as the place can no longer be trusted, so that no two holders of one place run at once.
+The turn is a job that the store starts itself when the lane has a free place. The code inside ``async with`` holds the
+place. It is cancelled as soon as the place may be lost, so that two holders of one place never run at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .runtime.turn_session import TurnSession, TurnSessions
 from .task import PriorityWord, Seconds, seconds
 
 TASK = "turn"
-"""What stands in the record of a turn where other jobs have the name of their task."""
+"""The task name in the job record of a turn."""
 OnPosition = Callable[[Position], Awaitable[None] | None]
 
 
@@ -63,7 +63,7 @@ class Turn:
             expires=None if expires is None else seconds("expires", expires),
             retries=0,
             kind=JobKind.TURN,
-            waiter="nobody yet",
+            waiter="unassigned",
         )
         self._place = HeldPlace(queue, lane)
         self._held: Held | None = None
@@ -76,7 +76,7 @@ class Turn:
 
     @property
     def id(self) -> str:
-        """The id of the job that the turn is."""
+        """The id of the turn's job."""
         return self._request.id
 
     @property
@@ -91,14 +91,14 @@ class Turn:
 
     @property
     def fence(self) -> int:
-        """The number of the grant, for outside systems that refuse an older one."""
+        """The number of the grant, for external systems that reject an older one."""
         if self._held is None:
-            raise FairlaneError("the turn has no fence before it was granted; use it inside `with`")
+            raise FairlaneError("a turn has no fence before it is granted; read it inside `with`")
         return self._held.fence
 
     @property
     def lost(self) -> bool:
-        """Whether the place is not to be trusted any more. Code that cannot be stopped from outside must look here."""
+        """Whether the place may be lost. Code that cannot be cancelled must check this."""
         return self._error is not None
 
     async def __aenter__(self) -> Turn:
@@ -112,16 +112,16 @@ class Turn:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         with contextlib.suppress(ValueError):
-            # An exit stack may be left in another context than it was entered in; that context has ended anyway.
+            # An exit stack may exit in another context than it was entered in; the entered context has ended anyway.
             self._place.__exit__()
         await self.end(exc)
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
     async def begin(self, body: asyncio.Task[object] | None) -> None:
-        """Wait in line until the lane grants a place. `body` is the task to cancel if it is lost later."""
+        """Wait in line until the lane grants a place. `body` is the task to cancel if the place is lost later."""
         if self._vigil is not None:
-            raise FairlaneError("a turn is used once; ask for another with app.turn(…)")
+            raise FairlaneError("a turn can be used only once; create another with app.turn(…)")
         self._vigil = vigil = await self._sessions.current()
         vigil.expect(self.id)
         try:
@@ -133,10 +133,10 @@ class Turn:
             if not limit.expired() or self._timeout is None:
                 raise
             raise TimeoutError(
-                f"lane {self.lane} of queue {self.queue} had no place within {self._timeout:g} s"
+                f"lane {self.lane} of queue {self.queue} had no free place within {self._timeout:g} s"
             ) from None
         except BaseException:
-            # Whatever kept us from taking the place, it must not be kept for us; a turn that never was ends at once.
+            # Whatever failed, the place must not stay reserved. Ending a turn that was never stored does nothing.
             vigil.end_turn(self.id)
             raise
         self._held, self._body, self._loop = held, body, asyncio.get_running_loop()
@@ -144,7 +144,7 @@ class Turn:
         vigil.hold(held, self._lose_later)
 
     async def abandon(self) -> None:
-        """Give back a place that was granted while its caller went away."""
+        """Release a place that was granted after its caller was interrupted."""
         if self._vigil is not None:
             if self._held is not None:
                 self._vigil.drop(self._held)
@@ -157,8 +157,7 @@ class Turn:
         try:
             await asyncio.shield(asking)
         except asyncio.CancelledError:
-            # Whoever gives up while the request is on its way must not leave it behind in the line: it is withdrawn
-            # once it is known to have arrived.
+            # Cancelled while the request is in flight: it must not stay in line, so withdraw it once it was stored.
             asking.add_done_callback(lambda done: self._withdraw(vigil, done))
             raise
 
@@ -168,21 +167,21 @@ class Turn:
         vigil.end_turn(self.id)
 
     async def _granted(self) -> Held:
-        told: Position | None = None
+        reported: Position | None = None
         async with Watch(self._connection, self.id, places=self._on_position is not None) as watch:
             while True:
                 look = await watch.snapshot()
                 job = look.job
                 if job is None:
-                    raise NotFound(f"the turn {self.id} is unknown to the store; was it emptied?")
+                    raise NotFound(f"turn {self.id} does not exist in the store; was the store emptied?")
                 if job.state is JobState.RUNNING:
                     return Held(job.id, job.fence)
                 if job.state.final:
                     raise JobCancelled(job.id, str(job.reason))
                 await refuse_deadlock(self._connection, job)
                 position = position_of(look.position)
-                if self._on_position is not None and position is not None and not position.same_place(told):
-                    told = position
+                if self._on_position is not None and position is not None and not position.same_place(reported):
+                    reported = position
                     answer = self._on_position(position)
                     if inspect.isawaitable(answer):
                         await answer
@@ -191,7 +190,7 @@ class Turn:
 
     def _lose_later(self, error: FairlaneError) -> None:
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the body has ended
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so the code inside has ended
             self._loop.call_soon_threadsafe(self._lose, error)
 
     def _lose(self, error: FairlaneError) -> None:
@@ -202,50 +201,52 @@ class Turn:
             self._body.cancel()
 
     async def end(self, exc: BaseException | None) -> None:
-        """Give the place back: completed, or failed by the exception that the body raised."""
+        """Release the place: the turn is completed, or failed if the code inside raised."""
         assert self._held is not None
         assert self._vigil is not None
         self._leaving = True
         error = self._error
         if error is not None and self._body is not None:
-            # The cancellation was ours, unless somebody else asked for one as well: that one must go on.
+            # Undo our own cancellation. If another cancellation was requested as well, that one must propagate.
             others = self._body.uncancel() > self._cancels
             if others and isinstance(exc, asyncio.CancelledError):
                 error = None
         try:
-            accepted = await self._give_back(self._vigil, _ending(self._held, self._error or exc))
+            accepted = await self._release(self._vigil, _ending(self._held, self._error or exc))
         finally:
             self._vigil.drop(self._held)
         if error is not None:
             raise error from exc
         if not accepted and exc is None:
             raise SessionLost(
-                f"turn {self.id} was lost before its body had ended: its place may have been another's at the same time"
+                f"turn {self.id} was lost before its code ended: another turn may have held its place at the same time"
             )
 
-    async def _give_back(self, vigil: TurnSession, transition: Transition) -> bool:
-        """Whether the store took it. If it cannot be told now, the place was held to the end and is given up later."""
+    async def _release(self, vigil: TurnSession, transition: Transition) -> bool:
+        """Whether the store accepted it. During an outage it counts as accepted: the place was held to the end, and
+        the session releases it later.
+        """
         if vigil.over or vigil.belongs_to_parent:
             return False
-        telling: asyncio.Future[Any] | None = None
+        finishing: asyncio.Future[Any] | None = None
         try:
             store = await self._connection.store()
-            telling = asyncio.ensure_future(store.finish(vigil.session, [transition]))
-            finished: Finished = await asyncio.shield(telling)
+            finishing = asyncio.ensure_future(store.finish(vigil.session, [transition]))
+            finished: Finished = await asyncio.shield(finishing)
         except StoreError:
             vigil.end_turn(self.id, transition)
             return True
         except BaseException as exc:
-            # Whatever it was, the place must not stay taken.
-            if telling is None or not isinstance(exc, asyncio.CancelledError):
+            # Whatever failed, the place must not stay taken.
+            if finishing is None or not isinstance(exc, asyncio.CancelledError):
                 vigil.end_turn(self.id, transition)
             else:
-                telling.add_done_callback(lambda told: self._tell_again(vigil, transition, told))
+                finishing.add_done_callback(lambda done: self._release_later(vigil, transition, done))
             raise
         return finished.verdicts[0].accepted
 
-    def _tell_again(self, vigil: TurnSession, transition: Transition, told: asyncio.Future[Any]) -> None:
-        if told.cancelled() or told.exception() is not None:
+    def _release_later(self, vigil: TurnSession, transition: Transition, done: asyncio.Future[Any]) -> None:
+        if done.cancelled() or done.exception() is not None:
             vigil.end_turn(self.id, transition)
 
 

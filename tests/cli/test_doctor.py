@@ -70,7 +70,7 @@ async def test_a_task_that_no_live_worker_knows_is_named(practice: Practice) -> 
     practice.clock.advance(5)
     finding = await practice.found("tasks")
     assert finding.level is Level.ERROR
-    assert finding.what.startswith("shop.draw: 1 jobs of queue default wait, the first for 5 s")
+    assert finding.what.startswith("shop.draw: 1 jobs of queue default are waiting, the first for 5 s")
     await practice.kit.worker(tasks=("shop.draw",))
     assert (await practice.found("tasks")).level is Level.OK
 
@@ -107,7 +107,7 @@ async def test_late_renewals_are_reported_before_and_after_the_lease_has_ended(p
     practice.clock.advance(9.0)
     finding = await practice.found("sessions")
     assert finding.level is Level.ERROR
-    assert "ended 5 s ago" in finding.what
+    assert "expired 5 s ago" in finding.what
 
 
 async def test_a_queue_without_a_worker_is_an_error(practice: Practice) -> None:
@@ -200,7 +200,7 @@ def test_the_command_exits_with_1_when_there_is_an_error(project: Project) -> No
     project.good("enqueue", "any.task")
     result = project.run("doctor")
     assert result.exit_code == 1
-    assert "no live worker serves it" in result.stdout
+    assert "no live worker serves the queue" in result.stdout
     assert "fairlane worker -A module:app -Q default" in result.stdout
 
 

@@ -323,7 +323,7 @@ def test_reservations_follow_the_slots_unless_they_were_chosen(
         app.task(name="length")(len)
         assert app.worker(slots=slots)._settings.slots.reserved.high == kept
     monkeypatch.setenv("FAIRLANE_HIGH_PRIORITY_RESERVED", "2")
-    with pytest.raises(InvalidInput, match="--slots: 2 reserved of 2 would leave none"):
+    with pytest.raises(InvalidInput, match="--slots: reserving 2 of 2 slots leaves none"):
         _settings(CommandContext(None, None), slots=2)
 
 

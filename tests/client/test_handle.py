@@ -144,7 +144,7 @@ async def test_a_job_that_is_not_in_line_has_no_position(still_app: Fairlane, cl
     assert await handle.position() is None
     assert await handle.why() == "running on default/0 since 2023-11-14 22:13:20 UTC, attempt 1"
     assert await handle.cancel() is Cancellation.REQUESTED
-    assert (await handle.why()).endswith("attempt 1, asked to stop")
+    assert (await handle.why()).endswith("attempt 1, cancel requested")
     await worker.complete(claimed)
     assert await handle.cancel() is Cancellation.COMPLETED
     assert await handle.why() == "completed"
@@ -207,10 +207,10 @@ async def test_a_watch_tells_every_change_once_and_ends_with_the_final_state(app
 async def test_an_estimate_that_only_moves_with_time_is_no_news() -> None:
     place = Position(ahead=1, place=2, of=2, exact=True, eta=3.0, queue_ahead=1)
     later = Position(ahead=1, place=2, of=2, exact=True, eta=2.0, queue_ahead=1)
-    assert Update(JobState.PENDING, later, None).tells_nothing_new(Update(JobState.PENDING, place, None))
-    assert not Update(JobState.PENDING, None, None).tells_nothing_new(Update(JobState.PENDING, place, None))
-    assert not Update(JobState.PENDING, place, None).tells_nothing_new(Update(JobState.PENDING, None, None))
-    assert not Update(JobState.PENDING, place, 1).tells_nothing_new(Update(JobState.PENDING, place, None))
+    assert Update(JobState.PENDING, later, None).repeats(Update(JobState.PENDING, place, None))
+    assert not Update(JobState.PENDING, None, None).repeats(Update(JobState.PENDING, place, None))
+    assert not Update(JobState.PENDING, place, None).repeats(Update(JobState.PENDING, None, None))
+    assert not Update(JobState.PENDING, place, 1).repeats(Update(JobState.PENDING, place, None))
 
 
 async def test_a_watch_of_a_finished_job_tells_its_end_and_nothing_else(app: Fairlane) -> None:

@@ -128,7 +128,7 @@ def test_people_may_leave_the_module_out_where_that_is_clear() -> None:
     registry = Registry()
     for name in ("one.send", "two.send"):
         registry.add(Task(app, plain.function, {"name": name}))
-    with pytest.raises(InvalidInput, match=r"there are: one.send, two.send"):
+    with pytest.raises(InvalidInput, match=r"tasks: one.send, two.send"):
         registry.find("send")
     with pytest.raises(InvalidInput, match="not a task of this application"):
         registry.find("nothing")

@@ -58,7 +58,7 @@ async def test_what_is_committed_exists_and_what_is_rolled_back_never_did(app: F
         assert (found is not None) == commit
     assert found is not None
     assert (found.state, found.lane, found.priority.label) == (JobState.PENDING, "ann", "high")
-    assert await handle.why() == "arriving"
+    assert await handle.why() == "waiting to be admitted to its queue"
     async with working(app):
         assert await handle.result(timeout=30) == 8
     assert not (await app.client.recount()).differences
@@ -164,5 +164,5 @@ def test_blocking_code_stores_jobs_in_a_transaction_of_its_own(url: str) -> None
         connection.commit()
         connection.close()
         assert [handle.created for handle in handles] == [True, True]
-        assert [handle.why() for handle in handles] == ["arriving", "arriving"]
+        assert [handle.why() for handle in handles] == ["waiting to be admitted to its queue"] * 2
         assert client.enqueue_on(object()) == []

@@ -371,7 +371,7 @@ async def test_a_job_and_a_turn_share_the_places_of_a_lane(models: Fairlane) -> 
 
     async with _turn(models):
         job = await paint.enqueue()
-        assert await job.why() == "lane flux runs all it may"
+        assert await job.why() == "lane flux is at its limit of 1"
         with pytest.raises(WouldDeadlock, match="flux"):
             await job.result(timeout=SOON)
     worker = await (await kit_of(models)).worker("models")

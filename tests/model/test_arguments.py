@@ -150,7 +150,7 @@ def test_a_wrong_argument_is_named(
         (positional, b"[[],{}]", "missing a required argument: 'a'"),
         (positional, b'[[1,"b",1.0,2],{}]', "argument 4"),
         (positional, b'[[1],{"a":2}]', "argument 'a'"),
-        (loose, b'[[1],{"a":2}]', "does not fit loose: multiple values for argument 'a'"),
+        (loose, b'[[1],{"a":2}]', "does not match the parameters of loose: multiple values for argument 'a'"),
         (positional, b'[[1],{"d":2}]', "argument 'd'"),
         (named, b"[[1],{}]", "argument 1"),
         (named, b"[[],{}]", "missing a required"),
@@ -218,12 +218,12 @@ def test_bytes_for_a_parameter_of_another_type_are_refused() -> None:
     arguments = Arguments(wrapped)
     assert arguments.read(arguments.write(("x", b"y"), {})) == (["x", b"y"], {})
     for args, kwargs in (((b"x",), {}), ((), {"data": b"x"})):
-        with pytest.raises(InvalidInput, match="annotate it as bytes"):
+        with pytest.raises(InvalidInput, match="annotate the parameter as bytes"):
             arguments.write(args, kwargs)
-    with pytest.raises(InvalidInput, match="annotate it as bytes"):
+    with pytest.raises(InvalidInput, match="annotate the parameter as bytes"):
         Arguments(loose).write((b"x",), {})
 
 
 def test_an_annotation_that_json_cannot_be_read_into_is_told() -> None:
-    with pytest.raises(InvalidInput, match="argument 'value': its annotation"):
+    with pytest.raises(InvalidInput, match="argument 'value': has an annotation"):
         Arguments(impossible).write((Point(1),), {})

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.model.job import JobState
-from fairlane.model.reading import EXACT_PLACES, Gate, JobPosition, Rival, room_after, starts_before, told_count
+from fairlane.model.reading import EXACT_PLACES, Gate, JobPosition, Rival, count_text, room_after, starts_before
 from fairlane.model.slots import FLOOR
 
 
@@ -67,9 +67,9 @@ def test_a_place_that_is_only_a_lower_bound_is_not_what_the_estimate_is_made_of(
 
 
 def test_a_count_that_was_not_ended_is_told_as_what_it_is_more_than() -> None:
-    assert told_count(1_500, exact=True) == "1500"
-    assert told_count(EXACT_PLACES + 1, exact=False) == "more than 1,000"
-    assert told_count(7, exact=False) == "about 7"
+    assert count_text(1_500, exact=True) == "1500"
+    assert count_text(EXACT_PLACES + 1, exact=False) == "more than 1,000"
+    assert count_text(7, exact=False) == "about 7"
     assert "more than 1,000 ahead" in standing(place=EXACT_PLACES + 2, exact=False).why()
 
 

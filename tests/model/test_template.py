@@ -54,7 +54,7 @@ def test_a_wrong_template_is_refused_when_the_task_is_made(text: Any) -> None:
 
 
 def test_a_misspelt_parameter_is_told_with_those_there_are() -> None:
-    with pytest.raises(InvalidInput, match=r"names 'usr', which is no parameter \(there are: n, order, user\)"):
+    with pytest.raises(InvalidInput, match=r"refers to 'usr', which is not a parameter \(parameters: n, order, user\)"):
         Template("sticky", "{usr}", PARAMETERS)
 
 
@@ -63,7 +63,7 @@ def test_a_misspelt_parameter_is_told_with_those_there_are() -> None:
     [
         ("{user}", {"user": None}, "argument 'user' is None"),
         ("{user}", {"user": ""}, "argument 'user' is ''"),
-        ("{order}", {"order": {"password": "x"}}, "argument 'order' is a dict; name one part of it"),
+        ("{order}", {"order": {"password": "x"}}, "argument 'order' is a dict; use one of its items or attributes"),
         ("{order}", {"order": [1]}, "argument 'order' is a list"),
         ("{order.id}", {"order": None}, "argument 'order.id' cannot be read"),
         ("{order[id]}", {"order": {}}, "argument 'order\\[id\\]' cannot be read"),

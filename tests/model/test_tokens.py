@@ -20,7 +20,7 @@ def _token(**fields: Any) -> tuple[AccessToken, str]:
 def test_a_secret_names_its_token_and_is_nowhere_in_it() -> None:
     token, secret = _token()
     assert re.fullmatch(r"fl_[0-9a-f]{12}_[A-Za-z0-9_-]{43}", secret)
-    assert tokens.id_of(secret) == token.id
+    assert secret.split("_")[1] == token.id
     assert token.hint == secret[-4:]
     assert len(token.digest) == 32
     assert secret[16:-4] not in repr(token)
@@ -33,11 +33,6 @@ def test_only_its_own_secret_matches() -> None:
     assert token.matches(secret)
     for other in (_token()[1], secret[:-1], secret + "a", "", "é", "\ud800"):
         assert not token.matches(other)
-
-
-@pytest.mark.parametrize("text", ["", "fl_", "fl__x", "fl_abc", "fl_abc_", "Bearer x", "fl_é_x", "fl_a_" + "x" * 500])
-def test_what_cannot_be_a_secret_has_no_id(text: str) -> None:
-    assert tokens.id_of(text) is None
 
 
 def test_scopes_include_others() -> None:

@@ -50,7 +50,7 @@ def test_what_is_asked_for_and_not_there_is_told(monkeypatch: pytest.MonkeyPatch
 def test_a_misspelt_loop_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(event_loops.LOOP, "libuv")
 
-    with pytest.raises(InvalidInput, match="FAIRLANE_LOOP: 'libuv' is none of auto, asyncio, uvloop"):
+    with pytest.raises(InvalidInput, match="FAIRLANE_LOOP: must be auto, asyncio or uvloop, not 'libuv'"):
         event_loops.new_event_loop()
 
 

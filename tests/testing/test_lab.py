@@ -321,7 +321,7 @@ async def test_a_turn_is_held_however_far_the_clock_moves(app: Fairlane) -> None
             job = await render.enqueue()
             lab.clock.advance(DAY)
             assert await lab.drain() == Drained()
-            assert await job.why() == "lane flux runs all it may"
+            assert await job.why() == "lane flux is at its limit of 1"
             assert not turn.lost
         assert await lab.drain() == Drained(completed=1, runs=1)
         lab.clock.advance(DAY)

@@ -316,7 +316,7 @@ async def test_a_hook_that_raises_after_the_body_rolls_its_transaction_back(app:
         ("around_job", lambda job: None, "must be a generator that yields once"),
         ("around_job", 7, "must be a generator"),
         ("on_worker_start", lambda: None, "must take one argument, the worker"),
-        ("on_worker_stop", 7, "decorates a function, not a int"),
+        ("on_worker_stop", 7, "must decorate a function, not a int"),
     ],
 )
 def test_a_hook_that_cannot_work_is_refused_where_it_is_declared(decorate: str, hook: Any, words: str) -> None:

@@ -106,8 +106,8 @@ async def test_it_holds_in_child_processes_however_the_task_was_registered(
         ({"retry_on": [ValueError, "KeyError"]}, "retry_on", "'KeyError' is not an exception class"),
         ({"no_retry_on": int}, "no_retry_on", "is not an exception class"),
         ({"no_retry_on": ValueError("x")}, "no_retry_on", "must be exception classes"),
-        ({"retry_on": Retry}, "retry_on", "Retry says itself how a run ends"),
-        ({"no_retry_on": (Fail, Cancel)}, "no_retry_on", "Fail says itself"),
+        ({"retry_on": Retry}, "retry_on", "Retry decides itself how a run ends"),
+        ({"no_retry_on": (Fail, Cancel)}, "no_retry_on", "Fail decides itself"),
     ],
 )
 def test_a_senseless_rule_is_refused(settings: dict[str, Any], field: str, words: str) -> None:

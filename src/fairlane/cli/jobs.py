@@ -13,7 +13,7 @@ from rich.text import Text
 
 from .. import documents
 from ..model.job import Job, JobState
-from ..model.reading import told_count
+from ..model.reading import count_text
 from . import display
 from .command import Command, json_option, run, store_options
 from .context import CommandContext
@@ -144,8 +144,8 @@ async def _show_job(context: CommandContext, id: str, as_json: bool) -> None:
         ("why", plain(why)),
     ]
     if position is not None:
-        place = told_count(position.place, exact=position.exact)
-        line = f"{place} of {told_count(position.of, exact=position.of_exact)}"
+        place = count_text(position.place, exact=position.exact)
+        line = f"{place} of {count_text(position.of, exact=position.of_exact)}"
         rows.append(("place", plain(f"{line} in its lane, about {position.queue_ahead} ahead in its queue")))
         rows.append(("starts", plain("unknown" if eta is None else f"in about {display.duration(eta)}")))
     rows += [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 import click
 
 from .. import documents
-from ..bulk import FINAL_STATES, LIVE_STATES, Bulk, BulkOptions, Unchanged, Which
+from ..bulk import FINAL_STATES, LIVE_STATES, Bulk, BulkOptions, JobSelection, Unchanged
 from ..errors import FairlaneError, InvalidInput
 from ..model.job import JobState
 from . import display
@@ -89,7 +89,7 @@ def selection_options(verb: str) -> Callable[[F], F]:
 class Selection(NamedTuple):
     """The selected jobs, and whether to ask and to change them."""
 
-    which: Which
+    which: JobSelection
     words: str
     """The selection as text, for the confirmation."""
     dry_run: bool
@@ -122,7 +122,7 @@ def read_selection(ids: Sequence[str], options: SelectionOptions, verb: str) -> 
         failed = "--failed, " if verb == "retry" else ""
         ids_hint = "" if verb == "delete" else "give their ids, or "
         raise InvalidInput("JOB", f"no jobs to {verb}: {ids_hint}select them with {failed}--queue, --task, …, or --all")
-    which = Which(
+    which = JobSelection(
         state=None if options["state"] is None else JobState(options["state"]),
         queue=options["queue"],
         lane=options["lane"],
@@ -262,7 +262,7 @@ def _confirm(question: str) -> None:
         raise click.Abort
 
 
-async def _most(client: Client, action: BulkAction, which: Which) -> int:
+async def _most(client: Client, action: BulkAction, which: JobSelection) -> int:
     """An upper bound of the matching jobs, for the progress bar. Ended jobs count even after they were pruned."""
     states = [which["state"]] if which.get("state") else action.states
     return sum(

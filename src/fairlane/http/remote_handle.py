@@ -182,7 +182,7 @@ class RemoteHandle(Handle[R], Generic[R]):
                         if event.event == "problem":
                             raise event_error(event)
                         update = merged(last, event)
-                        if update is not None and not update.tells_nothing_new(last):
+                        if update is not None and not update.repeats(last):
                             last = update
                             yield update
                         if last is not None and last.state.final:

@@ -109,7 +109,7 @@ async def job_events(service: Service, job: Job) -> Events:
                 yield event("gone", b'{"id":' + _encoder.encode(job.id) + b"}", FINAL + "gone")
                 return
             update = Update(look.job.state, position_of(look.position), look.job.progress)
-            if not update.tells_nothing_new(last):
+            if not update.repeats(last):
                 kind = _kind(update, last)
                 last = update
                 yield _job_event(kind, look.job, look.position)

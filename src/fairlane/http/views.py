@@ -10,7 +10,7 @@ import msgspec
 
 from ..bulk import Bulk
 from ..documents import Record, listed_job, task_record, whole_job
-from ..handle import _told, position_of
+from ..handle import job_summary, position_of
 from ..model.job import Job
 from ..model.reading import JobPosition
 from ..task import Task
@@ -27,7 +27,7 @@ def place_view(job: Job, standing: JobPosition | None) -> Record:
     return {
         "position": None if position is None else msgspec.to_builtins(position),
         "eta": None if standing is None else standing.eta(),
-        "why": _told(job) if standing is None else standing.why(),
+        "why": job_summary(job) if standing is None else standing.why(),
     }
 
 

@@ -1,7 +1,7 @@
-"""The parameters of a task's function: binds a call, writes it as a payload, reads it back into the annotated types.
+"""The parameters of a task's function: bind a call, encode it as a payload, decode it into the annotated types.
 
-A call is read back before it is sent, so what a worker could not read is refused where it was written. Annotations are
-looked up at first use, not at decoration: they may name things that are defined further down.
+A call is decoded once before it is sent, so arguments that a worker could not decode are rejected by the caller.
+Annotations are resolved at first use, not at decoration: they may refer to names that are defined further down.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NO_ARGUMENTS = b"[[],{}]"
 
 
 class Arguments:
-    """What one function takes and returns."""
+    """The parameters and the return type of one function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -28,7 +28,7 @@ class Arguments:
         self.names = frozenset(self._signature.parameters)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Every parameter with its value, defaults filled in. Raises TypeError as the call itself would."""
+        """Return every parameter with its value, defaults included. Raises TypeError as the call itself would."""
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return bound.arguments
@@ -39,12 +39,12 @@ class Arguments:
             self._signature.bind(*args, **kwargs)
 
     def write(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-        """The payload of a call, or an error that names the argument a worker could not read."""
+        """Return the payload of a call. Raises `InvalidInput` naming the argument that a worker could not decode."""
         if not args and not kwargs:
             return NO_ARGUMENTS
         payload = codec.encode_call(args, kwargs)
         if not kwargs and tuple(map(type, args)) == self._simple:
-            # What such values are written as is read as the same values: no need to try.
+            # These types always decode to the value that was encoded: no round trip is needed.
             return payload
         read_args, read_kwargs = self.read(payload)
         _refuse_text_for_bytes(enumerate(args, start=1), read_args)
@@ -52,7 +52,7 @@ class Arguments:
         return payload
 
     def read(self, payload: bytes) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments of a payload, each as a value of its annotated type."""
+        """Return the arguments of a payload, each as a value of its annotated type."""
         if payload == NO_ARGUMENTS:
             args: list[Any] = []
             kwargs: dict[str, Any] = {}
@@ -68,12 +68,14 @@ class Arguments:
             try:
                 self._signature.bind(*args, **kwargs)
             except TypeError as exc:
-                raise InvalidInput("payload", f"does not fit {self._function.__name__}: {exc}") from None
+                raise InvalidInput(
+                    "payload", f"does not match the parameters of {self._function.__name__}: {exc}"
+                ) from None
         return args, kwargs
 
     @cached_property
     def result(self) -> codec.Reader[Any]:
-        """Reads a result; whatever it is, when the function does not say what it returns."""
+        """Decodes a result into the annotated return type; into any JSON value when there is no annotation."""
         return codec.Reader("result", self._hints.get("return", Any))
 
     @cached_property
@@ -83,7 +85,7 @@ class Arguments:
         except (NameError, AttributeError, TypeError, SyntaxError) as exc:
             raise InvalidInput(
                 "task",
-                f"an annotation of {self._function.__qualname__} cannot be looked up ({exc}); "
+                f"an annotation of {self._function.__qualname__} cannot be resolved ({exc}); "
                 "import its name at run time, not only under TYPE_CHECKING",
             ) from None
 
@@ -92,7 +94,7 @@ class Arguments:
         try:
             return codec.Reader(field, self._hints.get(parameter.name, Any))
         except TypeError as exc:
-            raise InvalidInput(field, f"its annotation is none that JSON can be read into: {exc}") from None
+            raise InvalidInput(field, f"has an annotation that JSON cannot be decoded into: {exc}") from None
 
     @cached_property
     def _positional(self) -> tuple[list[codec.Reader[Any]], codec.Reader[Any] | None]:
@@ -113,29 +115,31 @@ class Arguments:
         named, rest = self._keywords
         reader = named.get(name) or rest
         if reader is None:
-            raise InvalidInput(f"argument {name!r}", f"is not one {self._function.__name__} takes")
+            raise InvalidInput(f"argument {name!r}", f"is not a parameter of {self._function.__name__}")
         return reader
 
     @cached_property
     def _simple(self) -> tuple[Any, ...] | None:
-        """The types of all parameters, when each is one that JSON has; None when it takes a look every time."""
+        """The types of all parameters if each is a JSON scalar; None if every payload must be decoded to check it."""
         types = tuple(self._hints.get(name) for name in self._signature.parameters)
         return types if self._exact >= 0 and all(type_ in (bool, int, float, str) for type_ in types) else None
 
     @cached_property
     def _exact(self) -> int:
-        """How many positional arguments fit without a further look; -1: it takes a look every time."""
+        """The number of positional arguments that needs no further check; -1 if every call must be bound."""
         kinds = {p.kind for p in self._signature.parameters.values()}
         plain = kinds <= {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}
         return len(self._signature.parameters) if plain else -1
 
 
 def _refuse_text_for_bytes(given: Iterable[tuple[object, Any]], read: Iterable[Any]) -> None:
-    """JSON has no bytes; they travel as text, which only a parameter annotated as bytes turns back."""
+    """JSON has no bytes: they are encoded as text, and only a parameter annotated as bytes decodes them again."""
     for (name, value), again in zip(given, read, strict=True):
         if isinstance(value, bytes | bytearray | memoryview) and isinstance(again, str):
-            raise InvalidInput(f"argument {name!r}", "is bytes and would arrive as text; annotate it as bytes")
+            raise InvalidInput(
+                f"argument {name!r}", "is bytes and would arrive as str; annotate the parameter as bytes"
+            )
 
 
 def _refuse(position: int) -> codec.Reader[Any]:
-    raise InvalidInput(f"argument {position + 1}", "is one more than the task takes")
+    raise InvalidInput(f"argument {position + 1}", "is one too many: the task takes fewer positional arguments")

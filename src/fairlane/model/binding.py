@@ -7,11 +7,11 @@ from enum import StrEnum
 import msgspec
 
 IDLE_SECONDS = 86_400.0
-"""An open binding that nobody used for this long is drained."""
+"""An open binding that has not been used for this long is drained."""
 
 
 class BindingState(StrEnum):
-    """open → draining → released; or lost, when its worker is gone. A late job turns draining into open."""
+    """open → draining → released; or lost, when its worker is gone. A job that arrives while draining re-opens it."""
 
     OPEN = "open"
     DRAINING = "draining"
@@ -20,7 +20,7 @@ class BindingState(StrEnum):
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
-    """One tie between a key and a worker; closed ones stay as history."""
+    """The assignment of a sticky key to a worker. Closed bindings are kept as history."""
 
     pool: str
     key: str
@@ -30,14 +30,14 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     used_at: float
     closed_at: float | None
     cleanup: str | None
-    """The id of its clean-up, if one was asked for."""
+    """The id of its clean-up job, if one was requested."""
     cleanup_failed: bool
 
 
 class Release(StrEnum):
-    """The answer to `release`."""
+    """The result of `release`."""
 
     NOTHING = "nothing"
-    """The key is not bound: there is nothing to clean up, and that is not an error."""
+    """The key is not bound, so there is nothing to clean up. Not an error."""
     DRAINING = "draining"
     RELEASED = "released"

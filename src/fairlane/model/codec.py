@@ -1,7 +1,7 @@
-"""Arguments and results as JSON, decoded into the annotated types before a body sees them. No pickle, ever.
+"""Arguments and results as JSON, decoded into the annotated types before a task function receives them. No pickle.
 
-What JSON cannot hold is refused when it is sent, with an error that names the argument: a value that changes
-on the way (NaN becoming null) would be a wrong answer much later, on another machine.
+A value that JSON cannot represent is rejected when it is sent, with an error that names the argument: a value that
+changes on the way (NaN becoming null) would cause a wrong result much later, on another machine.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ T = TypeVar("T")
 
 
 def _encode_other(value: Any) -> Any:
-    """Pydantic models, by their one well-known method; anything else is not for JSON."""
+    """Encode a Pydantic model; any other type is rejected."""
     dump = getattr(value, "model_dump", None)
     if callable(dump):
         return dump(mode="json")
-    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+    raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")
 
 
 def _decode_other(type_: type[Any], value: Any) -> Any:
-    """The other way round, into a Pydantic model."""
+    """Decode into a Pydantic model; any other type is rejected."""
     validate = getattr(type_, "model_validate", None)
     if not callable(validate):
-        raise TypeError(f"{type_.__name__} cannot be read from JSON")
+        raise TypeError(f"{type_.__name__} cannot be decoded from JSON")
     try:
         return validate(value)
     except ValueError as exc:
@@ -39,7 +39,7 @@ def _decode_other(type_: type[Any], value: Any) -> Any:
 
 
 def _problems(exc: ValueError) -> str:
-    """What is wrong with a model's fields, without the input, which Pydantic's own text repeats."""
+    """Pydantic's errors without the input, which its own text repeats."""
     errors = getattr(exc, "errors", None)
     if not callable(errors):
         return str(exc)
@@ -50,21 +50,21 @@ _encoder = msgspec.json.Encoder(enc_hook=_encode_other)
 
 
 def encode(field: str, value: Any, most: int = names.PAYLOAD_BYTES) -> bytes:
-    """`value` as JSON of at most `most` bytes; `field` is what an error calls it."""
+    """Encode `value` as JSON of at most `most` bytes; errors name it as `field`."""
     try:
         raw = _encoder.encode(value)
     except (TypeError, ValueError, OverflowError) as exc:
         raise InvalidInput(field, str(exc)) from None
     except RecursionError:
-        raise InvalidInput(field, "is nested too deeply, or contains itself") from None
-    # What msgspec makes of NaN and infinity, as a value and as a key; without one there is none to look for.
+        raise InvalidInput(field, "is nested too deeply or contains itself") from None
+    # How msgspec writes NaN and infinity, as a value and as a key: without these bytes there is nothing to search for.
     if (b"null" in raw or b'inf"' in raw or b'"nan"' in raw) and _has_nonfinite(value):
-        raise InvalidInput(field, "contains NaN or infinity, which JSON cannot hold")
+        raise InvalidInput(field, "contains NaN or infinity, which JSON cannot represent")
     return names.check_size(field, raw, most)
 
 
 def encode_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """A call's arguments as the payload ``[args, kwargs]``; an error names the argument at fault."""
+    """Encode a call's arguments as the payload ``[args, kwargs]``; an error names the invalid argument."""
     try:
         return encode("payload", (args, kwargs))
     except InvalidInput as whole:
@@ -76,7 +76,7 @@ def encode_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
 
 
 def decode_call(payload: bytes) -> tuple[list[msgspec.Raw], dict[str, msgspec.Raw]]:
-    """The arguments of a payload, each still undecoded, so that an error can name the one at fault."""
+    """Split a payload into its arguments, each still undecoded, so that an error can name the invalid one."""
     try:
         return _call_decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
@@ -87,16 +87,16 @@ _call_decoder = msgspec.json.Decoder(tuple[list[msgspec.Raw], dict[str, msgspec.
 
 
 _VALUE = re.compile(r"Invalid enum value .*?(?= - at |$)", re.DOTALL)
-"""The one message that repeats what was sent. Nothing that was sent is ever shown."""
+"""The only decoder message that repeats a value. Errors never show the values that were sent."""
 
 
 def hide_values(message: str) -> str:
-    """A message of the decoder without what was sent."""
+    """Remove sent values from a decoder message."""
     return _VALUE.sub("Invalid enum value", message)
 
 
 class Reader(Generic[T]):
-    """Reads values of one type, again and again: looking the type up is most of the work, and is done once."""
+    """Decodes values of one type. Building the decoder is most of the work and is done once."""
 
     __slots__ = ("_decoder", "_field")
 
@@ -105,23 +105,23 @@ class Reader(Generic[T]):
         self._decoder = msgspec.json.Decoder(type_, strict=True, dec_hook=_decode_other)
 
     def read(self, raw: bytes | msgspec.Raw) -> T:
-        """`raw` as a value of the type; refused, naming the field, when it is not one."""
+        """Decode `raw` into the type. Raises `InvalidInput` naming the field when it does not match."""
         try:
             return self._decoder.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise InvalidInput(self._field, hide_values(str(exc))) from None
         except Exception as exc:
-            # What a class does in its own constructor can raise anything; its words may repeat the value.
-            raise InvalidInput(self._field, f"{type(exc).__name__} while it was read") from None
+            # A user's constructor can raise anything, and its message may repeat the value.
+            raise InvalidInput(self._field, f"{type(exc).__name__} while decoding it") from None
 
 
 def decode(field: str, raw: bytes | msgspec.Raw, type_: type[T]) -> T:
-    """`raw` as a value of `type_`; refused, naming the field, when it is not one."""
+    """Decode `raw` into `type_`. Raises `InvalidInput` naming the field when it does not match."""
     return Reader(field, type_).read(raw)
 
 
 def _has_nonfinite(value: Any) -> bool:
-    # A list of what is left instead of recursion: the encoder goes deeper than Python calls may.
+    # A work list instead of recursion: the encoder accepts deeper nesting than Python's call stack.
     left = [value]
     while left:
         item = left.pop()

@@ -14,19 +14,19 @@ from .slots import Reserved
 
 
 class QueueDeclaration:
-    """What an application says about one queue; checked at once, told to the store when it is opened."""
+    """The settings an application declares for one queue: checked immediately, stored when the store is opened."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.settings = QueueSettings()
 
     def declare(self, **fields: Any) -> None:
-        """Lay these fields over what is declared; None leaves a field alone."""
+        """Add these fields to the declaration; None leaves a field unchanged."""
         given = {field: value for field, value in fields.items() if value is not None}
         for field, value in given.items():
             known = getattr(self.settings, field)
             if known not in (value, getattr(QueueSettings(), field)):
-                raise InvalidInput(field, f"queue {self.name!r} is declared with two of them; leave one out")
+                raise InvalidInput(field, f"queue {self.name!r} is declared with two different values; keep one")
         self.settings = msgspec.structs.replace(self.settings, **given)
 
     def lane(
@@ -38,7 +38,7 @@ class QueueDeclaration:
         ordered: bool | None = None,
         max_pending: int | None = None,
     ) -> QueueDeclaration:
-        """Declare the lanes that match `pattern`: a key, or the beginning of keys followed by ``*``.
+        """Declare the lanes that match `pattern`: a key, or a prefix followed by ``*``.
 
         `limit` is how many jobs of one such lane run at once, `weight` its share, `ordered` strict order of arrival.
         """
@@ -51,17 +51,17 @@ class QueueDeclaration:
 
 
 def reserved_of(reserved: Reserved | Mapping[str, int] | None) -> Reserved | None:
-    """What a user writes as the slots of a queue that are kept for a priority."""
+    """Convert the `reserved` argument of `app.queue`."""
     if reserved is None or isinstance(reserved, Reserved):
         return reserved
     unknown = sorted(set(reserved) - set(Reserved.__struct_fields__))
     if unknown:
-        raise InvalidInput("reserved", f"{shown(unknown[0])} is none of 'high', 'normal'")
+        raise InvalidInput("reserved", f"unknown priority {shown(unknown[0])}; use 'high' or 'normal'")
     return Reserved(**reserved)
 
 
 def closed_set(lanes: Sequence[str] | None) -> tuple[str, ...] | None:
-    """What a user writes as all the lanes of a queue."""
+    """Convert the `lanes` argument of `app.queue`."""
     if lanes is None:
         return None
     if isinstance(lanes, str):

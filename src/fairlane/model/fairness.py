@@ -1,4 +1,4 @@
-"""Start-time fair queueing in whole numbers: who starts next among lanes that share a queue.
+"""Start-time fair queueing in whole numbers: which lane of a queue starts a job next.
 
 A *domain* (queue, class, inbox) has a clock V. Each lane in it is a *flow* with a finish time F, and the tag
 of a flow's next job is ``S = max(V, F)``. The lowest (S, arrival) starts; starting sets ``V = max(V, S)`` and
@@ -6,7 +6,7 @@ of a flow's next job is ``S = max(V, F)``. The lowest (S, arrival) starts; start
 tagged with V itself, starts within one turn of each active lane.
 
 Only the *next* job of a lane has a tag. Work that never starts is never charged, so cancelling, expiring or
-losing any number of waiting jobs leaves no debt; and a lane that was blocked finds ``S = V``: no credit.
+losing any number of waiting jobs leaves no debt; and a lane that was blocked restarts at ``S = V``, without credit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Words of other task queues, and ours for the same: what an error says to people who write theirs.
+"""Hints in errors for users of other task queues: their names, and Fairlane's equivalent.
 
-An attribute that does not exist is an AttributeError and an argument that a function does not take is a TypeError, so
-that `hasattr` and duck typing see nothing of them; type checkers do not either.
+An unknown attribute stays an AttributeError and an unknown argument a TypeError, so `hasattr`, duck typing and type
+checkers see none of these names.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 ENQUEUE = "write `await {0}.enqueue(…)`, or `{0}.blocking.enqueue(…)` where there is no event loop"
-OPTIONS = "write `await {0}.options(delay=30).enqueue(…)`; options and arguments do not mix"
+OPTIONS = "write `await {0}.options(delay=30).enqueue(…)`; options are not passed with the arguments"
 CALL = "write `{0}.call(…)`, and send it with app.enqueue_many, app.enqueue_on or app.broadcast"
 MANY = "write `await app.enqueue_many([{0}.call(x) for x in …])`"
 
@@ -24,27 +24,27 @@ TASK: Mapping[str, str] = {
     "run": "to run the function here, call it: `{0}(…)`",
     "fn": "to run the function here, call it: `{0}(…)`",
     "call_local": "to run the function here, call it: `{0}(…)`",
-    "retry": "in the body, `raise fairlane.Retry(delay=30)`",
-    "request": "in the body, `fairlane.current_job()` has the id and the attempt",
-    "update_state": "in the body, `fairlane.current_job().progress(…)`",
+    "retry": "in the task function, `raise fairlane.Retry(delay=30)`",
+    "request": "in the task function, `fairlane.current_job()` has the id and the attempt",
+    "update_state": "in the task function, `fairlane.current_job().progress(…)`",
     "AsyncResult": "write `app.handle(id, {0})`",
 }
 """Attributes of tasks; ``{0}`` is the name of the function."""
 
 APP: Mapping[str, str] = {
-    "send_task": "send a task by `task.enqueue(…)`, or without its code by app.client.send([NewJob(…)])",
-    "enqueue_job": "send a task by `await task.enqueue(…)`",
+    "send_task": "write `await task.enqueue(…)`, or `app.client.send([NewJob(…)])` where the code is not available",
+    "enqueue_job": "write `await task.enqueue(…)`",
     **dict.fromkeys(
         ("conf", "config", "config_from_object"), "use Fairlane(settings=Settings(…)), or FAIRLANE_… variables"
     ),
     "autodiscover_tasks": "write `app.autodiscover(package)`",
-    **dict.fromkeys(("actor", "job", "shared_task", "register_task"), "declare a task by `@app.task`"),
+    **dict.fromkeys(("actor", "job", "shared_task", "register_task"), "declare a task with `@app.task`"),
     **dict.fromkeys(
         ("periodic_task", "add_periodic_task", "cron", "schedule"),
-        "declare a schedule by `@app.task(cron=…)` or `@app.task(every=…)`",
+        "declare a schedule with `@app.task(cron=…)` or `@app.task(every=…)`",
     ),
     **dict.fromkeys(("AsyncResult", "get_job", "fetch_job"), "write `app.handle(id)`"),
-    **dict.fromkeys(("control", "inspect"), "`app.client` has the verbs for operators"),
+    **dict.fromkeys(("control", "inspect"), "use the operator methods of `app.client`"),
     **dict.fromkeys(
         ("worker_main", "start", "run_worker"), "start `fairlane worker -A module:app`, or `app.worker().run()`"
     ),
@@ -52,7 +52,7 @@ APP: Mapping[str, str] = {
     **dict.fromkeys(("on_shutdown", "shutdown"), "write `@app.on_worker_stop`"),
     **dict.fromkeys(("middleware", "add_middleware", "add_middlewares"), "write a hook with `@app.around_job`"),
     **dict.fromkeys(
-        ("group", "chord", "chain"), "send many by `await app.enqueue_many(calls)`; there are no workflows"
+        ("group", "chord", "chain"), "send many jobs with `await app.enqueue_many(calls)`; there are no workflows"
     ),
 }
 """Attributes of applications."""
@@ -70,7 +70,7 @@ HANDLE: Mapping[str, str] = {
     **dict.fromkeys(("info", "meta"), "write `await job.progress()`"),
     **dict.fromkeys(("revoke", "abort", "terminate"), "write `await job.cancel()`"),
     **dict.fromkeys(("requeue", "resend"), "write `await job.retry()`"),
-    **dict.fromkeys(("forget", "delete"), "results are forgotten by themselves, after FAIRLANE_RETENTION_… seconds"),
+    **dict.fromkeys(("forget", "delete"), "results are removed automatically after FAIRLANE_RETENTION_… seconds"),
 }
 """Attributes of handles."""
 
@@ -91,23 +91,23 @@ OPTION: Mapping[str, str] = {
     "max_backoff": "write backoff=Backoff(most=…), in seconds",
     **dict.fromkeys(("expires_in", "ttl", "age_limit", "_expires"), "write expires=, in seconds"),
     **dict.fromkeys(("time_limit", "soft_time_limit", "job_timeout"), "write timeout=, in seconds"),
-    "rate_limit": "there is no rate limit; a limit is a number at once: app.queue(…, limit=…) or .lane(…, limit=…)",
+    "rate_limit": "there is no rate limit; limit concurrency with app.queue(…, limit=…) or .lane(…, limit=…)",
     **dict.fromkeys(("task_id", "job_id", "_job_id", "message_id"), "write id=, in task.options(…)"),
     **dict.fromkeys(("queue_name", "routing_key", "exchange", "_queue_name"), "write queue="),
     **dict.fromkeys(("actor_name", "task_name"), "write name="),
     "at_front": "write priority='high'",
-    "bind": "leave it out; in the body, `fairlane.current_job()` is the job",
-    **dict.fromkeys(("acks_late", "reject_on_worker_lost"), "leave it out: a job is over only when its end is stored"),
-    **dict.fromkeys(("ignore_result", "store_results"), "leave it out: a result of None takes no room"),
+    "bind": "leave it out; in the task function, `fairlane.current_job()` is the job",
+    **dict.fromkeys(("acks_late", "reject_on_worker_lost"), "leave it out: a job is acknowledged only after it ended"),
+    **dict.fromkeys(("ignore_result", "store_results"), "leave it out: a result of None takes no space"),
     **dict.fromkeys(
         ("result_ttl", "failure_ttl", "keep_result", "result_expires"), "set FAIRLANE_RETENTION_…, for all jobs"
     ),
     "lock": "write lane=, and app.queue(…).lane(…, limit=1)",
     **dict.fromkeys(("queueing_lock", "unique_key", "singleton"), "write unique="),
     **dict.fromkeys(("crontab", "schedule", "run_every"), "write cron= or every="),
-    **dict.fromkeys(("args", "kwargs"), "arguments go to enqueue(…), as in a call"),
+    **dict.fromkeys(("args", "kwargs"), "pass the arguments to enqueue(…), as in a call"),
     **dict.fromkeys(
-        ("link", "link_error", "on_success", "on_failure", "depends_on"), "let the body enqueue what follows"
+        ("link", "link_error", "on_success", "on_failure", "depends_on"), "enqueue the next job from the task function"
     ),
     **dict.fromkeys(("serializer", "compression"), "leave it out: arguments are JSON"),
 }
@@ -117,22 +117,24 @@ OPTION: Mapping[str, str] = {
 def no_attribute(
     owner: object, called: str, name: str, hints: Mapping[str, str], word: str = "", *, blocking: bool = False
 ) -> AttributeError:
-    """The error for an attribute that does not exist, with our word for it if somebody else has one."""
+    """The error for an unknown attribute, with Fairlane's equivalent if another task queue has that name."""
     hint = hints.get(name)
-    told = f"; {hint.format(word)}" if hint is not None else ""
+    suffix = f"; {hint.format(word)}" if hint is not None else ""
     if blocking:
-        told = told.replace("await ", "")
-    return AttributeError(f"{called} has no attribute {name!r}{told}", name=name, obj=owner)
+        suffix = suffix.replace("await ", "")
+    return AttributeError(f"{called} has no attribute {name!r}{suffix}", name=name, obj=owner)
 
 
 def bad_argument(
     exc: TypeError, function: str, given: Iterable[str], taken: Iterable[str], ours: Iterable[str]
 ) -> TypeError:
-    """The error for a call that does not fit; an option among the arguments is told where it belongs."""
+    """The error for a call with wrong arguments; if one of them is an option, the message says where it belongs."""
     options = set(ours)
     for name in set(given) - set(taken):
         if name in options:
             return TypeError(f"{exc}; {name} is an option: write {function}.options({name}=…).enqueue(…)")
         if name in OPTION:
-            return TypeError(f"{exc}; {name} is an option elsewhere: {OPTION[name]}, in {function}.options(…)")
+            return TypeError(
+                f"{exc}; {name} is an option of another task queue: {OPTION[name]}, in {function}.options(…)"
+            )
     return exc

@@ -1,7 +1,7 @@
-"""Every interval of the running parts, in one value: how often they look, and how long they trust.
+"""The intervals of workers and managers in one value: how often they poll, and how long they trust a lease.
 
-All are seconds. They are checked together when the value is made, and all problems are told at once, so that
-a deployment is mended in one go. Tests shrink them all by `scaled`, which keeps their proportions.
+All are in seconds. They are validated together when the value is created, and all problems are reported at once.
+Tests shrink them all with `scaled`, which keeps their proportions.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from . import names
 from .states import UNKNOWN_TASK_SECONDS
 
 SHORTEST = 0.001
-"""A shorter interval is a busy loop by another name."""
+"""A shorter interval would be a busy loop."""
 
 
 class Intervals(msgspec.Struct, frozen=True, kw_only=True):
-    """How often each part looks at the store, and how long it trusts what it knows."""
+    """How often each service polls the store, and how long it trusts what it knows."""
 
     heartbeat: float = 5.0
     """A session renews its lease this often."""
     lease: float = 15.0
     """A session that has not renewed for this long may be declared dead."""
     poll: float = 1.0
-    """A worker looks for work this often, even when no wake-up comes."""
+    """A worker polls for work this often, even when no wake-up arrives."""
     rescue: float = 2.0
     promote: float = 1.0
-    """The promoter comes at the next due time, and at least this often."""
+    """The promoter runs at the next due time, and at least this often."""
     admit: float = 1.0
     schedule: float = 1.0
     prune: float = 10.0
@@ -36,20 +36,20 @@ class Intervals(msgspec.Struct, frozen=True, kw_only=True):
     stand: float = 2.0
     """A standby tries to lead this often."""
     caution: float = 10.0
-    """The rescuer declares nobody dead before its process has been this long without a store error."""
+    """The rescuer declares no session dead before its process has been this long without a store error."""
     clock_slack: float = 2.0
-    """The rescuer declares nobody dead when store clock and monotonic clock drifted apart by more than this."""
+    """The rescuer declares no session dead when store clock and monotonic clock drifted apart by more than this."""
     trust_margin: float = 1.0
     """A leader distrusts its term, and a session without contact its lanes, this long before the lease ends."""
     loop_lag: float = 1.0
-    """A body that holds the event loop for longer is reported."""
+    """A task function that blocks the event loop for longer than this is reported."""
     unknown_task: float = UNKNOWN_TASK_SECONDS
     """A job whose task no worker knew for this long, counted from the first that declined it, fails."""
 
     def __post_init__(self) -> None:
         problems = [problem for field in self.__struct_fields__ if (problem := self._problem_of(field))]
-        # Comparing fields that are not even numbers would only repeat the same complaint in other words.
-        problems = problems or self._misfits()
+        # Fields can be compared only once each of them is a valid number.
+        problems = problems or self._conflicts()
         if problems:
             raise InvalidInput("intervals", "; ".join(problems))
 
@@ -64,8 +64,8 @@ class Intervals(msgspec.Struct, frozen=True, kw_only=True):
             return str(exc)
         return None
 
-    def _misfits(self) -> list[str]:
-        """Pairs in which the one must leave room for the other."""
+    def _conflicts(self) -> list[str]:
+        """Pairs of which the first must be shorter than the second."""
         return [
             f"{field}: {value:g} s must be less than {lease} - trust_margin, which is {room:g} s"
             for field, value, lease, room in (

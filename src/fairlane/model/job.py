@@ -1,7 +1,7 @@
-"""The words for one request to run a task: what a client sends, what a worker holds, what a reader sees.
+"""The records of a job: what a client sends, what a worker holds, what a reader sees.
 
-All values are frozen and know nothing of stores or clocks. Times a reader sees are seconds since 1970 by the
-store's clock; times a client sends are durations, except `run_at`, which a person named.
+All values are frozen and independent of stores and clocks. Times that a reader sees are seconds since 1970 by the
+store's clock; times that a client sends are durations, except `run_at`, which a user specifies.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .retry import DEFAULT_BACKOFF, Backoff
 
 MOST_JOBS_PER_CALL = 1_000
 MOST_BYTES_PER_CALL = 1024 * 1024
-"""What one call carries of payloads, results or progress, if it can be cut: a link of 128 KiB/s has it there in 8 s."""
+"""Payloads, results or progress in one call that can be split: a link of 128 KiB/s transfers it in 8 s."""
 MOST_BYTES_PER_ENQUEUE = 16 * 1024 * 1024
-"""The same for jobs that are stored together, all or none."""
+"""The same for jobs that are stored together, all or none, and so cannot be split."""
 MOST_RETRIES = 1_000
 KEPT_ATTEMPTS = 20
 
@@ -31,22 +31,22 @@ T = TypeVar("T")
 def parts_of(
     items: Sequence[T], size_of: Callable[[T], int], *, most: int = MOST_JOBS_PER_CALL, most_bytes: int
 ) -> list[Sequence[T]]:
-    """A list cut into parts for one call each: of at most so many items and bytes, and of one item at least."""
+    """Split a list into one part per call: each with at most so many items and bytes, and at least one item."""
     if len(items) <= most and sum(map(size_of, items)) <= most_bytes:
         return [items] if items else []
     parts: list[Sequence[T]] = []
     start = carried = 0
-    for place, item in enumerate(items):
+    for end, item in enumerate(items):
         size = size_of(item)
-        if place > start and (carried + size > most_bytes or place - start >= most):
-            parts.append(items[start:place])
-            start, carried = place, 0
+        if end > start and (carried + size > most_bytes or end - start >= most):
+            parts.append(items[start:end])
+            start, carried = end, 0
         carried += size
     return [*parts, items[start:]]
 
 
 class Priority(IntEnum):
-    """A job's class in the dispatch rule; the lower number goes first."""
+    """A job's priority class; the lower number starts first."""
 
     HIGH = 0
     NORMAL = 1
@@ -54,20 +54,20 @@ class Priority(IntEnum):
 
     @property
     def label(self) -> str:
-        """The word used on every surface: high, normal or low."""
+        """The name users see: high, normal or low."""
         return self.name.lower()
 
     @classmethod
     def parse(cls, word: str) -> Priority:
-        """The priority called `word`; anything else is refused, naming the words there are."""
+        """Return the priority called `word`; raises `InvalidInput` for any other word."""
         try:
             return cls[word.upper()]
         except (KeyError, AttributeError):
-            raise InvalidInput("priority", f"{names.shown(word)} is none of 'high', 'normal', 'low'") from None
+            raise InvalidInput("priority", f"must be 'high', 'normal' or 'low', not {names.shown(word)}") from None
 
 
 class JobState(StrEnum):
-    """Where a job is in its life. `docs/states.md` draws the moves."""
+    """The states of a job. `docs/states.md` draws the moves between them."""
 
     SCHEDULED = "scheduled"
     PENDING = "pending"
@@ -78,7 +78,7 @@ class JobState(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Whether nothing can change it any more."""
+        """Whether the job has ended: nothing changes it any more."""
         return self in FINAL_STATES
 
 
@@ -106,19 +106,19 @@ CANCELLED_REASONS = frozenset(Reason) - FAILED_REASONS
 
 
 class JobKind(StrEnum):
-    """What a record stands for. Only `job` and `cleanup` are ever claimed by a worker's ask."""
+    """The kind of a record. Workers claim only `job` and `cleanup`."""
 
     JOB = "job"
     TURN = "turn"
-    """Permission for the waiter's own code; started by the step that grants it."""
+    """Permission for the caller's own code to proceed; the store starts it when it grants the place."""
     BROADCAST = "broadcast"
     """The parent of one child per worker; runs until all children are final."""
     CLEANUP = "cleanup"
-    """The last job of a binding; made by `release` only."""
+    """The last job of a binding; created by `release` only."""
 
 
 class CronSlot(msgspec.Struct, frozen=True):
-    """The place of a job in a schedule: at most one job exists for each."""
+    """One slot of a schedule: at most one job exists for each."""
 
     schedule: str
     slot: float
@@ -129,7 +129,7 @@ class CronSlot(msgspec.Struct, frozen=True):
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One request to run a task, checked when it is made: a `NewJob` that exists is valid."""
+    """One request to run a task, validated when it is created: a `NewJob` that exists is valid."""
 
     id: str
     task: str
@@ -141,7 +141,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     delay: float = 0.0
     run_at: float | None = None
     expires: float | None = None
-    """Seconds from the enqueue in which it must have started, else it is cancelled as `expired`."""
+    """Seconds after the enqueue within which it must start; otherwise it is cancelled as `expired`."""
     retries: int = 3
     backoff: Backoff = DEFAULT_BACKOFF
     timeout: float | None = None
@@ -152,17 +152,17 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     worker: int | None = None
     kind: JobKind = JobKind.JOB
     waiter: str | None = None
-    """For a turn: the session that waits, and that owns it once granted."""
+    """For a turn: the session that waits for it, and owns it once it is granted."""
     ttl: float = 0.0
     """For a broadcast: workers that register within this many seconds get a copy too."""
     retry_of: str | None = None
     cron: CronSlot | None = None
     headers: bytes | None = None
-    """JSON the system carries and never reads, such as a trace context."""
+    """JSON that Fairlane carries and never reads, such as a trace context."""
 
     @property
     def size(self) -> int:
-        """The bytes of it that a call counts."""
+        """The bytes that count towards the size of a call."""
         return len(self.payload) + len(self.headers or b"")
 
     def __post_init__(self) -> None:
@@ -174,7 +174,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
         if self.lane is not None:
             names.check_key("lane", self.lane)
         if type(self.priority) is not Priority:
-            raise InvalidInput("priority", f"{names.shown(self.priority)} is none of 'high', 'normal', 'low'")
+            raise InvalidInput("priority", f"must be 'high', 'normal' or 'low', not {names.shown(self.priority)}")
         names.check_factor("cost", self.cost)
         if self.delay != 0:
             names.check_seconds("delay", self.delay)
@@ -194,7 +194,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
         if self.unique_for is not None:
             names.check_seconds("unique_for", self.unique_for)
             if self.unique is None:
-                raise InvalidInput("unique_for", "needs unique= beside it")
+                raise InvalidInput("unique_for", "requires unique=")
         names.check_name("pool", self.pool)
         if self.sticky is not None:
             names.check_key("sticky", self.sticky)
@@ -219,14 +219,14 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
         late = self.delay != 0 or self.run_at is not None
         if self.kind is JobKind.TURN:
             if self.waiter is None:
-                raise InvalidInput("waiter", "a turn needs the session that waits for it")
+                raise InvalidInput("waiter", "a turn requires the session that waits for it")
             names.check_key("waiter", self.waiter)
             if self.lane is None:
-                raise InvalidInput("lane", "a turn needs a lane")
+                raise InvalidInput("lane", "a turn requires a lane")
             if placed:
                 raise InvalidInput("sticky", "a turn runs in its caller and cannot be placed on a worker")
             if late:
-                raise InvalidInput("delay", "a turn begins to wait at once")
+                raise InvalidInput("delay", "a turn cannot be delayed")
         elif self.waiter is not None:
             raise InvalidInput("waiter", "only a turn has a waiter")
         if self.kind is JobKind.BROADCAST:
@@ -234,9 +234,9 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
             if placed:
                 raise InvalidInput("sticky", "a broadcast goes to every worker of the pool")
             if self.lane is not None:
-                raise InvalidInput("lane", "a broadcast has no lane: nothing may hold a copy back")
+                raise InvalidInput("lane", "a broadcast cannot have a lane: no limit may hold back a copy")
             if late:
-                raise InvalidInput("delay", "a broadcast is sent at once")
+                raise InvalidInput("delay", "a broadcast cannot be delayed")
         elif self.ttl != 0:
             raise InvalidInput("ttl", "only a broadcast has a ttl")
         if self.kind is JobKind.CLEANUP and (placed or self.lane is not None or late):
@@ -244,7 +244,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Enqueued(msgspec.Struct, frozen=True, gc=False):
-    """The answer to one `NewJob`: the job there is now, and whether this call made it."""
+    """The result for one `NewJob`: the job that exists now, and whether this call created it."""
 
     id: str
     created: bool
@@ -252,14 +252,14 @@ class Enqueued(msgspec.Struct, frozen=True, gc=False):
 
 
 class Held(msgspec.Struct, frozen=True, gc=False):
-    """A claim as its holder names it. The fence tells one claim of a job from every other."""
+    """Identifies a claim. The fence distinguishes one claim of a job from every other."""
 
     id: str
     fence: int
 
 
 class Claimed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A job a session may run now, with all a worker needs and nothing it must ask for."""
+    """A job that a session may run now, with everything a worker needs to run it."""
 
     id: str
     fence: int
@@ -275,54 +275,54 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     kind: JobKind
     sticky: str | None
     suspect: bool
-    """It was running in a process that died, and has not finished since: run it apart from others."""
+    """It was running in a process that died, and no run has finished since: run it apart from other jobs."""
     limited: bool
-    """It has a place of a limited lane: without contact to the store its body must end before the lease does."""
+    """It holds a place of a limited lane: without contact to the store it must be stopped before the lease ends."""
     headers: bytes | None
     waited: float | None = None
-    """Seconds from when it was due until this start; None for a run that is not the first, whose wait is not kept."""
+    """Seconds from when it was due until this start. Kept for the first run only; None for later ones."""
 
     @property
     def held(self) -> Held:
-        """The claim's name."""
+        """The identity of the claim."""
         return Held(self.id, self.fence)
 
     @property
     def size(self) -> int:
-        """The bytes of it that a claim counts."""
+        """The bytes that count towards the size of a claim."""
         return len(self.payload) + len(self.headers or b"")
 
 
 def waiting_since(
     enqueued_at: float, delay: float | None, run_at: float | None, ended_at: float | None = None
 ) -> float:
-    """Since when a job waits: it was sent, or due, or its last run ended."""
+    """When a job began to wait: it was sent, became due, or its last run ended."""
     return max(enqueued_at + (delay or 0.0), run_at or 0.0, ended_at or 0.0)
 
 
 def waited(
     fence: int, started_at: float | None, enqueued_at: float, delay: float | None, run_at: float | None
 ) -> float | None:
-    """How long a job waited for the claim of this fence, once it was due."""
+    """How long a due job waited for the claim of this fence; None for a claim that is not the first."""
     if fence != 1 or started_at is None:
         return None
     return max(0.0, started_at - waiting_since(enqueued_at, delay, run_at))
 
 
 class Acceptance(StrEnum):
-    """How the store took one fenced write."""
+    """What the store did with one fenced write."""
 
     APPLIED = "applied"
     REPEATED = "repeated"
-    """The same write under the same fence came before; this one changed nothing."""
+    """The same write under the same fence was applied before; this one changed nothing."""
     STALE = "stale"
-    """The writer does not hold the job; nothing was changed."""
+    """The writer does not own the job; nothing was changed."""
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
-    """The answer to one fenced write: how it was taken, and the state the job is in by it.
+    """The result of one fenced write: whether it was applied, and the state of the job after it.
 
-    A repeated write gets the stored outcome, a stale one the present state, or None when the job is unknown.
+    A repeated write returns the stored outcome, a stale one the current state, or None when the job is unknown.
     """
 
     id: str
@@ -331,7 +331,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def accepted(self) -> bool:
-        """Whether the writer may go on believing it."""
+        """Whether the write counts: it was applied, now or before."""
         return self.acceptance is not Acceptance.STALE
 
 
@@ -347,15 +347,15 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     outcome: str | None = None
     """completed, retry, failed, snoozed, handed_back, declined, cancelled, crashed or taken_back."""
     state: JobState | None = None
-    """The state the job went to by it."""
+    """The state of the job after this attempt."""
     reason: Reason | None = None
     error: str | None = None
     refused: int = 0
-    """Writes that came under this fence after it had lost the job."""
+    """Stale writes under this fence: they came after the job was lost."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as a reader sees it: one consistent snapshot."""
+    """A consistent snapshot of a job."""
 
     id: str
     task: str
@@ -375,7 +375,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     sticky: str | None
     direct: int | None
-    """The index it was sent to."""
+    """The worker index it was addressed to."""
     worker: str | None
     """``pool/index`` of the worker it is bound to, runs on, or ran on last."""
     session: str | None
@@ -399,9 +399,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     attempts: tuple[Attempt, ...]
 
     def as_new(self, id: str) -> NewJob:
-        """The request that would run this job again, under a new `id`; its `retry_of` names this one."""
+        """Return a request that runs this job again under a new `id`; its `retry_of` names this job."""
         if self.kind not in (JobKind.JOB, JobKind.BROADCAST):
-            raise InvalidInput("id", f"a {self.kind.value} cannot be run again; ask for a new one")
+            raise InvalidInput("id", f"a {self.kind.value} cannot be retried; create a new one")
         return NewJob(
             id=id,
             task=self.task,
@@ -424,15 +424,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_ids(ids: Sequence[str]) -> None:
-    """Refuse more ids than one call takes."""
+    """Reject more ids than one call takes."""
     if len(ids) > MOST_JOBS_PER_CALL:
-        raise InvalidInput("ids", f"{len(ids)} are more than {MOST_JOBS_PER_CALL} in one call; send them in parts")
+        raise InvalidInput("ids", f"at most {MOST_JOBS_PER_CALL} in one call, not {len(ids)}; send them in batches")
 
 
 def _check_json(field: str, value: bytes) -> None:
     try:
         msgspec.json.decode(value, type=msgspec.Raw)
-        # Skipping over a text does not look at its bytes, and JSON is UTF-8.
+        # Decoding to Raw does not validate the bytes of strings, and JSON must be UTF-8.
         if not value.isascii():
             value.decode()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:

@@ -1,4 +1,4 @@
-"""Listings that operators and tenants read: a lane's jobs in the order in which they start, and failures by group."""
+"""Listings for operators and tenants: a lane's jobs in the order in which they start, lanes, and grouped failures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .reading import LaneReading
 
 
 class LaneJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job of a lane that runs or waits."""
+    """A running or waiting job of a lane."""
 
     id: str
     task: str
@@ -24,11 +24,11 @@ class LaneJob(msgspec.Struct, frozen=True, kw_only=True):
     priority: Priority
     enqueued_at: float
     attempt: int
-    """Charged runs so far, the present one included."""
+    """Charged runs so far, including the current one."""
     started_at: float | None = None
-    """When its present run began; None for a job that waits."""
+    """When its current run began; None for a waiting job."""
     place: int | None = None
-    """1 for the next of the waiting jobs; None for a job that runs."""
+    """1 for the next of the waiting jobs; None for a running job."""
 
     @property
     def running(self) -> bool:
@@ -37,22 +37,22 @@ class LaneJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LanePage(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs of a lane: those that run, oldest run first, then those that wait, in the order in which they start."""
+    """Jobs of a lane: the running ones, oldest run first, then the waiting ones in the order in which they start."""
 
     queue: str
     lane: str | None
     ordered: bool
-    """Whether the lane goes by arrival alone; otherwise by class, then arrival."""
+    """Whether the lane is ordered by arrival alone; otherwise by class, then arrival."""
     jobs: tuple[LaneJob, ...]
     cursor: str | None
-    """Continues after the last job; None at the end. Places count on from the page before."""
+    """Continues after the last job; None at the end. Places continue from the previous page."""
     exact: bool = True
-    """False when jobs may be missing: more than could be looked at wait behind gates, or the lane's settings are being
-    changed at this moment."""
+    """False when jobs may be missing: more jobs wait behind gates than were examined, or the lane's settings are
+    changing at this moment."""
 
 
 class LineRow(msgspec.Struct, frozen=True):
-    """A job of a lane as a store has it."""
+    """A job of a lane as a store returns it."""
 
     seq: int
     id: str
@@ -66,18 +66,18 @@ class LineRow(msgspec.Struct, frozen=True):
 
 
 class LineCursor(msgspec.Struct, frozen=True):
-    """Where a page of a lane ends: among the jobs that run, or among those that wait."""
+    """Where a page of a lane ends: among the running jobs, or among the waiting ones."""
 
     waiting: bool = False
     first: float = -1.0
-    """When the last job of the page started; or its rank, which is its class where the lane has no order."""
+    """Running: when the last job of the page started. Waiting: its rank, which is its class in an unordered lane."""
     second: int = -1
-    """The number of that job; or its arrival."""
+    """Running: the number of that job. Waiting: its arrival."""
     place: int = 0
 
     @classmethod
     def read(cls, text: str | None) -> LineCursor:
-        """The cursor that a page gave."""
+        """Parse the cursor of a page."""
         if text is None:
             return cls()
         try:
@@ -86,18 +86,18 @@ class LineCursor(msgspec.Struct, frozen=True):
             kind, first, second, place = text.split("_")
             found = cls(kind == "w", float(first), int(second), int(place))
         except ValueError:
-            raise InvalidInput("cursor", "is not one that a page gave") from None
+            raise InvalidInput("cursor", "is not a cursor that a page returned") from None
         if kind not in ("r", "w") or not 0 <= found.first < 1e12 or not (0 <= found.second < 2**62 > found.place >= 0):
-            raise InvalidInput("cursor", "is not one that a page gave")
+            raise InvalidInput("cursor", "is not a cursor that a page returned")
         return found
 
     @property
     def text(self) -> str:
-        """As a page gives it."""
+        """The cursor as a page returns it."""
         return f"{'w' if self.waiting else 'r'}_{self.first!r}_{self.second}_{self.place}"
 
     def after(self, class_: int, *, ordered: bool) -> int | None:
-        """After which arrival the waiting jobs of a class go on; None when all of them are on earlier pages."""
+        """The arrival after which the waiting jobs of a class continue; None when all of them are on earlier pages."""
         rank = 0 if ordered else class_
         if not self.waiting or rank > self.first:
             return -1
@@ -105,7 +105,7 @@ class LineCursor(msgspec.Struct, frozen=True):
 
 
 def check_lane(queue: str, lane: str | None) -> None:
-    """The lane of a queue that somebody asks for."""
+    """Validate a queue and one of its lanes."""
     names.check_name("queue", queue)
     if lane is not None:
         names.check_key("lane", lane)
@@ -121,7 +121,7 @@ def line_page(
     limit: int,
     exact: bool = True,
 ) -> LanePage:
-    """A page out of rows that hold at least the next `limit` + 1 jobs, each once or more."""
+    """Build a page from rows that contain at least the next `limit` + 1 jobs; duplicates are allowed."""
     found = []
     for row in {row.seq: row for row in rows}.values():
         if row.state is JobState.RUNNING:
@@ -154,14 +154,14 @@ def line_page(
 
 
 MOST_FAILURES = 5_000
-"""Failed jobs that are looked at for `failures`, the newest, so that the look costs the same however many there are."""
+"""The newest failed jobs that `failures` examines: its cost does not grow with their number."""
 ERROR_TAIL = names.ERROR_BYTES
-"""Bytes of an error, from its end, in which its last line is looked for."""
+"""Bytes at the end of an error in which its last line is searched."""
 LONGEST_LINE = 500
 
 
 class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Failed jobs of a task that failed alike and are still kept."""
+    """Failed jobs of one task and error group that retention still keeps."""
 
     task: str
     error_group: str
@@ -170,18 +170,17 @@ class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
     """When the first of them failed."""
     last_at: float
     reason: Reason
-    """Of the newest."""
+    """The reason of the newest job."""
     example_id: str
-    """The newest of them."""
+    """The id of the newest job."""
     error_line: str | None
-    """The last line of its error, at most 500 characters of it."""
+    """The last line of its error, at most 500 characters."""
     exact: bool = True
-    """False when more jobs have failed than were looked at: `count` is a lower bound then, and `first_at` may be older.
-    """
+    """False when more jobs failed than were examined: `count` is a lower bound, and the first failure may be older."""
 
     @classmethod
     def of(cls, row: Sequence[Any], *, exact: bool) -> FailureGroup:
-        """The group of a row: the fields in their order, with the end of the error for its last line."""
+        """Build a group from a row: the fields in order, with the end of the error in place of its last line."""
         task, group, count, first_at, last_at, reason, example_id, error = row
         return cls(
             task=task,
@@ -197,36 +196,36 @@ class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def last_line(text: str | None) -> str | None:
-    """The last line of an error that says something."""
+    """The last non-blank line of an error."""
     lines = (text or "").strip().splitlines()
     return lines[-1].strip()[:LONGEST_LINE] if lines else None
 
 
 def check_failures(queue: str | None, task: str | None) -> None:
-    """The filters of `failures`."""
+    """Validate the filters of `failures`."""
     for field, value in (("queue", queue), ("task", task)):
         if value is not None:
             names.check_name(field, value)
 
 
 def largest_first(groups: Iterable[FailureGroup], limit: int) -> list[FailureGroup]:
-    """The largest groups; of equal ones the latest."""
+    """Return the `limit` largest groups; of equally large ones the latest first."""
     return sorted(groups, key=lambda each: (-each.count, -each.last_at, each.task, each.error_group))[:limit]
 
 
 LANES_PAGED = 2_000
-"""Lanes of a long queue that pages lead to on stores that estimate them."""
+"""How many lanes of a long queue can be paged through on stores that sample lanes."""
 
 
 class LaneListing(list[LaneReading]):
-    """Lanes of a queue that have work, the longest backlog first; a list, with the way to the next page."""
+    """Lanes of a queue that have work, the longest backlog first: a list with the cursor of the next page."""
 
     def __init__(self, lanes: Iterable[LaneReading] = (), cursor: str | None = None, *, exact: bool = True) -> None:
         super().__init__(lanes)
         self.cursor = cursor
         """Continues after the last lane; None at the end."""
         self.exact = exact
-        """False where lanes were sampled: a lane may then be missing from the pages, or be on two of them."""
+        """False where lanes were sampled: a lane may be missing from the pages, or appear on two of them."""
 
 
 class LanesCursor(msgspec.Struct, frozen=True, array_like=True):
@@ -241,7 +240,7 @@ class LanesCursor(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def read(cls, text: str | None) -> LanesCursor | None:
-        """The cursor that a page gave."""
+        """Parse the cursor of a page."""
         if text is None:
             return None
         try:
@@ -249,24 +248,24 @@ class LanesCursor(msgspec.Struct, frozen=True, array_like=True):
                 raise ValueError
             found = msgspec.json.decode(urlsafe_b64decode(text.encode("ascii")), type=cls)
         except (ValueError, msgspec.MsgspecError):
-            raise InvalidInput("cursor", "is not one that a page gave") from None
+            raise InvalidInput("cursor", "is not a cursor that a page returned") from None
         if not all(0 <= number < 2**31 for number in (found.pending, found.running, found.shown)):
-            raise InvalidInput("cursor", "is not one that a page gave")
+            raise InvalidInput("cursor", "is not a cursor that a page returned")
         return found
 
     @property
     def text(self) -> str:
-        """As a page gives it."""
+        """The cursor as a page returns it."""
         return urlsafe_b64encode(msgspec.json.encode(self)).decode()
 
 
 def lane_order(pending: int, running: int, lane: str | None) -> tuple[int, int, str]:
-    """By what lanes stand: the longest backlog first, then the busiest, then by name."""
+    """The sort key of lanes: the longest backlog first, then the busiest, then by name."""
     return (-pending, -running, lane or "")
 
 
 def comes_after(cursor: LanesCursor | None, pending: int, running: int, lane: str | None) -> bool:
-    """Whether a lane stands behind the end of a page."""
+    """Whether a lane sorts after the end of a page."""
     if cursor is None:
         return True
     return lane_order(pending, running, lane) > lane_order(cursor.pending, cursor.running, cursor.lane)
@@ -275,7 +274,7 @@ def comes_after(cursor: LanesCursor | None, pending: int, running: int, lane: st
 def lanes_page(
     lanes: Sequence[LaneReading], cursor: LanesCursor | None, limit: int, *, exact: bool = True
 ) -> LaneListing:
-    """A page out of the next `limit` + 1 lanes, in order."""
+    """Build a page from the next `limit` + 1 lanes, in order."""
     page, last = lanes[:limit], None
     shown = len(page) + (0 if cursor is None else cursor.shown)
     if len(lanes) > limit and (exact or shown < LANES_PAGED):
@@ -287,7 +286,7 @@ def lanes_page(
 
 
 def with_shares(lanes: Sequence[LaneReading]) -> list[LaneReading]:
-    """All lanes of a queue, each with its share."""
+    """Return all lanes of a queue, each with its share."""
     weights = [0.0 if lane.terms.paused or not lane.pending else lane.terms.weight for lane in lanes]
     whole = sum(weights) or 1.0
     return [msgspec.structs.replace(lane, share=own / whole) for lane, own in zip(lanes, weights, strict=True)]

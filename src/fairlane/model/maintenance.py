@@ -1,4 +1,4 @@
-"""What the manager's services tell after a pass. `more`: it was cut short, come back without sleeping."""
+"""The results of the leader's passes. `more` means that a pass reached its limit: run it again without sleeping."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ DAY = 86_400.0
 
 
 class Promoted(msgspec.Struct, frozen=True, kw_only=True):
-    """A pass over time: due jobs, expired jobs, broadcasts whose time to join is over."""
+    """The result of `promote`: due jobs, expired jobs, broadcasts whose time to join is over."""
 
     promoted: int
     expired: int
     more: bool
     next_due: float | None
-    """Seconds until the next job is due or expires; None when none is known."""
+    """Seconds until the next job becomes due or expires; None when there is none."""
 
 
 class Admitted(msgspec.Struct, frozen=True, kw_only=True):
-    """A pass over arrivals and lanes. `repaired`: grants that were not handed on; 0 without faults."""
+    """The result of `admit`. `repaired`: grants that had not been passed on; 0 unless something is wrong."""
 
     admitted: int
     moved: int
@@ -28,7 +28,7 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rescued(msgspec.Struct, frozen=True, kw_only=True):
-    """A pass over sessions."""
+    """The result of `rescue`."""
 
     declared: tuple[str, ...]
     """Sessions declared dead by this pass."""
@@ -37,24 +37,24 @@ class Rescued(msgspec.Struct, frozen=True, kw_only=True):
     cancelled: int
     lost_bindings: int
     drained: int
-    """Open bindings that nobody had used for a day."""
+    """Open bindings that had not been used for a day."""
     more: bool
     now: float
-    """The store's clock, which the rescuer compares with its own before it trusts a lease to have run out."""
+    """The store's clock. The rescuer compares it with its own before it trusts that a lease has expired."""
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    """How long finished jobs are kept: by age, and by number for each queue."""
+    """How long final jobs are kept: by age, and by number for each queue."""
 
     completed_seconds: float = DAY
     completed_count: int = 100_000
     failed_seconds: float = 7 * DAY
     failed_count: int = 100_000
     history_seconds: float = 30 * DAY
-    """For ended sessions and closed bindings."""
+    """How long ended sessions and closed bindings are kept."""
     id_seconds: float = DAY
-    """An id stays taken at least this long after its job ended, even when the job is gone by number. That of a retry
-    does as long as failed jobs are kept: while there is a job to retry, it is known that it was."""
+    """An id stays taken at least this long after its job ended, even when the job was pruned by number. The id of a
+    retry stays taken as long as failed jobs are kept, so that a failed job cannot be retried twice."""
 
     @property
     def retry_id_seconds(self) -> float:
@@ -63,16 +63,16 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pruned(msgspec.Struct, frozen=True, kw_only=True):
-    """A pass over what is finished."""
+    """The result of `prune`."""
 
     jobs: int
     other: int
-    """Old sessions, closed bindings, forgotten ids and unique values, lanes that are empty."""
+    """Old sessions, closed bindings, expired ids and unique values, empty lanes."""
     more: bool
 
 
 class Recount(msgspec.Struct, frozen=True, kw_only=True):
-    """A comparison of everything derived with the records it is derived from. Differences were corrected."""
+    """The result of `recount`: derived data compared with the job records. Differences were corrected."""
 
     jobs: int
     differences: tuple[str, ...]

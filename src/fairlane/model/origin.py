@@ -1,4 +1,4 @@
-"""Where functions and classes come from, under the names that every process knows them by."""
+"""Module and class names of functions, equal in every process, also when a module was run as a script."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def module_name(function: Callable[..., Any]) -> str:
-    """The module a function or class lives in, under the name others import it by, also when it was run as a script."""
+    """The module of a function or class, by the name it is imported by, also when it was run as a script."""
     module = function.__module__
     if module != "__main__":
         return module
@@ -18,12 +18,12 @@ def module_name(function: Callable[..., Any]) -> str:
     if spec is not None:
         return str(spec.name).removesuffix(".__main__")
     file = getattr(main, "__file__", None)
-    # A program read from standard input calls its file "<stdin>".
+    # For a program read from standard input, `__file__` is "<stdin>".
     return Path(file).stem if file and not file.startswith("<") else module
 
 
 def class_names(kind: type) -> tuple[str, ...]:
-    """The dotted names of a class and of those it is made from, itself first."""
+    """The dotted names of a class and its bases, in method resolution order."""
     return tuple(f"{module_name(each)}.{each.__qualname__}" for each in kind.__mro__)
 
 

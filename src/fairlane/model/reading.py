@@ -1,4 +1,4 @@
-"""What readers ask for and see: pages of jobs, where a job stands in line and why, queues and lanes."""
+"""What readers query and receive: pages of jobs, a job's position in line and why it waits, queues and lanes."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from .slots import FLOOR
 
 MOST_PER_PAGE = 500
 EXACT_PLACES = 1_000
-"""Places up to here are exact on every store; beyond, where counting is cheap, else a lower bound that says so."""
+"""Places up to here are exact on every store; higher ones are exact where counting is cheap, else a lower bound."""
 COUNTED_WHOLE = 5_000
-"""A queue with up to so many waiting jobs has the jobs of its lanes counted to the end on every store."""
+"""In a queue with up to this many waiting jobs, every store counts the jobs of each lane exactly."""
 LANES_LOOKED_AT = 500
-"""Lanes of a queue that are looked at for its oldest job, so that the look costs the same however many there are."""
+"""Lanes of a queue that are examined for its oldest job: the cost does not grow with the number of lanes."""
 MOST_DECLINED = 10_000
-"""Jobs that were declined are counted up to here, the longest waiting first."""
+"""Declined jobs are counted up to here, the longest waiting first."""
 ROUNDS = 20
-"""Each brings an estimate closer. Most need one: no limit of another lane matters."""
+"""The most iterations of an estimate. One is enough unless the limit of another lane matters."""
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs to list; fields that are None do not matter. A lane belongs to a queue, so it needs one."""
+    """Which jobs to list; a field that is None matches every job. `lane` requires `queue`."""
 
     state: JobState | None = None
     queue: str | None = None
@@ -48,7 +48,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None:
                 names.check_key(field, value)
         if self.lane is not None and self.queue is None:
-            raise InvalidInput("lane", "a lane belongs to a queue: give queue= too")
+            raise InvalidInput("lane", "requires queue=: a lane belongs to a queue")
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -59,36 +59,36 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class Gate(StrEnum):
-    """What a waiting job waits for, the one named that would hold it longest."""
+    """What a waiting job waits for. Of several reasons, the one that would hold it longest."""
 
     DUE = "due"
     ARRIVING = "arriving"
     QUEUE_PAUSED = "queue_paused"
     LANE_PAUSED = "lane_paused"
     LANE = "lane"
-    """Jobs before it hold the lane's places."""
+    """Jobs ahead of it hold the lane's places."""
     LANE_RETRY = "lane_retry"
     """The head of its ordered lane waits for a retry; `until` says when."""
     LANE_TASK = "lane_task"
-    """The head of its ordered lane waits for a worker that knows its task; `task` is that of the head."""
+    """The head of its ordered lane waits for a worker that knows its task; `task` is the task of the head."""
     UNBOUND = "unbound"
     """Its pool has no live worker to bind it to."""
     WORKER_GONE = "worker_gone"
-    """The worker it is meant for is not there."""
+    """The worker it is bound or addressed to is not running."""
     CLEANUP = "cleanup"
-    """The clean-up of its binding runs; or it is the clean-up, and jobs of the key are left."""
+    """The clean-up of its binding is running; or it is the clean-up, and jobs of the key are left."""
     QUEUE_LIMIT = "queue_limit"
     NO_WORKER = "no_worker"
     """No live worker serves its queue."""
     UNKNOWN_TASK = "unknown_task"
     """Workers declined it, and no live worker that could run it knows its task."""
     DECLINED = "declined"
-    """A worker that does not know its task declined it, another one knows it; offered again at `until`."""
+    """A worker that does not know its task declined it, and another one knows it; it is offered again at `until`."""
     SLOTS = "slots"
-    """It is next, and every slot is taken."""
+    """It is next, and all slots are busy."""
     AHEAD = "ahead"
     NONE = "none"
-    """Nothing holds it: it starts as soon as a worker looks."""
+    """Nothing holds it: it starts as soon as a worker polls."""
 
 
 UNTIMED = frozenset(
@@ -97,15 +97,15 @@ UNTIMED = frozenset(
         *(Gate.UNKNOWN_TASK, Gate.DECLINED, Gate.LANE_TASK),
     }
 )
-"""Gates of which nobody can tell when they open."""
+"""Gates whose opening time cannot be estimated."""
 
 
 class JobPosition(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a waiting job stands."""
+    """The position of a waiting job."""
 
     id: str
     now: float
-    """The store's clock at this look."""
+    """The store's clock when the position was read."""
     state: JobState
     gate: Gate
     until: float | None
@@ -118,15 +118,15 @@ class JobPosition(msgspec.Struct, frozen=True, kw_only=True):
     of: int
     """Waiting jobs of its lane; never less than `place`."""
     exact: bool
-    """Whether `place` was counted to the end; otherwise it is a lower bound."""
+    """Whether `place` is exact; otherwise it is a lower bound."""
     of_exact: bool = True
     """The same for `of`."""
     likely: int | None = None
-    """Where `place` is not exact: about where the job is, as far as that can be told."""
+    """An estimate of the place where `place` is not exact; None when there is none."""
     queue_ahead: int
     """An estimate of the jobs of its queue that start before it."""
     servers: int
-    """Slots of live workers that its class may use, within the queue's limit; for a turn, the places of its lane."""
+    """Slots of live workers that its class may use, within the queue's limit. For a turn, the places of its lane."""
     lane_limit: int | None
     service_seconds: float | None
     """Median run time of recent jobs of the queue; None while none has finished."""
@@ -134,11 +134,11 @@ class JobPosition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ahead(self) -> int | None:
-        """Jobs of its lane that go before it."""
+        """Jobs of its lane that start before it."""
         return None if self.place is None else self.place - 1
 
     def eta(self) -> float | None:
-        """Seconds until it starts, as far as can be told; None says that it cannot."""
+        """An estimate of the seconds until it starts; None when it cannot be estimated."""
         if self.gate is Gate.DUE and self.until is not None:
             return max(0.0, self.until - self.now)
         place = self.place if self.exact else self.likely
@@ -148,32 +148,33 @@ class JobPosition(msgspec.Struct, frozen=True, kw_only=True):
             return None
         if self.gate is Gate.NONE:
             return 0.0
-        # The servers end their jobs one after another, not all at once; the next end is half a turn away on average.
-        turns = (self.queue_ahead + 0.5) / self.servers
+        # The slots finish their jobs at different times: the next one is half a service time away on average.
+        services = (self.queue_ahead + 0.5) / self.servers
         if self.lane_limit:
-            turns = max(turns, (place - 0.5) / self.lane_limit)
+            services = max(services, (place - 0.5) / self.lane_limit)
         wait = 0.0 if self.until is None else max(0.0, self.until - self.now)
         if self.gate is Gate.LANE_RETRY and self.lane_limit == 1:
-            # The lane stands still until then, and the job that is retried comes first.
+            # Nothing of the lane starts until then, and the retried job starts first.
             wait += (place - 1) * self.service_seconds
-        return max(turns * self.service_seconds, wait)
+        return max(services * self.service_seconds, wait)
 
     def why(self) -> str:
-        """The gate in words."""
-        lane = f"lane {self.lane}" if self.lane else f"queue {self.queue} without a lane"
+        """Describe in one sentence what the job waits for."""
+        lane = f"lane {self.lane}" if self.lane else f"queue {self.queue} (no lane)"
         wait = "" if self.until is None else f"{max(0.0, self.until - self.now):.0f} s"
-        words = {
+        limit = f" of {self.lane_limit}" if self.lane_limit else ""
+        texts = {
             Gate.DUE: f"due in {wait}",
-            Gate.ARRIVING: "arriving",
+            Gate.ARRIVING: "waiting to be admitted to its queue",
             Gate.QUEUE_PAUSED: f"queue {self.queue} is paused",
             Gate.LANE_PAUSED: f"{lane} is paused",
-            Gate.LANE: f"{self._ahead_words()} ahead in {lane}" if self.ahead else f"{lane} runs all it may",
-            Gate.LANE_RETRY: f"{lane} waits for a retry, due in {wait}",
+            Gate.LANE: f"{self._ahead_text()} ahead in {lane}" if self.ahead else f"{lane} is at its limit{limit}",
+            Gate.LANE_RETRY: f"{lane} waits for a retry that is due in {wait}",
             Gate.LANE_TASK: f"{lane} waits for a worker that knows task {self.task}",
-            Gate.UNBOUND: "no live worker to bind it to",
-            Gate.WORKER_GONE: f"worker {self.worker} is not there",
-            Gate.CLEANUP: "waits for the clean-up of its binding",
-            Gate.QUEUE_LIMIT: f"queue {self.queue} runs all it may",
+            Gate.UNBOUND: "no live worker in its pool to bind it to",
+            Gate.WORKER_GONE: f"worker {self.worker} is not running",
+            Gate.CLEANUP: "waiting for the clean-up of its binding",
+            Gate.QUEUE_LIMIT: f"queue {self.queue} is at its limit",
             Gate.NO_WORKER: f"no live worker serves queue {self.queue}",
             Gate.UNKNOWN_TASK: (
                 f"its worker {self.worker} does not know task {self.task}"
@@ -181,41 +182,41 @@ class JobPosition(msgspec.Struct, frozen=True, kw_only=True):
                 else f"no live worker knows task {self.task}"
             ),
             Gate.DECLINED: f"waiting for a worker that knows task {self.task}",
-            Gate.SLOTS: "next; every slot is taken",
-            Gate.AHEAD: f"{self._ahead_words()} ahead in {lane}" if self.ahead else "its turn among the lanes comes",
+            Gate.SLOTS: "next in line; all slots are busy",
+            Gate.AHEAD: f"{self._ahead_text()} ahead in {lane}" if self.ahead else "waiting for its lane's turn",
             Gate.NONE: "ready to start",
         }
-        return words[self.gate]
+        return texts[self.gate]
 
-    def _ahead_words(self) -> str:
-        return "" if self.ahead is None else told_count(self.ahead, exact=self.exact)
+    def _ahead_text(self) -> str:
+        return "" if self.ahead is None else count_text(self.ahead, exact=self.exact)
 
 
-def told_count(count: int, *, exact: bool) -> str:
-    """A number of jobs in words: of one that was not counted to the end, what it is more than."""
+def count_text(count: int, *, exact: bool) -> str:
+    """A number of jobs as text; "more than" or "about" a number for one that is not exact."""
     if exact:
         return str(count)
     return f"more than {count - 1:,}" if count > EXACT_PLACES else f"about {count}"
 
 
 class Rival(msgspec.Struct, frozen=True, kw_only=True):
-    """Another lane with jobs of the same class, as an estimate of a job's start sees it."""
+    """Another lane with jobs of the same class, as input of an estimate."""
 
     waiting: float
-    """Its jobs that wait; infinite where they were not counted to the end."""
+    """Its waiting jobs; infinite where they were not counted exactly."""
     turns: float
-    """How many jobs fair order lets it start first, if it has so many."""
+    """How many of its jobs fair order starts first, if it has that many."""
     limit: int | None = None
     lanes: float = 1.0
-    """How many lanes it stands for, when only some of many were looked at."""
+    """How many lanes it represents, when only a sample of the lanes was read."""
 
 
 def starts_before(own: int, rivals: Sequence[Rival], servers: int, *, higher: int = 0) -> int:
-    """An estimate of the jobs of a queue that start before one with `own` before it in its lane and class.
+    """Estimate how many jobs of a queue start before a job that has `own` jobs ahead of it in its lane and class.
 
-    Rivals send what fair order lets before it, as far as they have it; one with a limit no more than that many for
-    each service time that passes, so how much depends on how long it takes. `higher`: jobs of higher classes, which
-    all go first, but for the one start in ten that every class keeps.
+    Each competing lane starts as many jobs as fair order puts first, if it has them. A lane with a limit starts at most
+    that many per service time, so its number depends on how long the wait takes; the estimate is iterated. `higher`:
+    jobs of higher classes, which all start first, except for the one start in ten that every class keeps.
     """
     most = sum(rival.lanes * min(rival.waiting, rival.turns) for rival in rivals)
     sent = most
@@ -238,7 +239,7 @@ def _behind(higher: int, among: float) -> float:
 
 
 def room_after(service_seconds: float | None, servers: float, *, limit: int | None = None) -> float | None:
-    """Seconds until one more job has probably started, so that a full queue or lane takes the next one.
+    """Estimate the seconds until a full queue or lane starts a job and so has room for another one.
 
     `servers` as in `JobPosition`, or a lane's share of them; `limit` is the lane's. None when nothing has finished yet,
     or no worker serves it.
@@ -248,7 +249,7 @@ def room_after(service_seconds: float | None, servers: float, *, limit: int | No
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs by state; the final ones count all that ever ended, not only those still kept."""
+    """Jobs by state. Final states count all jobs that ever ended, not only those still kept."""
 
     scheduled: int = 0
     pending: int = 0
@@ -263,7 +264,7 @@ class QueueReading(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     settings: QueueSettings
-    """What counts: the declaration with the override laid over it."""
+    """The effective settings: the declaration with the override applied."""
     declared: QueueSettings
     """The declaration alone."""
     version: int
@@ -272,10 +273,10 @@ class QueueReading(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     """Live workers that serve it."""
     oldest_wait: float | None
-    """Seconds for which its oldest waiting job has waited: since it was sent or due, or since it ran last. None when
-    none waits. Of each class, the `LANES_LOOKED_AT` lanes that come next are looked at: exact up to that many lanes."""
+    """Seconds for which its oldest waiting job has waited: since it was sent or due, or since its last run. None when
+    no job waits. Only the next `LANES_LOOKED_AT` lanes of each class are examined: exact up to that many lanes."""
     problem: str | None = None
-    """What of its stored settings cannot be read. They are taken for the defaults until they are declared again."""
+    """Why its stored settings cannot be read. The defaults apply until they are declared again."""
 
     @property
     def counts(self) -> Counts:
@@ -292,27 +293,28 @@ class LaneReading(msgspec.Struct, frozen=True, kw_only=True):
     pending: int
     running: int
     exact: bool = True
-    """False where `pending` was not counted to the end: it is an estimate, or a lower bound where none can be made."""
+    """False where `pending` is not exact: it is an estimate, or a lower bound where there is no estimate."""
     oldest_wait: float | None = None
-    """Seconds for which its oldest waiting job has waited, as in `QueueReading`; None when none waits."""
+    """Seconds for which its oldest waiting job has waited, as in `QueueReading`; None when no job waits."""
     share: float | None = None
-    """The part of the queue's starts that is due to it: its weight among the lanes in which something waits. 0 for one
-    that is paused or in which nothing waits; None on a page that does not have all lanes. A limit may keep it below."""
+    """Its fair share of the queue's starts: its weight relative to all lanes with waiting jobs. 0 for a lane that is
+    paused or has no waiting jobs; None on a page that does not contain all lanes. A limit may keep it below its share.
+    """
 
 
 class DeclinedTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A task of which jobs wait because the workers that claimed them did not know it."""
+    """A task whose jobs wait because the workers that claimed them did not know it."""
 
     queue: str
     task: str
     waiting: int
-    """Jobs that wait for that reason, as far as those of all tasks together are counted."""
+    """Jobs that wait for this reason; at most `MOST_DECLINED` jobs of all tasks are counted."""
     since: float
-    """When the first of them was declined for the first time."""
+    """When the first of them was first declined."""
     known: bool
-    """Whether a live worker that serves the queue knows it now."""
+    """Whether a live worker that serves the queue knows the task now."""
 
 
 def check_page(limit: int) -> int:
-    """The length of a page."""
+    """Check the length of a page."""
     return names.check_count("limit", limit, least=1, most=MOST_PER_PAGE)

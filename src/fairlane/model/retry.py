@@ -1,7 +1,7 @@
-"""How long a job waits before it is tried again, and what becomes of one that crashed.
+"""How long a job waits before it is retried, after an error and after a crash.
 
-Pure: the draw (a number in [0, 1)) comes from the caller. The policy travels in the job, so a manager that
-knows nothing of the user's code can apply it.
+Pure: the random number in [0, 1) (`draw`) comes from the caller. The policy is stored with the job, so a manager
+without the user's code can apply it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Exponential back-off with full jitter.
 
     The delay is drawn between 0 and ``base * factor ** (attempt - 1)``, which never exceeds `most`.
-    `jitter=False` waits the whole time; `factor=1` waits the same time after every attempt.
+    `jitter=False` always waits the upper bound; `factor=1` keeps the bound the same for every attempt.
     """
 
     base: float = 1.0
@@ -34,7 +34,7 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         try:
             whole = min(self.most, self.base * self.factor ** (attempt - 1))
         except OverflowError:
-            # The power left the range of floats: far beyond the cap, unless there is nothing to multiply.
+            # The power exceeds the range of floats, so the product exceeds the cap, unless the base is 0.
             whole = self.most if self.base else 0.0
         return whole * draw if self.jitter else whole
 
@@ -47,5 +47,5 @@ DEFAULT_BACKOFF = Backoff()
 
 
 def may_retry(attempt: int, retries: int) -> bool:
-    """Whether a job that was charged `attempt` runs has one left: the budget is ``retries + 1`` runs."""
+    """Whether a job that was charged `attempt` runs may run again: the budget is ``retries + 1`` runs."""
     return attempt <= retries

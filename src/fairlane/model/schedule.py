@@ -1,8 +1,7 @@
-"""Repeating work: when the next slot is, and which missed ones still fire. Pure: the caller says what time it
-is.
+"""Schedules: when the next slot is, and which missed slots still fire. Pure: the caller passes the time.
 
-The slots of a schedule are fixed instants, so two managers that look at the same schedule see the same slots,
-and one job per (schedule, slot) can be kept by its id alone.
+The slots of a schedule are fixed instants, so two managers compute the same slots, and the id of a job, made of
+schedule and slot, is enough to keep it from being stored twice.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from .job import JobKind, NewJob
 from .names import check_name, check_seconds, shown
 
 CATCH_UP_SECONDS = 60.0
-"""Slots missed for at most this long all fire; of older ones only the latest."""
+"""All slots missed within this time fire; of older ones only the latest."""
 FORGOTTEN_SECONDS = 86_400.0
-"""A schedule that no live worker declared for this long stops."""
+"""A schedule that no live worker has declared for this long stops."""
 SET_BY_THE_SLOT = frozenset({"id", "cron", "run_at"})
-"""What a template leaves open."""
+"""Fields that a template does not contain."""
 
 
 class Timetable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,26 +51,26 @@ class Timetable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def after(self, instant: float) -> Iterator[float]:
         """The slots later than `instant`, in order. Empty when there is none in the next decades."""
         if self.every is not None:
-            # From the count, not by adding up: slots must be the same numbers for everybody. A product may be
-            # rounded down, and then the division of a slot by the interval names the slot before it.
+            # Multiply instead of adding up, so that every process computes the same floats. A product may be
+            # rounded down, and then dividing a slot by the interval yields the number of the slot before it.
             for number in count(int(instant // self.every)):
                 if (slot := number * self.every) > instant:
                     yield slot
         assert self.cron is not None
-        # Slots are whole seconds; fromtimestamp rounds, and could round up to a slot and so miss it.
+        # Slots are whole seconds. fromtimestamp rounds: rounding up to a slot would skip that slot.
         start = datetime.fromtimestamp(math.floor(instant), _zone(self.timezone))
         for moment in CronSim(self.cron, start):
             slot = moment.astimezone(UTC).timestamp()
-            # A step back to winter time can show the local start hour twice.
+            # When daylight saving time ends, the local start hour occurs twice.
             if slot > instant:
                 yield slot
 
     def next_after(self, instant: float) -> float | None:
-        """The first slot later than `instant`, None when there is none."""
+        """Return the first slot later than `instant`; None when there is none."""
         return next(self.after(instant), None)
 
     def due(self, since: float, now: float) -> list[float]:
-        """The slots in ``(since, now]`` that fire: all of the last minute, and the latest of any older ones.
+        """Return the slots in ``(since, now]`` that fire: all of the last minute, and the latest of any older ones.
 
         `since` is the last slot that fired, or the moment the schedule was first stored.
         """
@@ -80,7 +79,7 @@ class Timetable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return recent if older is None else [older, *recent]
 
     def _latest(self, since: float, until: float) -> float | None:
-        """The last slot in ``(since, until]``: halves the span, so a year of silence costs little."""
+        """Return the last slot in ``(since, until]``, by bisection: a long outage costs little."""
         latest = None
         slot = self.next_after(since)
         while slot is not None and slot <= until:
@@ -88,27 +87,26 @@ class Timetable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             middle = (latest + until) / 2
             slot = self.next_after(middle)
             if slot is None or slot > until:
-                # None in the later half: what is left, if anything, lies between.
+                # No slot in the later half: continue in the earlier one.
                 until = middle
                 slot = self.next_after(latest)
         return latest
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A declared repetition: which job to enqueue, when."""
+    """A declared schedule: which job to enqueue, and when."""
 
     name: str
     timetable: Timetable
     job: bytes
-    """The template of the job, so that a manager needs none of the user's code; see `template_of`. The store carries it
-    and never reads it."""
+    """The template of the job, so that a manager needs none of the user's code; see `template_of`. Opaque to stores."""
 
     def __post_init__(self) -> None:
         check_name("schedule", self.name)
 
 
 class StoredSchedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule as the store knows it."""
+    """A schedule as it is stored."""
 
     schedule: Schedule
     stored_at: float
@@ -116,32 +114,33 @@ class StoredSchedule(msgspec.Struct, frozen=True, kw_only=True):
     last_slot: float | None
 
     def due(self, now: float) -> list[float]:
-        """The slots that fire now; none once nobody has declared the schedule for a day."""
+        """Return the slots that fire now; none if the schedule has not been declared for a day."""
         if now - self.declared_at > FORGOTTEN_SECONDS:
             return []
         since = self.stored_at if self.last_slot is None else max(self.last_slot, self.stored_at)
-        # A slot that fired by a clock that was ahead must not silence the schedule until then.
+        # If the last slot was fired by a clock that was ahead, the schedule must not pause until that time.
         return self.schedule.timetable.due(min(since, now), now)
 
     def next_slot(self, now: float) -> float | None:
-        """The first slot after `now` that would fire; None once nobody has declared the schedule for a day."""
+        """Return the first slot after `now` that would fire; None if the schedule has not been declared for a day."""
         return None if now - self.declared_at > FORGOTTEN_SECONDS else self.schedule.timetable.next_after(now)
 
 
 def template_of(job: NewJob) -> bytes:
-    """The template of a schedule that repeats `job`. Every field is written, so that a default that changes later
-    does not change what was declared.
+    """Return the template of a schedule that repeats `job`.
+
+    Every field is stored, so that a default that changes later does not change what was declared.
     """
     if job.kind not in (JobKind.JOB, JobKind.BROADCAST):
         raise InvalidInput("job", f"a {job.kind.value} cannot be repeated by a schedule")
     if job.run_at is not None:
-        raise InvalidInput("run_at", "the schedule says when the job runs; leave it out")
+        raise InvalidInput("run_at", "is set by the schedule; leave it out")
     fields = {field: getattr(job, field) for field in job.__struct_fields__ if field not in SET_BY_THE_SLOT}
     return msgspec.json.encode(fields)
 
 
 def job_from(template: bytes, schedule: str, slot: float) -> NewJob:
-    """The job of one slot. Raises `InvalidInput` for a template that is not one."""
+    """Return the job of one slot. Raises `InvalidInput` for an invalid template."""
     named = f"{slot:.0f}" if float(slot).is_integer() else repr(slot)
     try:
         fields = msgspec.json.decode(template, type=dict[str, object])

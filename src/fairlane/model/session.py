@@ -1,7 +1,7 @@
-"""Sessions: live processes known to the store, and what passes between them and it.
+"""Sessions: processes registered in the store, and the records they exchange with it.
 
-A session lives by renewing its lease. Expired is not dead: a late renewal or finish is taken until the
-session was *declared* dead, and that is final.
+A session stays alive by renewing its lease. Expired is not dead: a late renewal or finish is accepted until the
+session is *declared* dead, which is final.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class SessionKind(StrEnum):
 
 
 class SessionState(StrEnum):
-    """Where a session is in its life; ended and dead are final."""
+    """The states of a session; ended and dead are final."""
 
     LIVE = "live"
     STOPPING = "stopping"
-    """It finishes what it has: no claims, no new bindings."""
+    """It finishes its running jobs: no more claims, no new bindings."""
     ENDED = "ended"
     DEAD = "dead"
 
 
 class NewSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that introduces itself. Checked when it is made."""
+    """A request to register a process, validated when it is created."""
 
     id: str
     kind: SessionKind
@@ -49,12 +49,12 @@ class NewSession(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     pool: str = "default"
     index: int | None = None
-    """A *named* index, which keeps its bindings over a restart; None asks for the lowest free one."""
+    """A *named* index, which keeps its bindings across a restart; None requests the lowest free one."""
     queues: tuple[str, ...] = ()
     slots: Slots | None = None
     tasks: tuple[str, ...] | None = None
-    """The tasks a worker knows; None when it does not say, and then it may know any. Given once, here: a store keeps
-    each distinct set once, under its `task_set`."""
+    """The tasks a worker knows; None if it does not declare them, and then it may know any. Declared only here; a store
+    keeps each distinct set once, under its `task_set`."""
 
     def __post_init__(self) -> None:
         names.check_key("id", self.id)
@@ -69,7 +69,7 @@ class NewSession(msgspec.Struct, frozen=True, kw_only=True):
         if type(self.kind) is not SessionKind:
             raise InvalidInput("kind", f"must be a SessionKind, not {type(self.kind).__name__}")
         if (self.kind is SessionKind.WORKER) != (self.slots is not None):
-            raise InvalidInput("slots", "a worker has slots, and nobody else has")
+            raise InvalidInput("slots", "a worker session requires slots, and other sessions cannot have them")
         if self.tasks is not None:
             names.check_count("tasks", len(self.tasks), least=0, most=MOST_TASKS)
             for task in self.tasks:
@@ -77,7 +77,7 @@ class NewSession(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def task_set(self) -> str | None:
-        """The name of its set of tasks: equal for equal sets. None when it does not say what it knows."""
+        """A hash of its set of tasks, equal for equal sets; None if it does not declare its tasks."""
         if self.tasks is None:
             return None
         return sha256("\n".join(sorted(set(self.tasks))).encode()).hexdigest()[:32]
@@ -101,43 +101,43 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     remaining: float
     """Seconds until the lease ends; negative once it has."""
     running: tuple[int, int, int]
-    """Jobs it runs, by class."""
+    """Its running jobs, by class."""
     tasks: tuple[str, ...] | None = None
-    """The tasks that it knows; None when it does not say."""
+    """The tasks that it knows; None if it does not declare them."""
 
     @property
     def worker(self) -> str | None:
-        """``pool/index``, the name of a worker's place; its private inbox goes by it."""
+        """``pool/index``: the name of the worker and of its inbox; None for other sessions."""
         return None if self.index is None else worker_name(self.pool, self.index)
 
 
 def worker_name(pool: str, index: int) -> str:
-    """The name of a worker's place in its pool, and of its inbox."""
+    """The name of a worker and of its inbox."""
     return f"{pool}/{index}"
 
 
 UNKNOWN = "~"
-"""How the names of inboxes begin that jobs wait in because a worker did not know their task. No pool is called so."""
+"""The prefix of inboxes for jobs whose task a worker did not know. Pool names cannot contain it."""
 
 
 def unknown_inbox(task: str) -> str:
-    """Where jobs wait that workers declined: an inbox that all sessions which know the task share. It ends as those do
-    that are no worker's."""
+    """The inbox of declined jobs of a task, shared by all sessions that know it. Ends in ``/`` without an index, as
+    every inbox does that belongs to no single worker."""
     return f"{UNKNOWN}{task}/"
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A call for work. Numbers grow; repeating the last one returns the same jobs."""
+    """A request for jobs. Numbers increase; repeating the last one returns the same jobs."""
 
     number: int
     asks: tuple[Ask, ...]
     total: int
     told: bool = False
-    """The worker has nothing to do and was told of a job, most likely of one alone. How a store looks for it may depend
-    on that, never what it finds."""
+    """The worker is idle and was notified of a job, most likely of a single one. A store may search differently for it,
+    but must return the same jobs."""
     most_bytes: int = MOST_BYTES_PER_CALL
-    """What the answer may carry of payloads and headers: the first job beyond it ends the claim, unless it is
-    the only one. A store may count a little more than those."""
+    """The most bytes of payloads and headers to return: the first job beyond it ends the claim, unless it is the
+    only one. A store may count a few bytes more per job."""
 
     def __post_init__(self) -> None:
         names.check_count("most_bytes", self.most_bytes, least=1, most=2**53)
@@ -146,27 +146,27 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """The answers to a batch of transitions, and the jobs claimed in the same step."""
+    """The results of a batch of transitions, and the jobs claimed in the same call."""
 
     verdicts: tuple[Verdict, ...]
     claimed: tuple[Claimed, ...] = ()
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session learns when it renews."""
+    """The result of a renewal."""
 
     lost: tuple[Held, ...]
-    """Claims it named that are not its own any more: stop those bodies."""
+    """Claims it named but no longer owns: stop these jobs."""
     cancel: tuple[str, ...]
-    """Jobs it runs that somebody asked to cancel."""
+    """Jobs it runs for which a cancel was requested."""
     taken_back: tuple[str, ...]
-    """Jobs recorded for it that it did not name: their reply was lost; they are pending again, uncharged."""
+    """Jobs recorded for it that it did not name, because the reply was lost; they are pending again, uncharged."""
     now: float
-    """The store's clock, for a look at the offset."""
+    """The store's clock, from which the session computes the offset of its own."""
 
 
 class Term(msgspec.Struct, frozen=True, kw_only=True):
-    """A period of leadership. Numbers only ever grow, so an old leader can always be told from a new one."""
+    """A period of leadership. Numbers only increase, so that an old leader can be distinguished from a new one."""
 
     number: int
     session: str

@@ -1,9 +1,8 @@
-"""How queues and lanes are set up. Settings belong to a queue; the store keeps them, so that every process
-agrees.
+"""The settings of queues and lanes. They belong to a queue and are stored, so that every process uses the same.
 
 Code *declares* settings under a version, and a newer version replaces an older one. An operator *overrides*
-single fields, and the override wins until it is cleared. What counts is the declaration with the override
-laid over it.
+single fields, and the override wins until it is cleared. The effective settings are the declaration with the
+override applied.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ class LaneRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     pattern: str
     limit: int | None = None
-    """How many jobs of one lane run at once; None: as many as there are slots."""
+    """How many jobs of one lane run at once; None for no limit."""
     weight: float = 1.0
     ordered: bool | None = None
-    """Strict arrival order. Needs a limit; the default is True for a limit of 1, else False."""
+    """Strict arrival order. Requires a limit; the default is True for a limit of 1, otherwise False."""
     max_pending: int | None = None
     paused: bool = False
 
@@ -39,7 +38,7 @@ class LaneRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             names.check_count("limit", self.limit, least=1)
         names.check_factor("weight", self.weight)
         if self.ordered and self.limit is None:
-            raise InvalidInput("ordered", "needs a limit: say how many jobs of the lane may run at once")
+            raise InvalidInput("ordered", "requires a limit: set how many jobs of the lane may run at once")
         if self.max_pending is not None:
             names.check_count("max_pending", self.max_pending, least=1)
 
@@ -49,7 +48,7 @@ class LaneRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.pattern.removesuffix("*")
 
     def matches(self, key: str) -> bool:
-        """Whether this rule speaks of the lane `key`."""
+        """Whether this rule applies to the lane `key`."""
         return key.startswith(self.prefix) if self.pattern.endswith("*") else key == self.pattern
 
 
@@ -63,14 +62,14 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     paused: bool = False
     lanes: tuple[LaneRule, ...] = ()
     closed: tuple[str, ...] = ()
-    """When given, the only lanes there are; any other is refused."""
+    """If not empty, the only lanes of the queue; jobs for any other lane are rejected."""
 
     def __post_init__(self) -> None:
         if self.limit is not None:
             _check_queue_limit(self.limit)
             Slots(total=self.limit, reserved=self.reserved)
         elif self.reserved != Reserved():
-            raise InvalidInput("reserved", "needs a limit of which to reserve a part")
+            raise InvalidInput("reserved", "requires a limit to reserve slots from")
         if self.max_pending is not None:
             names.check_count("max_pending", self.max_pending, least=1)
         _check_patterns(self.lanes)
@@ -88,7 +87,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class QueueOverride(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an operator laid over the declaration; a field that is unset leaves it alone."""
+    """An operator's changes to the declaration; an unset field leaves the declared value."""
 
     limit: int | msgspec.UnsetType | None = msgspec.UNSET
     max_pending: int | msgspec.UnsetType | None = msgspec.UNSET
@@ -104,10 +103,10 @@ class QueueOverride(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         _check_patterns(self.lanes)
 
     def over(self, declared: QueueSettings) -> QueueSettings:
-        """The settings that count.
+        """Return the effective settings.
 
-        Reservations that the overriding limit has no room for shrink, so that a declaration and an override
-        which are each valid never make an invalid pair.
+        Reservations that do not fit into the overriding limit shrink, so that a valid declaration and a valid
+        override always combine to valid settings.
         """
         changed: dict[str, object] = {
             field: value
@@ -123,7 +122,7 @@ class QueueOverride(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class SettingsChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A wish to change one queue: a declaration, an override, or both. None clears the override."""
+    """A change of one queue's settings: a declaration, an override, or both. None clears the override."""
 
     queue: str
     declared: QueueSettings | None = None
@@ -150,7 +149,7 @@ def _check_patterns(rules: tuple[LaneRule, ...]) -> None:
 
 
 def _within(limit: int | msgspec.UnsetType | None, reserved: Reserved) -> Reserved:
-    """The reservations that fit into `limit` with a place left over for low work."""
+    """The reservations that fit into `limit` and leave one slot for low jobs."""
     if not isinstance(limit, int):
         return Reserved()
     high = min(reserved.high, limit - 1)

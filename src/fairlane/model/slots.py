@@ -1,4 +1,4 @@
-"""What may run at once, and what a worker asks for next.
+"""How many jobs may run at once, and what a worker asks for next.
 
 Reservations protect upwards: with `total` slots, of which `high` and `normal` are reserved, normal and low
 together never hold more than ``total - high``, low alone never more than ``total - high - normal``, and high
@@ -22,7 +22,7 @@ FLOOR = 10
 
 
 class Reserved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Slots kept free for a class and those above it."""
+    """Slots reserved for a class and the classes above it."""
 
     high: int = 0
     normal: int = 0
@@ -40,10 +40,10 @@ class Slots(msgspec.Struct, frozen=True, kw_only=True):
         check_count("reserved.normal", self.reserved.normal, least=0)
         if self.reserved.high + self.reserved.normal >= self.total:
             kept = self.reserved.high + self.reserved.normal
-            raise InvalidInput("reserved", f"{kept} reserved of {self.total} would leave none for low work")
+            raise InvalidInput("reserved", f"reserving {kept} of {self.total} slots leaves none for low work")
 
     def __str__(self) -> str:
-        """In words: "10 slots: 9 for ordinary work, 1 reserved for high"."""
+        """For example "10 slots: 9 for ordinary work, 1 reserved for high"."""
         count = f"{self.total} slot{'s' if self.total > 1 else ''}"
         high, normal = self.reserved.high, self.reserved.normal
         if not high and not normal:
@@ -53,9 +53,7 @@ class Slots(msgspec.Struct, frozen=True, kw_only=True):
         return f"{count}: {self.total - high} for ordinary work{low}{kept}"
 
     def room(self, running: Sequence[int], priority: Priority) -> int:
-        """How many more jobs of `priority` may start, given the number running in each class (high, normal,
-        low).
-        """
+        """How many more jobs of `priority` may start, given the number running in each class (high, normal, low)."""
         high, normal, low = running
         room = self.total - high - normal - low
         if priority >= Priority.NORMAL:
@@ -66,36 +64,36 @@ class Slots(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def default_reserved(total: int) -> Reserved:
-    """One slot for high when there are at least four, else none: a small worker does not keep half of itself idle."""
+    """One slot for high if there are at least four, else none: a small worker should not keep half its slots idle."""
     return Reserved(high=1 if total >= 4 else 0)
 
 
 def usual_slots(total: int) -> Slots:
-    """So many slots, with the usual reservation."""
+    """`total` slots with the default reservation."""
     return Slots(total=total, reserved=default_reserved(total))
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """A wish for at most `most` jobs of a class from one source: a queue, or the worker's inbox (None)."""
+    """A request for at most `most` jobs of a class from one source: a queue, or the worker's inbox (None)."""
 
     queue: str | None
     priority: Priority
     most: int
     below: int | None = None
-    """Start one only while the worker runs fewer than this many of the class: the floor, over all sources."""
+    """Start a job only while the worker runs fewer than this many of the class: the floor, over all sources."""
 
 
 class Floor:
-    """Counts a worker's starts, so that no class waits for ever behind the ones above it.
+    """Counts a worker's starts, so that no class starves behind the classes above it.
 
-    A class that saw nine starts of others since its own last one is due. It starts as not due.
+    A class is due once nine jobs of other classes have started since its own last start. Initially no class is due.
     """
 
     def __init__(self) -> None:
         self._since = [0, 0, 0]
 
     def started(self, priority: Priority, count: int = 1) -> None:
-        """`count` jobs of `priority` started here."""
+        """Record that `count` jobs of `priority` started on this worker."""
         if count <= 0:
             return
         for other in Priority:
@@ -103,7 +101,7 @@ class Floor:
         self._since[priority] = 0
 
     def due(self) -> list[Priority]:
-        """The classes that are due, lowest first."""
+        """Return the classes that are due, lowest first."""
         return [p for p in reversed(Priority) if self._since[p] >= FLOOR - 1]
 
 
@@ -114,25 +112,25 @@ def asks(
     sources: Mapping[str | None, int],
     rng: Random,
 ) -> list[Ask]:
-    """What to ask for, in order: due classes within their floor, then high, normal, low.
+    """Return what to ask for, in order: due classes within their floor, then high, normal, low.
 
-    Inside a class the sources take turns by weight: each is first asked for its share of the free slots, in random
-    order, and then for all that is left. The store holds every answer to the slots, so an ask may promise too
-    much. Weights are whole numbers of at least 1.
+    Within a class the sources alternate by weight: each is first asked for its share of the free slots, in random
+    order, and then for all that is left. The store enforces the slots, so the asks may add up to more. Weights are
+    whole numbers of at least 1.
     """
-    wishes: list[Ask] = []
+    requests: list[Ask] = []
     if not sources:
-        return wishes
+        return requests
     for priority in due:
         floor = -(-slots.total // FLOOR)
         room = min(floor - running[priority], slots.room(running, priority))
         if room > 0:
-            wishes += _from_sources(priority, room, sources, rng, below=floor)
+            requests += _from_sources(priority, room, sources, rng, below=floor)
     for priority in Priority:
         room = slots.room(running, priority)
         if room > 0:
-            wishes += _from_sources(priority, room, sources, rng)
-    return wishes
+            requests += _from_sources(priority, room, sources, rng)
+    return requests
 
 
 def _from_sources(
@@ -141,11 +139,11 @@ def _from_sources(
     order = list(sources)
     if len(order) == 1:
         return [Ask(order[0], priority, room, below)]
-    # Whoever's random clock rings first comes first: of any of them, each in proportion to its weight. So what an
-    # empty source leaves over is shared by weight as well.
+    # Sorting by exponential variates puts each source first with a probability proportional to its weight, within
+    # every subset as well: what an empty source leaves over is also shared by weight.
     order.sort(key=lambda name: rng.expovariate(sources[name]))
-    # The sources lie side by side, each as long as its weight, and `room` marks at equal distances fall on them from
-    # a random offset: whole shares that add up to `room`, each on average exactly its part of it.
+    # Systematic sampling: the sources form intervals as long as their weights, and `room` equidistant points from a
+    # random offset fall on them. The shares are whole numbers that add up to `room`, and exact on average.
     whole = sum(sources.values())
     reached = rng.randrange(whole)
     shares = []

@@ -1,7 +1,7 @@
-"""The state machine: every legal move as one table, and one constructor for each move a holder can ask for.
+"""The state machine: every legal move in one table, and one constructor for each move that a holder can request.
 
-A `Transition` is a finished decision. Stores apply it (fenced by job, fence and session) and decide nothing
-but what only they can know: that a cancel was requested meanwhile, or that the writer lost the job.
+A `Transition` is a complete decision. Stores apply it (fenced by job, fence and session) and decide only what they
+alone can know: that a cancel was requested meanwhile, or that the writer lost the job.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Move(StrEnum):
 
 
 MOVES: dict[Move, tuple[frozenset[JobState | None], frozenset[JobState]]] = {
-    # A turn is started by the step that grants it, and a broadcast's parent runs from the start.
+    # A turn may be granted by its enqueue, and a broadcast's parent runs from the start.
     Move.ENQUEUE: (frozenset({None}), frozenset({S.SCHEDULED, S.PENDING, S.RUNNING})),
     Move.PROMOTE: (frozenset({S.SCHEDULED}), frozenset({S.PENDING})),
     Move.CLAIM: (frozenset({S.PENDING}), frozenset({S.RUNNING})),
     Move.COMPLETE: (frozenset({S.RUNNING}), frozenset({S.COMPLETED})),
     Move.FAIL: (frozenset({S.RUNNING}), frozenset({S.FAILED})),
-    # A delay of nothing passes through scheduled within the same step.
+    # Without a delay the job passes through scheduled within the same step.
     Move.RETRY: (frozenset({S.RUNNING}), frozenset({S.SCHEDULED, S.PENDING})),
     Move.SNOOZE: (frozenset({S.RUNNING}), frozenset({S.SCHEDULED, S.PENDING})),
     # To pending, uncharged; one too many in a row is charged as a crash is.
@@ -61,36 +61,26 @@ HOLDER_MOVES = frozenset(
         *(Move.HAND_BACK, Move.TAKE_BACK, Move.CANCEL, Move.DECLINE),
     }
 )
-"""What the session that runs a job may ask for; the rest belongs to the store and the manager."""
-UNCHARGED = frozenset({Move.HAND_BACK, Move.TAKE_BACK, Move.SNOOZE, Move.DECLINE})
-"""Moves that give the attempt back to the budget; a hand-back does so `MOST_HAND_BACKS` times in a row."""
+"""The moves that the session that runs a job may request; the others belong to the store and the manager."""
 MOST_HAND_BACKS = 3
-"""Hand-backs of a job that had begun, one after the other, that are not charged. After them the job is a suspect."""
-OWNED_OUTCOMES = frozenset(move.value for move in HOLDER_MOVES)
-"""Outcomes that the holder itself wrote: repeating one is answered, not refused."""
+"""Consecutive hand-backs of a started job that are not charged. After them the job is a suspect."""
 
 UNKNOWN_TASK_SECONDS = 86_400.0
 """How long a job may be declined, from the first time on, before it fails as `unknown_task`."""
 SHORTEST_DECLINE, LONGEST_DECLINE = 0.25, 15.0
-"""A job that can wait for one worker alone, and was declined there, is left alone for a time between these two."""
+"""The bounds of the delay after which a job that only one worker can run is offered to it again after a decline."""
 
 
 _COMPLETE = Move.COMPLETE
 
 
-def legal(move: Move, source: JobState | None, target: JobState) -> bool:
-    """Whether `move` may lead from `source` to `target`."""
-    sources, targets = MOVES[move]
-    return source in sources and target in targets
-
-
 class Transition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A holder's decision about a running job, ready to be applied. Made by the constructors below."""
+    """A holder's decision about a running job, ready to be applied. Created by the constructors below."""
 
     held: Held
     move: Move
     delay: float = 0.0
-    """Seconds until it may run again; of a decline, how long it may be declined before it fails."""
+    """Seconds until the job may run again. For a decline, how long it may be declined before it fails."""
     result: bytes | None = None
     reason: Reason | None = None
     error: str | None = None
@@ -99,18 +89,18 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def __post_init__(self) -> None:
         # Identity before the set: hashing an enum member is slow, and nearly every transition is a completion.
         if self.move is not _COMPLETE and self.move not in HOLDER_MOVES:
-            raise InvalidInput("move", f"a holder cannot ask for {self.move.name}")
+            raise InvalidInput("move", f"a session cannot request the move {self.move.name}")
 
 
 def complete(held: Held, result: bytes | None = None) -> Transition:
-    """The body returned."""
+    """The task function returned."""
     if result is not None:
         names.check_size("result", result, names.RESULT_BYTES)
     return Transition(held=held, move=_COMPLETE, result=result)
 
 
 def fail(held: Held, reason: Reason, error: str, *, group: str | None = None) -> Transition:
-    """The job is over without a result."""
+    """The job ends without a result."""
     if reason not in FAILED_REASONS:
         raise InvalidInput("reason", f"{reason.value!r} is not a reason to fail")
     return Transition(held=held, move=Move.FAIL, reason=reason, error=_cut(error), error_group=_group(group, reason))
@@ -119,7 +109,7 @@ def fail(held: Held, reason: Reason, error: str, *, group: str | None = None) ->
 def retry(held: Held, delay: float, reason: Reason, error: str, *, group: str | None = None) -> Transition:
     """The attempt failed and is charged; the job runs again after `delay`.
 
-    `Reason.CRASHED` says that the body's own process died: the job is a suspect then.
+    `Reason.CRASHED` means that the process of the run died: the job becomes a suspect.
     """
     if reason not in FAILED_REASONS:
         raise InvalidInput("reason", f"{reason.value!r} is not a reason to retry")
@@ -135,31 +125,31 @@ def retry(held: Held, delay: float, reason: Reason, error: str, *, group: str | 
 
 
 def snooze(held: Held, delay: float) -> Transition:
-    """The body asked to be run again after `delay`, uncharged."""
+    """The task function requested another run after `delay`, uncharged."""
     names.check_seconds("delay", delay)
     return Transition(held=held, move=Move.SNOOZE, delay=delay)
 
 
 def hand_back(held: Held) -> Transition:
-    """The session stops a body that had begun, and gives its job back: uncharged, `MOST_HAND_BACKS` times in a row."""
+    """The session stops a started job and returns it to the queue: uncharged, `MOST_HAND_BACKS` times in a row."""
     return Transition(held=held, move=Move.HAND_BACK)
 
 
 def take_back(held: Held, delay: float = 0.0) -> Transition:
-    """The session gives the job back before its body began: uncharged, whatever happened before.
+    """The session returns a job that it has not started: always uncharged.
 
-    With `delay` it is offered again only after so many seconds.
+    With `delay` it is offered again only after that many seconds.
     """
     names.check_seconds("delay", delay)
     return Transition(held=held, move=Move.TAKE_BACK, delay=delay)
 
 
 def decline(held: Held, error: str, *, patience: float = UNKNOWN_TASK_SECONDS) -> Transition:
-    """The session does not know the job's task, so nothing of it began.
+    """The session does not know the job's task, so the job was not started.
 
-    It goes back uncharged, and from then on only sessions that know its task are offered it. One that is bound to this
-    worker is offered to it again after a while (`decline_delay`). A job that has been declined for `patience` seconds
-    without a run in between is offered to all once more, and fails as `unknown_task` with `error` if declined again.
+    It is returned uncharged, and from then on offered only to sessions that know its task. A job that is bound to this
+    worker is offered to it again after `decline_delay`. A job that has been declined for `patience` seconds without a
+    run in between is offered to all sessions once more, and fails as `unknown_task` with `error` if declined again.
     """
     names.check_seconds("patience", patience)
     reason = Reason.UNKNOWN_TASK
@@ -169,15 +159,15 @@ def decline(held: Held, error: str, *, patience: float = UNKNOWN_TASK_SECONDS) -
 
 
 def decline_delay(declined_for: float) -> float:
-    """How long a job is left alone that was declined for the first time so many seconds ago.
+    """How long to wait before offering a job again that was first declined `declined_for` seconds ago.
 
-    Half of that time, within bounds. The stores that count for themselves do the same.
+    Half of that time, within bounds. The SQL and Lua functions compute the same.
     """
     return min(LONGEST_DECLINE, max(SHORTEST_DECLINE, declined_for / 2))
 
 
 def cancel(held: Held, reason: Reason = Reason.BY_USER) -> Transition:
-    """The body was stopped because the job was cancelled."""
+    """The run was stopped because the job was cancelled."""
     if reason not in CANCELLED_REASONS:
         raise InvalidInput("reason", f"{reason.value!r} is not a reason to cancel")
     return Transition(held=held, move=Move.CANCEL, reason=reason)
@@ -194,14 +184,14 @@ def after_error(
     error: str,
     group: str | None = None,
 ) -> Transition:
-    """What follows a failed attempt: another one while the budget lasts. A bad payload never gets better."""
+    """Decide what follows a failed attempt: a retry while the budget lasts. A bad payload is never retried."""
     if reason is Reason.BAD_PAYLOAD or not may_retry(attempt, retries):
         return fail(held, reason, error, group=group)
     return retry(held, backoff.delay(attempt, draw), reason, error, group=group)
 
 
 class Fate(msgspec.Struct, frozen=True):
-    """What becomes of a running job whose process died."""
+    """The next state of a running job whose process died."""
 
     state: JobState
     delay: float = 0.0
@@ -211,7 +201,7 @@ class Fate(msgspec.Struct, frozen=True):
 def after_crash(
     *, cancel_requested: bool, attempt: int, retries: int, crashes: int, backoff: Backoff, draw: float
 ) -> Fate:
-    """The rescuer's decision for a job that had begun; `crashes` counts this one."""
+    """Decide what happens to a started job whose process died; `crashes` includes this crash."""
     if cancel_requested:
         return Fate(S.CANCELLED, reason=Reason.BY_USER)
     if not may_retry(attempt, retries):
@@ -221,9 +211,9 @@ def after_crash(
 
 
 def _cut(error: str) -> str:
-    """The end of a traceback says what went wrong, so a long one loses its beginning.
+    """Shorten an error to `ERROR_BYTES`. The end of a traceback names the error, so the beginning is cut.
 
-    NUL and lone surrogates become marks: not every store holds them, and no write may fail for its text.
+    NUL and lone surrogates are replaced: not every store accepts them, and a write must not fail because of them.
     """
     raw = error.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace")
     if len(raw) <= names.ERROR_BYTES:

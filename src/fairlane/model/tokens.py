@@ -1,7 +1,7 @@
-"""Access tokens of the HTTP service: how secrets are made and compared, and what a token allows.
+"""Access tokens of the HTTP service: how secrets are generated and compared, and what a token allows.
 
-A secret is ``fl_ID_RANDOM``. It is shown once, when it is made; stores keep its SHA-256 digest alone. The random part
-has 256 bits, so a digest without salt or stretching cannot be searched for.
+A secret is ``fl_ID_RANDOM``. It is shown once, when it is created; stores keep only its SHA-256 digest. The random part
+has 256 bits, so a digest without salt or stretching cannot be brute-forced.
 """
 
 from __future__ import annotations
@@ -23,25 +23,24 @@ ID_BYTES = 6
 DIGEST_BYTES = 32
 HINT_LENGTH = 4
 MOST_QUEUES = 100
-LONGEST_SECRET = 200
 SHORTEST_LIFE = 1.0
 
 
 class Scope(StrEnum):
-    """What a token may be used for."""
+    """What a token permits."""
 
     READ = "read"
-    """Look at jobs, queues, lanes, workers and events."""
+    """Read jobs, queues, lanes, workers and events."""
     ENQUEUE = "enqueue"
     """Send jobs."""
     OPERATE = "operate"
     """Cancel, retry, pause, resume, override, release; includes `read`."""
     ADMIN = "admin"
-    """Everything, tokens included."""
+    """Everything, including tokens."""
 
     @property
     def included(self) -> frozenset[Scope]:
-        """The scopes that come with it, itself included."""
+        """The scopes it includes, itself among them."""
         return _INCLUDED[self]
 
 
@@ -54,25 +53,25 @@ _INCLUDED = {
 
 
 class NewToken(msgspec.Struct, frozen=True, kw_only=True):
-    """A token to store. Its secret is with its owner alone."""
+    """A token to store. Only its owner has the secret."""
 
     id: str
     name: str
     digest: bytes
     scopes: tuple[Scope, ...]
     queues: tuple[str, ...] | None = None
-    """The queues it is bound to; None for all."""
+    """The queues it is restricted to; None for all."""
     lane_prefix: str | None = None
-    """The lanes it is bound to, see `covers_lane`; None for all."""
+    """The lanes it is restricted to, see `covers_lane`; None for all."""
     expires: float | None = None
-    """For how many seconds it is valid; None for ever."""
+    """For how many seconds it is valid; None for no expiry."""
     hint: str = ""
-    """The last characters of the secret, for a person to recognise it by."""
+    """The last characters of the secret, so that people can recognise it."""
 
     def __post_init__(self) -> None:
         names.check_name("id", self.id)
         if "_" in self.id:
-            raise InvalidInput("id", "must not have a '_', which separates the parts of a secret")
+            raise InvalidInput("id", "must not contain '_', which separates the parts of a secret")
         names.check_key("name", self.name)
         names.check_size("digest", self.digest, DIGEST_BYTES)
         if len(self.digest) != DIGEST_BYTES:
@@ -83,7 +82,7 @@ class NewToken(msgspec.Struct, frozen=True, kw_only=True):
             if not self.queues:
                 raise InvalidInput("queues", "an empty list allows nothing; leave it out for all queues")
             if len(self.queues) > MOST_QUEUES:
-                raise InvalidInput("queues", f"{len(self.queues)} are more than {MOST_QUEUES}")
+                raise InvalidInput("queues", f"at most {MOST_QUEUES}, not {len(self.queues)}")
             for queue in self.queues:
                 names.check_name("queues", queue)
         if self.lane_prefix is not None:
@@ -91,7 +90,7 @@ class NewToken(msgspec.Struct, frozen=True, kw_only=True):
             if self.lane_prefix.endswith("*"):
                 raise InvalidInput("lane_prefix", f"write {self.lane_prefix.rstrip('*')!r}, without the '*'")
         if Scope.ADMIN in self.scopes and not (self.queues is None and self.lane_prefix is None):
-            raise InvalidInput("scopes", "admin is not bound to queues or lanes; leave those out or choose operate")
+            raise InvalidInput("scopes", "admin cannot be restricted to queues or lanes; leave them out or use operate")
         if self.expires is not None:
             names.check_seconds("expires", self.expires, least=SHORTEST_LIFE)
         if len(self.hint) > HINT_LENGTH:
@@ -116,7 +115,7 @@ class AccessToken(msgspec.Struct, frozen=True, kw_only=True):
         return f"AccessToken(id={self.id!r}, name={self.name!r}, scopes={[s.value for s in self.scopes]})"
 
     def is_valid(self, now: float) -> bool:
-        """Whether it can be used at this moment: neither revoked nor expired."""
+        """Whether it is neither revoked nor expired."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
     def matches(self, secret: str) -> bool:
@@ -128,14 +127,14 @@ class AccessToken(msgspec.Struct, frozen=True, kw_only=True):
         return any(scope in each.included for each in self.scopes)
 
     def covers_queue(self, queue: str) -> bool:
-        """Whether it is good for a queue."""
+        """Whether it permits access to a queue."""
         return self.queues is None or queue in self.queues
 
     def covers_lane(self, lane: str | None) -> bool:
-        """Whether it is good for a lane.
+        """Whether it permits access to a lane.
 
-        A prefix that ends in a letter or a digit (``user:ann``) is that one lane, so that it does not open
-        ``user:anna``. Any other prefix (``user:``, ``acme/``) is every lane that begins with it.
+        A prefix that ends in a letter or a digit (``user:ann``) covers exactly that lane, so that it does not cover
+        ``user:anna``. Any other prefix (``user:``, ``acme/``) covers every lane that begins with it.
         """
         prefix = self.lane_prefix
         if prefix is None:
@@ -158,7 +157,7 @@ def make(
     lane_prefix: str | None = None,
     expires: float | None = None,
 ) -> tuple[NewToken, str]:
-    """A new token to store, and its secret."""
+    """Generate a token to store, and its secret."""
     id = secrets.token_hex(ID_BYTES)
     secret = f"{PREFIX}{id}_{secrets.token_urlsafe(SECRET_BYTES)}"
     token = NewToken(
@@ -179,26 +178,18 @@ def scopes_of(given: Iterable[Scope | str]) -> tuple[Scope, ...]:
     wanted = set()
     for each in _several("scopes", given):
         if each not in tuple(Scope):
-            raise InvalidInput("scopes", f"{names.shown(each)} is none of {', '.join(Scope)}")
+            raise InvalidInput("scopes", f"unknown scope {names.shown(each)}; use {', '.join(Scope)}")
         wanted.add(Scope(each))
     return tuple(scope for scope in Scope if scope in wanted)
 
 
-def id_of(secret: str) -> str | None:
-    """The id of the token that a secret belongs to; None for what cannot be a secret."""
-    if not secret.startswith(PREFIX) or len(secret) > LONGEST_SECRET or not secret.isascii():
-        return None
-    id, separator, rest = secret.removeprefix(PREFIX).partition("_")
-    return id if id and separator and rest else None
-
-
 def digest_of(secret: str) -> bytes:
-    """What is stored of a secret."""
+    """The digest of a secret, which is what stores keep."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 
 def stored(new: NewToken, now: float) -> AccessToken:
-    """A token as a store keeps it that got it now."""
+    """Return the stored form of a token that is added at `now`."""
     return AccessToken(
         id=new.id,
         name=new.name,

@@ -1,7 +1,7 @@
-"""The one place that reads time. A store owns a clock; everybody else sends durations.
+"""The clock of a store. Callers of a store send durations; only the store reads the time.
 
-Two readings, because they answer different questions: `now` is the wall clock, for due times that a person
-named; `monotonic` never jumps when somebody sets the wall clock, so leases and terms are measured with it.
+There are two readings for two purposes: `now` is the wall clock, for due times that a user specified; `monotonic`
+does not jump when the wall clock is set, so leases and terms are measured with it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What a store needs to know about time."""
+    """The time source of a store."""
 
     def now(self) -> float:
         """Seconds since 1970, UTC."""
 
     def monotonic(self) -> float:
-        """Seconds on a clock that is shared by all processes of this boot and never goes back."""
+        """Seconds on a clock that all processes of this boot share and that never goes back."""
 
     def boot(self) -> str:
-        """Names this boot of the machine: monotonic readings of two boots cannot be compared."""
+        """The id of this boot of the machine: monotonic readings of two boots cannot be compared."""
 
 
 class SystemClock:
@@ -41,7 +41,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to, for tests. Both readings move together unless one is stepped."""
+    """A clock for tests that moves only when advanced. Both readings move together unless one is stepped."""
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
         self._now = start
@@ -58,18 +58,18 @@ class ManualClock:
         return self._boot
 
     def advance(self, seconds: float) -> None:
-        """Let `seconds` pass."""
+        """Advance both readings by `seconds`."""
         if not seconds >= 0:
-            raise ValueError("time does not run backwards; use step_wall to set the wall clock")
+            raise ValueError("cannot advance by a negative time; use step_wall to set the wall clock")
         self._now += seconds
         self._monotonic += seconds
 
     def step_wall(self, seconds: float) -> None:
-        """Set the wall clock by `seconds`, as an operator or NTP would. Leases must not notice."""
+        """Move the wall clock by `seconds`, as an operator or NTP would. Leases must not be affected."""
         self._now += seconds
 
     def reboot(self) -> None:
-        """Start another boot: the monotonic clock begins anew."""
+        """Simulate a reboot: the monotonic clock restarts."""
         self._monotonic = 1.0
         self._boot += "'"
 
@@ -78,5 +78,5 @@ def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        # Elsewhere a lease that lies further ahead than its own length betrays another boot.
+        # Without a boot id, a lease that ends later than its own length from now shows that it is from another boot.
         return "unnamed"

@@ -1,4 +1,4 @@
-"""What somebody who looks for trouble has found: how bad it is, and what to do about it."""
+"""Findings of a diagnosis: how severe they are, and what to do about them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARN = "warn"
@@ -17,26 +17,26 @@ class Level(StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     level: Level
     topic: str
     what: str
     advice: str | None = None
-    """What to do next; the command to run where there is one."""
+    """What to do next; a command where there is one."""
 
 
 @runtime_checkable
 class Diagnosable(Protocol):
-    """A store that knows more of its health than the port tells, such as the settings of its server."""
+    """A store that can check more than the port exposes, such as the settings of its server."""
 
     async def findings(self) -> list[Finding]:
-        """Look, and change nothing. What the user may not see is left out; it is no finding."""
+        """Check without changing anything. Settings that the user is not permitted to read are left out."""
 
 
 @runtime_checkable
 class Counted(Protocol):
-    """A store whose server counts what should not happen, such as deadlocks."""
+    """A store whose server counts events that should not happen, such as deadlocks."""
 
     async def counters(self) -> dict[str, int]:
-        """Each number by what was counted. They grow until the server's statistics are reset."""
+        """The counters by name. They increase until the server's statistics are reset."""

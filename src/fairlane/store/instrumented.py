@@ -1,6 +1,6 @@
-"""The one place where stores are watched: a store around a store that tells `Events` what was called and what came
-of it. It decides nothing and changes no answer. While nobody listens a call costs one look at `events.active` more;
-jobs that began in that time end without their task and queue in `Finished`.
+"""A wrapper around a store that emits `Events` for every call and its result. It decides nothing and changes no result.
+Without listeners a call costs one more check of `events.active`; jobs that started in that time have no task and queue
+in their `Finished`.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class _Run(NamedTuple):
 
 
 class InstrumentedStore:
-    """Implements `fairlane.store.port.Store` by another store, and emits what happens there."""
+    """Implements `fairlane.store.port.Store` by delegating to another store, and emits events."""
 
     def __init__(self, inner: Store, events: news.Events) -> None:
         self._inner = inner
         self._events = events
-        # Runs whose end was not told yet. A lost claim never has one, so the oldest make room: no more than one
-        # worker can have slots. Its single steps are atomic, for the keeper's thread comes here too.
+        # Runs that have not ended yet. A lost claim never ends, so the oldest are dropped beyond the number of slots
+        # that a worker can have. Each operation on it is atomic, because the lease keeper's thread uses it too.
         self._runs: OrderedDict[str, _Run] = OrderedDict()
 
     @property
     def inner(self) -> Store:
-        """The store itself, for what it can do beyond the port."""
+        """The wrapped store, for its capabilities beyond the port."""
         return self._inner
 
     @property
@@ -75,12 +75,12 @@ class InstrumentedStore:
         finally:
             self._events.emit(news.Called(verb, perf_counter() - began, error))
 
-    def _tell_started(self, session: str, jobs: Iterable[Claimed]) -> None:
+    def _emit_started(self, session: str, jobs: Iterable[Claimed]) -> None:
         now = perf_counter()
         for job in jobs:
             known = self._runs.get(job.id)
             if known is not None and known.fence == job.fence:
-                # The claim was repeated because its reply was lost on the way to the caller.
+                # A repeated claim: its first reply did not reach the caller.
                 continue
             self._runs[job.id] = _Run(job.fence, job.task, job.queue, now)
             self._events.emit(
@@ -95,24 +95,24 @@ class InstrumentedStore:
         run = self._runs.get(held.id)
         return self._runs.pop(held.id, None) if run is not None and run.fence == held.fence else None
 
-    def _tell_finished(self, session: str, transition: Transition, verdict: Verdict, now: float) -> None:
+    def _emit_finished(self, session: str, transition: Transition, verdict: Verdict, now: float) -> None:
         held = transition.held
         run = self._forget(held)
         if not verdict.accepted or verdict.state is None:
             self._events.emit(news.Refused(held.id, held.fence, session, "finish"))
             return
         if verdict.acceptance is Acceptance.REPEATED and run is None:
-            # Told already. With the run still in memory, the reply to the first write had been lost.
+            # Emitted already. If the run were still known, the reply to the first write would have been lost.
             return
         move, reason, group = transition.move, transition.reason, transition.error_group
         if verdict.state is JobState.FAILED:
-            # A decline fails a job that was declined for too long.
+            # A decline fails a job that has been declined for too long.
             move = Move.FAIL
         if verdict.state is JobState.CANCELLED and move is not Move.CANCEL:
-            # A cancel was requested meanwhile, and the store turned the end into that.
+            # A cancel was requested meanwhile, so the store cancelled the job instead.
             move, reason, group = Move.CANCEL, Reason.BY_USER, None
         elif verdict.state is JobState.FAILED and move is Move.HAND_BACK:
-            # One too many in a row, and no attempt was left.
+            # One hand-back too many, and no attempt was left.
             reason, group = Reason.CRASHED, move.value
         self._events.emit(
             news.Finished(
@@ -159,7 +159,7 @@ class InstrumentedStore:
     async def claim(self, session: str, claim: Claim) -> list[Claimed]:
         claimed = await self._timed("claim", self._inner.claim(session, claim))
         if self._events.active:
-            self._tell_started(session, claimed)
+            self._emit_started(session, claimed)
         return claimed
 
     async def finish(self, session: str, transitions: Sequence[Transition], *, claim: Claim | None = None) -> Finished:
@@ -167,8 +167,8 @@ class InstrumentedStore:
         if self._events.active:
             now = perf_counter()
             for transition, verdict in zip(transitions, finished.verdicts, strict=True):
-                self._tell_finished(session, transition, verdict, now)
-            self._tell_started(session, finished.claimed)
+                self._emit_finished(session, transition, verdict, now)
+            self._emit_started(session, finished.claimed)
         return finished
 
     async def progress(self, session: str, reports: Sequence[tuple[Held, bytes]]) -> list[Verdict]:
@@ -302,7 +302,7 @@ class InstrumentedStore:
 
 
 def on_data_loss(store: Store, call: Callable[[], Awaitable[None]]) -> None:
-    """Have `call` called whenever a store finds that it has lost data, if it is one that can find out."""
+    """Call `call` whenever a store detects that it has lost data, if it can detect that."""
     while isinstance(store, InstrumentedStore):
         store = store.inner
     listen: Callable[[Callable[[], Awaitable[None]]], None] | None = getattr(store, "on_data_loss", None)

@@ -1,7 +1,7 @@
-"""Jobs that commit with the user's data: stored in a transaction of his, or completed in one of the store's.
+"""Jobs that commit with the user's data: stored in the user's transaction, or completed in one of the store.
 
-The SQL stores can do so, beyond the port; each offers it as `Transactions`. What is decided here is the same for all of
-them: who may take part, and that a run has one transaction, which ends with the run.
+The SQL stores support this beyond the port; each implements `Transactions`. The rules here are the same for all of
+them: a run has at most one transaction, which ends with the run.
 """
 
 from __future__ import annotations
@@ -21,61 +21,61 @@ T = TypeVar("T")
 
 
 class OpenTransaction(Protocol):
-    """A transaction of the store's that a body writes in."""
+    """A transaction of the store that a task function writes in."""
 
     @property
     def connection(self) -> Any:
-        """Inside the transaction; what kind of connection it is depends on the store."""
+        """The connection inside the transaction; its type depends on the store."""
 
     @property
     def broken(self) -> FairlaneError | None:
-        """Why it cannot be committed any more, when the store itself had to end it."""
+        """Why it can no longer be committed, if the store itself had to end it."""
 
     async def commit(self, session: str, transition: Transition, progress: bytes | None) -> bool:
-        """Write how the job ends, fenced, and commit both together. False: the claim was lost, all is rolled back.
+        """Apply the transition, fenced, and commit both together. False: the claim was lost, all is rolled back.
 
-        `progress` is what the body reported last: once the job has ended, no report is taken any more. Whatever this
-        raises, the transaction is over; after `StoreUnavailable` nobody knows how.
+        `progress` is the last reported progress: once the job has ended, reports are rejected. Whatever this raises,
+        the transaction has ended; after `StoreUnavailable` its outcome is unknown.
         """
 
     async def roll_back(self) -> None:
-        """Undo everything. Never raises."""
+        """Roll everything back. Never raises."""
 
 
 class Transactions(Protocol):
-    """What a store has beyond the port when jobs can commit with a user's rows."""
+    """What a store offers beyond the port if jobs can commit with a user's rows."""
 
     async def prepare(self, jobs: Sequence[NewJob]) -> None:
-        """Do, on connections of the store's own, what must be there before these jobs can be stored."""
+        """Create, on the store's own connections, everything these jobs need before they can be stored."""
 
     async def enqueue_on(self, connection: object, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """Store up to 1,000 jobs in the transaction that is open on a connection for asynchronous code.
 
-        Raises `InvalidInput` for a connection that is not supported, belongs to the other kind of code, or has no open
+        Raises `InvalidInput` for a connection that is not supported, is for synchronous code, or has no open
         transaction.
         """
 
     def enqueue_here(self, connection: object, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """The same on a connection for plain code, in this thread."""
+        """The same on a connection for synchronous code, in this thread."""
 
     async def begin(self) -> OpenTransaction:
-        """Begin a transaction on a connection of the store's own."""
+        """Begin a transaction on one of the store's own connections."""
 
 
 def transactions_of(store: Store) -> Transactions:
-    """What a store offers beyond the port. Raises `NotSupported` when it does not."""
+    """The transactions of a store. Raises `NotSupported` if it has none."""
     while isinstance(store, InstrumentedStore):
         store = store.inner
     found: Transactions | None = getattr(store, "transactions", None)
     if found is None:
         raise NotSupported(
-            "jobs can commit with rows of yours only where both are in one database: in a store on PostgreSQL or SQLite"
+            "jobs can commit with your own rows only if the store is in the same PostgreSQL or SQLite database as they"
         )
     return found
 
 
 class Joining:
-    """Jobs on their way into a user's transaction, a thousand at a time; all of them commit with it, or none."""
+    """Stores jobs in a user's transaction, a thousand per call; all of them commit with it, or none."""
 
     def __init__(self, transactions: Transactions, jobs: Sequence[NewJob]) -> None:
         self._transactions = transactions
@@ -86,12 +86,12 @@ class Joining:
         return [answer for part in self._parts for answer in await self._transactions.enqueue_on(connection, part)]
 
     def enqueue_here(self, connection: object) -> list[Enqueued]:
-        """Store them on a connection for plain code, in this thread."""
+        """Store them on a connection for synchronous code, in this thread."""
         return [answer for part in self._parts for answer in self._transactions.enqueue_here(connection, part)]
 
 
 class RunTransaction:
-    """The one transaction of a run: begun when the body first asks for it, ended with the run."""
+    """The transaction of a run: begun when the task function first requests it, ended with the run."""
 
     def __init__(self, store: Callable[[], Awaitable[Store]], session: str, held: Held) -> None:
         self._store = store
@@ -100,17 +100,17 @@ class RunTransaction:
         self._beginning: asyncio.Task[OpenTransaction] | None = None
         self._over = False
         self.progress: bytes | None = None
-        """What the body reported last."""
+        """The last reported progress."""
 
     async def connection(self) -> Any:
-        """The connection, the same for everybody who asks in this run."""
+        """The connection; every call in this run returns the same."""
         if self._over:
-            raise FairlaneError(f"job {self._held.id} has ended, and its transaction with it")
+            raise FairlaneError(f"job {self._held.id} has ended, so its transaction is closed")
         if self._beginning is None:
             self._beginning = asyncio.get_running_loop().create_task(self._begin())
         beginning = self._beginning
         try:
-            # Whoever gives up waiting takes it from nobody else.
+            # Shielded: a cancelled caller must not cancel it for the others.
             return (await asyncio.shield(beginning)).connection
         except Exception:
             if self._beginning is beginning:
@@ -121,20 +121,20 @@ class RunTransaction:
         return await transactions_of(await self._store()).begin()
 
     async def commit(self, transition: Transition) -> bool:
-        """Complete the job and commit, or undo everything and raise. False: it was never begun, nothing is written."""
+        """Complete the job and commit, or roll back and raise. False: it was never begun, and nothing is written."""
         opened = await self._end()
         if opened is None:
             return False
-        if not await _to_its_end(opened.commit(self._session, transition, self.progress)):
-            raise Stale(f"job {self._held.id} belongs to another run by now; what this one wrote is rolled back")
+        if not await _uncancelled(opened.commit(self._session, transition, self.progress)):
+            raise Stale(f"job {self._held.id} is now owned by another run; the writes of this run were rolled back")
         return True
 
     async def roll_back(self) -> FairlaneError | None:
-        """Undo everything. Answers with the reason when it was the store that had to end it."""
+        """Roll everything back. Returns the reason if the store had to end the transaction."""
         opened = await self._end()
         if opened is None:
             return None
-        await _to_its_end(opened.roll_back())
+        await _uncancelled(opened.roll_back())
         return opened.broken
 
     async def _end(self) -> OpenTransaction | None:
@@ -143,7 +143,7 @@ class RunTransaction:
         if self._beginning is None:
             return None
         with contextlib.suppress(Exception):
-            return await _to_its_end(_awaited(self._beginning))
+            return await _uncancelled(_awaited(self._beginning))
         return None
 
 
@@ -151,8 +151,8 @@ async def _awaited(work: Awaitable[T]) -> T:
     return await work
 
 
-async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Wait for `work`, whoever cancels the caller meanwhile: what becomes of it must be known."""
+async def _uncancelled(work: Coroutine[Any, Any, T]) -> T:
+    """Wait for `work` even if the caller is cancelled meanwhile: its outcome must be known."""
     task = asyncio.get_running_loop().create_task(work)
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):

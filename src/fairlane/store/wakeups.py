@@ -1,4 +1,4 @@
-"""Wake-ups are hints: losing or doubling every one of them costs latency, never a job. Polling is always on.
+"""Wake-ups are hints: if all of them are lost or duplicated, latency suffers but no job. Polling is always on.
 
 Topics:
 
@@ -6,7 +6,7 @@ Topics:
 - ``worker:POOL/I``   a job in that worker's inbox may start
 - ``session:ID``      the session should renew: a cancel was requested, or a turn was granted
 - ``job:ID``          the job changed: state or progress
-- ``place:QUEUE/LANE``  somebody in front left the line of a limited lane, so the others moved up
+- ``place:QUEUE/LANE``  a job left the line of a limited lane, so that the jobs behind it moved up
 - ``leader``          the leader resigned
 """
 
@@ -19,51 +19,52 @@ LEADER = "leader"
 
 
 def queue_topic(queue: str) -> str:
-    """Work in a queue."""
+    """The topic of work in a queue."""
     return f"queue:{queue}"
 
 
 def worker_topic(worker: str) -> str:
-    """Work in the inbox of ``pool/index``."""
+    """The topic of work in the inbox of ``pool/index``."""
     return f"worker:{worker}"
 
 
 def session_topic(session: str) -> str:
-    """Something a session should hear of before its next renewal."""
+    """The topic of news that a session should receive before its next renewal."""
     return f"session:{session}"
 
 
 def job_topic(job: str) -> str:
-    """A change of one job."""
+    """The topic of changes of one job."""
     return f"job:{job}"
 
 
 def place_topic(queue: str, lane: str) -> str:
-    """The line of a limited lane moved."""
+    """The topic of movements in the line of a limited lane."""
     return f"place:{queue}/{lane}"
 
 
 class Subscription(Protocol):
-    """One listener's ear. Used from the event loop it was made in."""
+    """A subscription to topics. Used from the event loop it was created in."""
 
     async def wait(self, timeout: float | None = None) -> frozenset[str]:
-        """The topics heard since the last call; waits for one, and returns nothing when `timeout` passes."""
+        """Return the topics received since the last call. Waits for at least one; returns none after `timeout`."""
 
     def listen(self, topics: Iterable[str]) -> None:
-        """Hear these topics, instead of those before."""
+        """Replace the subscribed topics."""
 
     def close(self) -> None:
-        """Hear nothing more. Closing twice is harmless."""
+        """End the subscription. Closing twice is harmless."""
 
 
 class Wakeups(Protocol):
-    """How processes tell each other to look at the store."""
+    """How processes notify each other that it is worth reading the store."""
 
     def publish(self, topics: Iterable[str]) -> None:
-        """Tell everybody who listens, in any process. Never blocks and never raises; may lose anything."""
+        """Notify all subscribers in all processes. Never blocks and never raises; notifications may be lost."""
 
     def subscribe(self, topics: Iterable[str], ring: Callable[[], None] | None = None) -> Subscription:
-        """Listen to `topics`, from the running event loop. What is published from now on is heard or lost.
+        """Subscribe to `topics` from the running event loop. Notifications from now on are delivered, or lost.
 
-        `ring` is called in that loop when something was heard, before whoever waits: it spares a turn of the loop.
+        `ring` is called in that loop when a notification arrives, before `wait` returns: that saves an iteration of the
+        loop.
         """

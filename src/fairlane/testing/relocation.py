@@ -58,7 +58,7 @@ def relocated(app: Fairlane, clock: ManualClock, ready: Callable[[Store], Awaita
                 _run_in_thread(app.connection.store)
                 yield
             finally:
-                _run_in_thread(app._let_go)
+                _run_in_thread(app._close_store)
                 app.blocking.stop()
     finally:
         _relocated.discard(app)

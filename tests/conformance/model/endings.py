@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from fairlane.model.job import JobKind, JobState, Reason
-from fairlane.model.states import MOST_HAND_BACKS, UNCHARGED, Move, Transition, after_crash
+from fairlane.model.states import MOST_HAND_BACKS, Move, Transition, after_crash
 
 from . import bindings, lines
 from .records import JobRecord, Mismatch, Records
+
+UNCHARGED = frozenset({Move.HAND_BACK, Move.TAKE_BACK, Move.SNOOZE, Move.DECLINE})
+"""Moves that do not use up an attempt; a hand-back only `MOST_HAND_BACKS` times in a row."""
 
 
 def end(records: Records, job: JobRecord, state: JobState, reason: Reason | None = None) -> None:

@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
 from fairlane.model.fairness import charge
 from fairlane.model.job import JobKind, JobState, Reason
-from fairlane.model.lanes import Place, grant_order, granted
+from fairlane.model.lanes import LaneTerms
 
 from . import bindings, endings
 from .records import JobRecord, Records
+
+
+class Place(NamedTuple):
+    """A job of a limited lane."""
+
+    priority: int
+    arrival: int
+    running: bool = False
+
+
+def grant_order(ordered: bool, priority: int, arrival: int) -> tuple[int, int]:
+    """The sort key by which a lane grants its places: by arrival alone if it is ordered, else by class first."""
+    return (0, arrival) if ordered else (priority, arrival)
+
+
+def granted(lane: LaneTerms, jobs: Iterable[Place]) -> list[Place]:
+    """The jobs of a lane that hold a place: the running ones, then the first of the others while there is room."""
+    places = list(jobs)
+    if lane.limit is None:
+        return places
+    running = [job for job in places if job.running]
+    rest = sorted(
+        (job for job in places if not job.running),
+        key=lambda job: grant_order(lane.ordered, job.priority, job.arrival),
+    )
+    return running + rest[: max(0, lane.limit - len(running))]
 
 
 def arrive(records: Records, job: JobRecord, *, anew: bool = True, fresh: bool = False) -> None:

@@ -100,7 +100,7 @@ async def test_what_is_committed_exists_with_the_users_rows(
     assert (job.backoff, job.timeout, job.state, job.attempts) == (Backoff(base=3), 9.0, JobState.PENDING, ())
     assert job.expires_at is not None
     assert 50 < job.expires_at - job.enqueued_at <= 60
-    assert await app.handle(job.id).why() == "arriving"
+    assert await app.handle(job.id).why() == "waiting to be admitted to its queue"
     worker = await (await kit_of(app)).worker()
     [claimed] = await worker.claim()
     assert claimed.id == job.id
