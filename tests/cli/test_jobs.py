@@ -182,7 +182,7 @@ def test_wait_prints_the_result_of_a_worker(project: Project) -> None:
     output = project.refused("enqueue", "-A", "shop", "spoil", "no paint", "--wait", code=1)
     assert "no paint" in output
     output = project.refused("enqueue", "-A", "shop", "nap", "30", "--wait-timeout", "0.3", code=1)
-    assert "it goes on" in output
+    assert "it continues" in output
     [napping] = eventually(lambda: project.read("jobs", "--state", "running")["jobs"])
     assert project.read("cancel", napping["id"])["jobs"][0]["answer"] == "requested"
     assert eventually(lambda: project.read("jobs", "--state", "cancelled")["jobs"])

@@ -165,7 +165,7 @@ def test_a_payload_that_does_not_fit_is_refused(function: Callable[..., Any], pa
 
 
 def test_an_annotation_that_exists_only_for_type_checkers_is_told() -> None:
-    with pytest.raises(InvalidInput, match=r"an annotation of unresolved cannot be looked up .* TYPE_CHECKING"):
+    with pytest.raises(InvalidInput, match=r"an annotation of unresolved cannot be resolved .* TYPE_CHECKING"):
         Arguments(unresolved).write(("/tmp",), {})
 
 

@@ -83,7 +83,7 @@ def test_a_priority_is_found_by_the_word_it_is_shown_as(priority: Priority) -> N
 )
 def test_an_unknown_priority_is_refused_with_the_words_there_are(word: Any) -> None:
     assert refused_field(Priority.parse, word) == "priority"
-    with pytest.raises(ValueError, match=r"'high', 'normal', 'low'"):
+    with pytest.raises(ValueError, match=r"'high', 'normal' or 'low'"):
         Priority.parse(word)
 
 
