@@ -67,7 +67,7 @@ def test_a_misspelt_parameter_is_told_with_those_there_are() -> None:
         ("{order}", {"order": [1]}, "argument 'order' is a list"),
         ("{order.id}", {"order": None}, "argument 'order.id' cannot be read"),
         ("{order[id]}", {"order": {}}, "argument 'order\\[id\\]' cannot be read"),
-        ("{user}", {"user": "two\nlines"}, "not printable"),
+        ("{user}", {"user": "two\nlines"}, "non-printable"),
         ("{user}", {"user": "x" * 201}, "longer than 200 bytes"),
     ],
 )

@@ -119,5 +119,5 @@ def test_a_senseless_rule_is_refused(settings: dict[str, Any], field: str, words
 
 def test_a_rule_belongs_to_the_task_and_not_to_a_call() -> None:
     task: Any = choosy.app.registry.find("declared")
-    with pytest.raises(InvalidInput, match=r"retry_on: belongs to @app\.task"):
+    with pytest.raises(InvalidInput, match=r"retry_on: is set in @app\.task"):
         task.options(retry_on=KeyError)
