@@ -39,7 +39,7 @@ class Server(Protocol):
         """Let the work be done that storing a backlog has left for later."""
 
     def counting(self, url: str) -> AbstractAsyncContextManager[Count]:
-        """Whoever counts the jobs there."""
+        """The counter of jobs on that server."""
 
     def processor(self) -> float:
         """Processor seconds of the server so far."""
@@ -226,7 +226,7 @@ def board_of(jobs: int) -> Iterator[Board]:
 
 
 def _environment() -> dict[str, str]:
-    """Without cached bytecode imports take longer, and this would be measured as somebody's latency."""
+    """Without cached bytecode imports take longer, and this would be measured as latency."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 

@@ -50,7 +50,7 @@ class Samples:
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.peers: dict[str, Side] = {}
-        """Everybody but ourselves and the bare loop, by title."""
+        """The other queues, without Fairlane and the bare loop, by title."""
         self._taken: dict[tuple[str, str, bool], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
 
     def add(self, case: str, unit: str, who: str, value: float, *, more: bool = False) -> None:
@@ -91,7 +91,7 @@ class Samples:
         return [value for (found, _, _), sides in self._taken.items() if found == case for value in sides.get(who, ())]
 
     def demand(self, case: str, who: str, against: tuple[str, str | None], bound: Bound) -> Iterator[Figure]:
-        """A ratio that must keep a bound, to somebody's values in a case; nothing if either is missing."""
+        """A ratio that must keep a bound, to another side's values in a case; empty if either is missing."""
         other, whose = against
         mine, theirs = self.values(case, who), [] if whose is None else self.values(other, whose)
         if mine and theirs:

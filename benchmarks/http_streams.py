@@ -3,7 +3,7 @@
     python -m benchmarks.http_service streams
 
 A worker beside the service drains jobs without streams and with each kind of them, in turns. Then the job at the head
-of a line is cancelled, which moves everybody behind it: the time counts from before that call until the event has
+of a line is cancelled, which moves every job behind it: the time counts from before that call until the event has
 arrived at 95 % of the streams.
 """
 
@@ -118,7 +118,7 @@ class Streams:
         await asyncio.sleep(1)
 
     async def move(self) -> None:
-        """Let everybody move up by one, and note how long it took until enough were told."""
+        """Move every job up by one, and note how long it took until enough streams were notified."""
         before = [len(reader.arrived) for reader in self._readers]
         began = time.perf_counter()
         await self._app.client.cancel(self._heads.pop())

@@ -1,4 +1,4 @@
-"""What wake-ups cost those who send: the same callers with somebody who listens, with nobody, and without wake-ups.
+"""What wake-ups cost senders: the same callers with a listener, without one, and without wake-ups.
 
 ``python -m benchmarks.postgresql_notify URL`` is the one who listens, a process of its own as a worker is.
 """
@@ -34,12 +34,12 @@ async def run(run: Run, options: Options) -> list[Figure]:
     rates: dict[tuple[str, int], list[float]] = {}
     with started(run, options) as server:
         for _ in range(options.rounds):
-            for kind in (SILENT, "nobody listens", "somebody listens"):
+            for kind in (SILENT, "no listener", "a listener"):
                 url = await server.database("notify")
                 async with AsyncExitStack() as stack:
                     store = await open_store(url + ("?listen=off" if kind == SILENT else ""))
                     stack.push_async_callback(store.close)
-                    if kind == "somebody listens":
+                    if kind == "a listener":
                         await stack.enter_async_context(_listener(url))
                     for callers in CALLERS:
                         rates.setdefault((kind, callers), []).append(await _sent(store, jobs, callers))

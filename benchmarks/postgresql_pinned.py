@@ -1,4 +1,4 @@
-"""What a transaction that somebody forgot to end does to claims: no dead row can be removed as long as it is open.
+"""What a forgotten open transaction does to claims: no dead row can be removed as long as it is open.
 
 500 jobs a second are sent, claimed and finished, before, while and after a transaction holds its snapshot. Then and at
 the end of each time, a backlog is drained as fast as it goes.

@@ -58,7 +58,7 @@ class Server:
             time.sleep(0.02)
 
     def stop(self) -> None:
-        """End it, and everybody's connections with it."""
+        """End it, and all connections with it."""
         if self._process is not None:
             self._process.send_signal(signal.SIGINT)
             self._process.wait(60)
@@ -81,13 +81,13 @@ class Server:
         await self.execute("CHECKPOINT")
 
     async def settle(self, url: str) -> None:
-        """What autovacuum would do within a minute; so it does not do it at somebody's expense in between."""
+        """What autovacuum would do within a minute; so that it does not run in the middle of a measurement."""
         await self.execute("VACUUM (ANALYZE)", url.rsplit("/", 1)[1])
         await self.execute("CHECKPOINT")
 
     @asynccontextmanager
     async def counting(self, url: str) -> AsyncIterator[Count]:
-        """Whoever counts jobs there, by SQL."""
+        """A counter of jobs there, by SQL."""
         async with connected(url) as connection:
 
             async def count(statement: str, _jobs: int) -> int:

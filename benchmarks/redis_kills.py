@@ -1,6 +1,6 @@
 """A server that is killed again and again under load, with every write flushed before it is answered.
 
-A worker has a backlog and somebody goes on sending while the server is killed and started again. In the end every job
+A worker has a backlog and a client goes on sending while the server is killed and started again. In the end every job
 whose sender was told that it is stored must have ended. What is measured is the time from the moment the server answers
 again to the first body that starts after it.
 """

@@ -52,7 +52,7 @@ class Server:
         return f"redis://127.0.0.1:{self.port}/0"
 
     async def drop(self, _url: str) -> None:
-        """End the server, and everybody's connections with it."""
+        """End the server, and all connections with it."""
         self.kill()
         if self._data is not None:
             shutil.rmtree(self._data)
@@ -62,7 +62,7 @@ class Server:
 
     @asynccontextmanager
     async def counting(self, url: str) -> AsyncIterator[Count]:
-        """Whoever counts jobs there, by Lua."""
+        """A counter of jobs there, by Lua."""
         client: Redis = Redis.from_url(url, protocol=2)
 
         async def count(script: str, jobs: int) -> int:

@@ -36,7 +36,7 @@ BATCH = 1_000
 
 
 class Producer(Protocol):
-    """Whoever sends jobs; the argument of a job is its number."""
+    """A sender of jobs; the argument of a job is its number."""
 
     async def send(self, number: int) -> None:
         """One job, stored when this returns."""
@@ -73,7 +73,7 @@ class Side(ABC):
 
     @abstractmethod
     def producer(self, url: str, setting: str) -> AbstractAsyncContextManager[Producer]:
-        """Whoever sends jobs there, to workers of this kind."""
+        """A sender of jobs to workers of this kind."""
 
     @abstractmethod
     def command(self, url: str, setting: str) -> list[str]:
@@ -147,7 +147,7 @@ async def _latency(side: Side, url: str, setting: str, board: Board) -> dict[str
                 await asyncio.sleep(0.0005)
             if number >= warm:
                 waits.append(started - before)
-            # Apart, and not in step with anybody's timer.
+            # Spread out, and not in step with any timer.
             await asyncio.sleep(rng.uniform(0.02, 0.06))
     waits.sort()
     return {"median": waits[len(waits) // 2], "p99": waits[int(len(waits) * 0.99)], "sent": board.jobs}

@@ -87,7 +87,7 @@ class Source:
         atexit.register(self.close, os.getpid())
 
     def close(self, owner: int) -> None:
-        """End it, if this is not a fork of its owner; the programs that still run are left to whoever started them."""
+        """End it, if this is not a fork of its owner. Programs that still run are left to those that started them."""
         if os.getpid() == owner:
             self._orders.close()
             self._process.wait()

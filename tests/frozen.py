@@ -15,7 +15,7 @@ MOMENT = 0.05
 
 
 async def freeze(stop: Callable[[], None], proceed: Callable[[], None], store: Store, pid: int | None = None) -> None:
-    """Stop a process outside of its writes: one that is stopped while it holds a file's lock stops everybody.
+    """Stop a process outside of its writes: one that is stopped while it holds a file's lock stops all others.
 
     A thread of it that waits for the lock may still get it before it stands still, so the look at the store comes after
     all have stopped; without its `pid`, after a moment.

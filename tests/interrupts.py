@@ -11,7 +11,7 @@ from collections.abc import Iterator
 def interruptible() -> Iterator[None]:
     """Let programs that are started inside the block end by SIGINT, as in a terminal.
 
-    A shell that runs the tests in the background lets them ignore it, and whoever they start inherits that.
+    A shell that runs the tests in the background lets them ignore it, and their child processes inherit that.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -1,4 +1,4 @@
-"""Whoever wants to be alone is."""
+"""A test that asks to run alone does."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Lets a test have the machine to itself: one that measures time, and fails when others take the processors from it.
+"""Gives a test the machine for itself: one that measures time, and would fail when others take the processors.
 
-Tests run in several processes. Those that are marked `alone` wait until nobody else runs, and let nobody begin
-meanwhile. Whoever begins goes through a gate one by one, so that those who want to be alone are not overtaken for ever.
+Tests run in several processes. One that is marked `alone` waits until no other runs, and keeps others from starting
+meanwhile. Tests start through a gate one by one, so that one that waits to be alone is not overtaken for ever.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 @contextmanager
 def entered(folder: Path, *, alone: bool) -> Iterator[None]:
-    """In the room where tests run, with others or without. `folder`: one that all processes of a run share."""
+    """Run beside other tests or alone. `folder`: one that all processes of a run share."""
     with _opened(folder / "gate") as gate, _opened(folder / "room") as room:
         fcntl.flock(gate, fcntl.LOCK_EX)
         fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)

@@ -1,6 +1,6 @@
 """Absurd: a polling worker on one connection; a finished task stays in its tables. It has no call for many tasks."""
 
-# What is compared need not be installed, and not everybody has types.
+# The peers need not be installed, and some have no types.
 # mypy: disable-error-code="import-not-found, import-untyped, untyped-decorator"
 
 from __future__ import annotations

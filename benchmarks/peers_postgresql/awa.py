@@ -1,6 +1,6 @@
 """Awa: a Rust engine under a Python client; a finished job's row moves to a history that is kept for a day."""
 
-# What is compared need not be installed, and not everybody has types.
+# The peers need not be installed, and some have no types.
 # mypy: disable-error-code="import-not-found, import-untyped, untyped-decorator"
 
 from __future__ import annotations

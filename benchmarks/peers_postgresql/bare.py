@@ -5,7 +5,7 @@ retries, no sessions, no wake-ups. Tables are touched by id only and the plans a
 left free may lose half of the rate in the middle of a run. Each finish is fenced, and has a transaction of its own.
 """
 
-# What is compared need not be installed, and not everybody has types.
+# The peers need not be installed, and some have no types.
 # mypy: disable-error-code="import-not-found, import-untyped, untyped-decorator"
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A finished job stays in its table.
 """
 
-# What is compared need not be installed, and not everybody has types.
+# The peers need not be installed, and some have no types.
 # mypy: disable-error-code="import-not-found, import-untyped, untyped-decorator"
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """PgQueuer: its own runner on uvloop, as its command line does; a job's row is deleted and its end is logged."""
 
-# What is compared need not be installed, and not everybody has types.
+# The peers need not be installed, and some have no types.
 # mypy: disable-error-code="import-not-found, import-untyped, untyped-decorator"
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Celery: its own command line with two processes; bodies are functions, and acknowledged when they have ended."""
 
-# What is compared need not be installed, and not everybody has types.
+# The peers need not be installed, and some have no types.
 # mypy: disable-error-code="import-not-found, import-untyped, untyped-decorator"
 
 from __future__ import annotations

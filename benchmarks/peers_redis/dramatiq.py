@@ -1,6 +1,6 @@
 """Dramatiq: its own command line, one process with 16 threads; bodies are functions. A finished job leaves nothing."""
 
-# What is compared need not be installed, and not everybody has types.
+# The peers need not be installed, and some have no types.
 # mypy: disable-error-code="import-not-found, import-untyped, untyped-decorator, no-untyped-call"
 
 from __future__ import annotations

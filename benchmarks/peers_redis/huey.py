@@ -1,6 +1,6 @@
 """Huey: its own command line with threads; bodies are functions. A job is taken from the list before it runs."""
 
-# What is compared need not be installed, and not everybody has types.
+# The peers need not be installed, and some have no types.
 # mypy: disable-error-code="import-not-found, import-untyped, untyped-decorator"
 
 from __future__ import annotations

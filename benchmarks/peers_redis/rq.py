@@ -1,6 +1,6 @@
 """RQ: its usual worker, which forks a process for each job; bodies are functions. A finished job stays for 500 s."""
 
-# What is compared need not be installed, and not everybody has types.
+# The peers need not be installed, and some have no types.
 # mypy: disable-error-code="import-not-found, import-untyped, untyped-decorator"
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """SAQ on its Redis queue: its own command line; a finished job stays for ten minutes."""
 
-# What is compared need not be installed, and not everybody has types.
+# The peers need not be installed, and some have no types.
 # mypy: disable-error-code="import-not-found, import-untyped, untyped-decorator"
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Taskiq on a Redis stream, acknowledging: its own command line. What was acknowledged stays in the stream."""
 
-# What is compared need not be installed, and not everybody has types.
+# The peers need not be installed, and some have no types.
 # mypy: disable-error-code="import-not-found, import-untyped, untyped-decorator"
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Stores under test. A store is one parameter: add its kind to `KINDS` and `empty_stores` in `tests/servers/stores.py`
 and the whole suite runs on it.
 
-Every test runs on SQLite and on PostgreSQL. If the system has a PostgreSQL of another version than the wheel's, a part
+Every test runs on SQLite, PostgreSQL and Redis. If the system has a server of another version than the wheel's, a part
 runs there as well: the tests that are the first in their file, or the first there to name a verb of the port, a quarter
 of all (`tests/servers/test_stores.py` proves that they call every verb). ``FAIRLANE_TEST_EVERY_VERSION=1`` runs all but
 those of `LONG`.
@@ -80,7 +80,7 @@ def store_url(request: pytest.FixtureRequest, stores: EmptyStores) -> str:
 
 @pytest.fixture
 def opener(stores: EmptyStores) -> Opener:
-    """Opens empty stores, as many as a test wants; whoever opens one closes it."""
+    """Opens empty stores, as many as a test wants; the test closes each."""
     opened: list[str] = []
 
     async def open_next(clock: ManualClock) -> Store:

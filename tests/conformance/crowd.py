@@ -56,7 +56,7 @@ def play(url: str, rounds: int, number: int, barrier: Barrier) -> None:
     try:
         asyncio.run(send(url, rounds, number, barrier))
     except BrokenBarrierError:
-        sys.exit("somebody else has failed")
+        sys.exit("another process has failed")
     except BaseException:
         barrier.abort()
         raise

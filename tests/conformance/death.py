@@ -11,7 +11,7 @@ LONG = 100_000.0
 
 
 async def die(kit: Kit, worker: Worker) -> Rescued:
-    """Let `worker` be silent until it is declared dead. Whoever must survive needs a longer lease."""
+    """Let `worker` be silent until it is declared dead. A session that must survive needs a longer lease."""
     kit.clock.advance(worker.session.lease + 1)
     rescued = await kit.store.rescue()
     assert worker.id in rescued.declared

@@ -171,7 +171,7 @@ class Fleet(RuleBasedStateMachine):
         expires=st.sampled_from([None, 4.1]),
     )
     def wait_for_turn(self, waiter: int, newcomer: bool, lane: str, expires: float | None) -> None:
-        """Somebody gets in line for a turn; a lane without a limit has none to give."""
+        """A waiter joins the line for a turn; a lane without a limit has none to give."""
         if newcomer:
             new = NewSession(id=self.next_id("waiter"), kind=SessionKind.WAITER, lease=LEASE)
             self.driver.both("register", new)
@@ -192,7 +192,7 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(ttl=st.sampled_from([0.0, 6.45]))
     def broadcast(self, ttl: float) -> None:
-        """Everybody gets a copy. Whether one that stops still does is unsaid."""
+        """Every worker gets a copy. Whether one that is stopping does is not specified."""
         if not any(s.state is SessionState.STOPPING for s in self.records.sessions.values()):
             new = NewJob(
                 id=self.next_id("broadcast"),
@@ -206,7 +206,7 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(jobs=st.lists(numbers, min_size=1, max_size=3), unknown=st.sampled_from([False, False, False, True]))
     def cancel(self, jobs: list[int], unknown: bool) -> None:
-        """Cancel jobs. What a clean-up that somebody cancels does to its binding is unsaid."""
+        """Cancel jobs. What cancelling a clean-up does to its binding is not specified."""
         known = [job for job in self.records.jobs.values() if job.new.kind is not JobKind.CLEANUP]
         ids = [job.id for n in jobs if (job := pick(known, n))] + (["nobody"] if unknown else [])
         if ids:

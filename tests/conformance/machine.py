@@ -110,7 +110,7 @@ class Machine(Fleet):
 
     @rule(start=numbers, outcome=outcomes, writer=st.one_of(st.none(), numbers))
     def replay_old_finish(self, start: int, outcome: str, writer: int | None) -> None:
-        """Somebody writes who does not hold the job: an old holder under its fence, or another under the present one.
+        """A session writes that does not hold the job: an old holder under its fence, or another under the present one.
 
         Best a job that runs now, because there is a holder to be harmed.
         """
@@ -173,7 +173,7 @@ class Machine(Fleet):
 
     @rule(verb=st.sampled_from(["rescue", "promote", "admit", "prune"]), term=terms)
     def look_after(self, verb: str, term: str) -> None:
-        """A pass of one of the leader's services, or of somebody who led once."""
+        """A pass of one of the leader's services, or of a former leader."""
         arguments = [Retention()] if verb == "prune" else []
         self.driver.both(verb, *arguments, term=self.term(term))
 
@@ -187,7 +187,7 @@ class Machine(Fleet):
 
     @rule(session=st.sampled_from(["ann", "bob"]), term=terms, resigns=st.sampled_from([False, False, True]))
     def lead(self, session: str, term: str, resigns: bool) -> None:
-        """Somebody stands for leadership, extends a term, perhaps another's or an old one, or gives it up."""
+        """A session stands for leadership, extends a term, perhaps another's or an old one, or gives it up."""
         number = self.term(term)
         if resigns and number is not None:
             self.driver.both("resign", number)

@@ -371,7 +371,7 @@ async def test_a_key_never_has_two_live_bindings_whatever_comes_and_goes(kit: Ki
             case 1 if workers:
                 await workers.pop(rng.randrange(len(workers))).leave()
             case 2 if workers:
-                # Whoever does not renew is lost.
+                # A session that does not renew is lost.
                 workers = [worker for worker in workers if rng.random() < 0.7]
                 await _lose(kit, *workers)
             case 3:

@@ -82,15 +82,15 @@ class Interleaving:
         self.holders.leases[worker.id] = self.now + LEASE
         return worker
 
-    def anybody(self) -> Worker:
-        """Any session there ever was; those that are over still send what they had on their mind."""
+    def any_worker(self) -> Worker:
+        """Any session of this run; those that are over still send late writes."""
         return self.rng.choice(self.workers)
 
     def alive(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.id in self.holders.leases]
 
     async def claim(self) -> None:
-        worker, total = self.anybody(), self.rng.randint(1, 2)
+        worker, total = self.any_worker(), self.rng.randint(1, 2)
         self.log.append(f"{worker.name} claims {total}")
         if worker.id not in self.holders.leases:
             with pytest.raises(SessionLost):
@@ -101,7 +101,7 @@ class Interleaving:
 
     async def finish(self) -> None:
         """Write something about a job: mostly as its holder, else late, twice, or under another's name."""
-        worker = self.anybody()
+        worker = self.any_worker()
         own = self.holders.of(worker.id)
         if own and self.rng.random() < 0.5:
             held = self.rng.choice(own)
@@ -132,7 +132,7 @@ class Interleaving:
 
     async def renew(self) -> None:
         """Renew, perhaps having missed the last reply, perhaps naming what was lost long ago."""
-        worker = self.anybody()
+        worker = self.any_worker()
         held = self.holders.of(worker.id)
         known = [each for each in held if self.rng.random() < 0.8]
         past = [each for writer, each in self.holders.claims if writer == worker.id and each not in held]
@@ -155,7 +155,7 @@ class Interleaving:
 
     async def cancel(self) -> None:
         id = self.rng.choice(list(self.holders.jobs))
-        self.log.append(f"somebody cancels {id}")
+        self.log.append(f"a client cancels {id}")
         [answer] = await self.kit.store.cancel([id])
         self.holders.cancelled(id, answer)
 
@@ -193,7 +193,7 @@ class Interleaving:
         assert verdict.acceptance is not Acceptance.REPEATED
 
     async def end(self) -> None:
-        """Everybody leaves, one worker finishes the rest, and every job is final once and for all."""
+        """All sessions leave, one worker finishes the rest, and every job is final once and for all."""
         for worker in self.alive():
             held = self.holders.of(worker.id)
             await worker.leave(*held)

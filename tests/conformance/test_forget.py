@@ -92,7 +92,7 @@ async def test_how_long_an_id_stays_taken_is_told_by_the_retention(kit: Kit) -> 
 
 @pytest.mark.parametrize("by", ["forget", "prune"])
 async def test_the_id_of_a_retry_outlives_the_job_it_retries(kit: Kit, by: str) -> None:
-    """Else whoever retries all failed jobs once more would retry those that were."""
+    """Otherwise retrying all failed jobs again would repeat those that were retried."""
     worker = await kit.worker(lease=1e6)
     first = await kit.enqueue()
     await worker.fail(*await worker.claim())

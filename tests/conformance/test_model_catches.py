@@ -41,7 +41,7 @@ class Faulty:
 
 
 class FinishesWithoutFence(Faulty):
-    """Whoever writes is taken for the holder."""
+    """Every writer is taken for the holder."""
 
     async def finish(self, session: str, transitions: Sequence[Transition], *, claim: Claim | None = None) -> Finished:
         verdicts: list[Verdict] = []

@@ -168,7 +168,7 @@ class Run:
             self._started(claim, list(finished.claimed))
 
     async def cancel(self) -> None:
-        """Not in a limited lane, where the place of whoever goes is handed on."""
+        """Not in a limited lane, where the place of a job that leaves is handed on."""
         waiting = [job for lane in self.order.lanes.values() if lane.limit > 2 for _, job in lane.waiting]
         if waiting:
             job = self.rng.choice([*waiting, waiting[0]])

@@ -1,4 +1,4 @@
-"""Several processes at one store, on the real clock: what must happen once happens once, whoever is first."""
+"""Several processes at one store, on the real clock: what must happen once happens once, whichever process is first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Hypothesis draws from: jobs that somebody wants, and settings that somebody changes."""
+"""What Hypothesis draws from: wanted jobs and changed settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ flags = st.booleans()
 
 @dataclass(frozen=True)
 class Wish:
-    """A job somebody wants; it gets its id when it is sent."""
+    """A wanted job; it gets its id when it is sent."""
 
     line: tuple[str, str | None]
     priority: Priority

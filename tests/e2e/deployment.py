@@ -53,7 +53,7 @@ class SqliteDeployment:
 
     @contextlib.contextmanager
     def down(self) -> Iterator[None]:
-        # Every write of every process takes this lock first: while somebody else has it, none is answered.
+        # Every write of every process takes this lock first: while another process has it, none is answered.
         with lock_held_elsewhere(self._path):
             yield
 
@@ -81,7 +81,7 @@ class PostgresqlDeployment:
 
     To take it down the server is frozen, not stopped. That is the outage which is hard to notice: connections stay, new
     ones are accepted, requests are taken, nobody is answered, and what was sent is done when the server goes on, also
-    for those who have given up by then. A server that is stopped refuses, and everybody knows at once.
+    for those who have given up by then. A server that is stopped refuses, and every client notices at once.
     """
 
     def __init__(self, directory: Path) -> None:

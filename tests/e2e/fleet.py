@@ -35,7 +35,7 @@ QUICK = Intervals(
     clock_slack=2.0,
     trust_margin=0.3,
 )
-"""The usual proportions, shrunk so far that a busy machine does not make anybody look dead."""
+"""The usual proportions, shrunk, but long enough that no process looks dead on a busy machine."""
 
 
 class Process:

@@ -61,7 +61,7 @@ async def test_a_bystander_that_has_not_begun_is_not_charged_for_a_crash(stage: 
         assert failed.error
         assert [attempt.attempt for attempt in failed.attempts] == [1, 2, 3, 4]
         assert (other.state, other.attempt) == (JobState.COMPLETED, 1)
-        # Long enough for whoever would start it a fifth time.
+        # Long enough for a fifth start, if there were one.
         await world.final((await world.send(tasks.sleep.call(1.0))).id)
         assert [entry.attempt for entry in world.ledger.begins([poison.id])] == [1, 2, 3, 4]
         assert len(world.ledger.begins([bystander.id])) == 1

@@ -26,7 +26,7 @@ BUSY = 0.8
 """Seconds for which jobs are sent and run before the primary dies."""
 UNANSWERED = 0.2
 NOTICED = 1.0
-"""Seconds until somebody has decided that the standby takes over: everybody has tried in vain several times."""
+"""Seconds until the standby is promoted: every process has tried in vain several times by then."""
 
 
 class Pair(PostgresqlDeployment):

@@ -43,10 +43,10 @@ async def test_a_lane_is_strictly_first_in_first_out_and_everybody_sees_it(stage
         ids = [head.id, *[handle.id for handle in lane]]
         await world.began(head.id)
         # Through the other instance: places are the store's.
-        everybody = [other.client.handle(id) for id in ids]
-        assert [await place(handle) for handle in everybody] == [None, 1, 2, 3]
+        handles = [other.client.handle(id) for id in ids]
+        assert [await place(handle) for handle in handles] == [None, 1, 2, 3]
         assert await place(other.client.handle("unknown")) is None
-        screens = [asyncio.create_task(watched(handle)) for handle in everybody[1:]]
+        screens = [asyncio.create_task(watched(handle)) for handle in handles[1:]]
         await asyncio.sleep(0.5)
         world.file("go").touch()
         seen = await asyncio.wait_for(asyncio.gather(*screens), 30)
@@ -56,11 +56,11 @@ async def test_a_lane_is_strictly_first_in_first_out_and_everybody_sees_it(stage
         for number, updates in enumerate(seen, start=1):
             places = [u.position.place for u in updates if u.position is not None]
             assert places[0] == number
-            assert places == sorted(places, reverse=True), "somebody was moved back"
+            assert places == sorted(places, reverse=True), "a job was moved back"
             assert updates[-1].state is JobState.COMPLETED
             assert updates[-1].position is None
-        assert await place(everybody[0]) is None
-        assert await everybody[-1].result(timeout=5) == 0.3
+        assert await place(handles[0]) is None
+        assert await handles[-1].result(timeout=5) == 0.3
 
 
 async def test_lanes_are_independent_and_go_on_after_failures_and_refusals(stage: Stage) -> None:
@@ -150,6 +150,6 @@ async def test_streams_and_long_polls_end_when_the_instance_stops(stage: Stage) 
         begun = now()
         site.process.stop()
         await world.gone(site.process)
-        assert (now() - begun) / 1e9 < 3.0, "it waited for somebody who only watches"
+        assert (now() - begun) / 1e9 < 3.0, "it waited for a client that only watches"
         screen.cancel()
         poll.cancel()

@@ -118,7 +118,7 @@ async def test_a_lane_goes_on_after_failures_cancels_and_refusals(stages: dict[s
         async def ended() -> bool:
             return bool(world.ledger.of(line[-1], END))
 
-        # Told by the ledger: the store may have forgotten the job by the time somebody looks.
+        # Read from the ledger: the store may have pruned the job by now.
         await world.until(ended, "the last one has run")
         assert [entry.job for entry in world.ledger.begins(line)] == line
 

@@ -19,7 +19,7 @@ async def test_a_job_starts_at_most_an_interval_and_a_pass_after_it_is_due(stage
     async with stage.world(intervals=Intervals()) as world:
         await world.ready(world.fleet.worker("-c", str(JOBS)))
         delays = [SPREAD * (number + 1) / JOBS for number in range(JOBS)]
-        await world.until(world.client.leader, "somebody leads")
+        await world.until(world.client.leader, "a manager leads")
         # The last one first: others come due while the promoter waits for one that is further away.
         sent = [(await world.send(tasks.noop.options(delay=delay).call())).id for delay in reversed(delays)]
         late = []

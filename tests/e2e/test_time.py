@@ -21,7 +21,7 @@ from .world import Stage, World, play_on_all
 SLACK = 1.0
 """Seconds that "within" allows on top."""
 RARE = Intervals(**{**{f: getattr(QUICK, f) for f in QUICK.__struct_fields__}, "promote": 5.0})
-"""With a promoter that comes every five seconds: whoever sleeps between full passes is found out."""
+"""With a promoter that comes every five seconds: a service that sleeps between full passes is detected."""
 BATCH = 1_000
 BACKLOG = 10_000
 
@@ -124,7 +124,7 @@ async def test_a_new_leader_follows_a_killed_one_and_takes_over_at_once_from_one
 
 
 async def test_a_backlog_of_due_jobs_does_not_hold_up_an_urgent_one(stage: Stage) -> None:
-    """All of the backlog is overdue before there is anybody to promote it."""
+    """All of the backlog is overdue before a manager exists to promote it."""
 
     async def scenario(world: World) -> None:
         await world.client.enqueue_many([tasks.noop.options(delay=0.1, priority="low").call() for _ in range(BACKLOG)])
@@ -167,7 +167,7 @@ async def leader(world: World, after: Term | None = None) -> Term:
         found = await world.client.leader()
         return found if found is not None and (after is None or found.number > after.number) else None
 
-    found = await world.until(term, "somebody leads")
+    found = await world.until(term, "a manager leads")
     assert found is not None
     return found
 

@@ -71,7 +71,7 @@ async def test_turns_of_a_lane_are_granted_strictly_in_order_of_arrival(stage: S
         async def all_told() -> bool:
             return all(told[name] for name in "BCD")
 
-        await world.until(all_told, "everybody in line was told a place")
+        await world.until(all_told, "every waiter in line has a place")
         go.set()
         await asyncio.gather(*takers)
         assert [entry.job for entry in world.ledger.begins()] == list("ABCD")

@@ -32,7 +32,7 @@ async def test_two_applications_on_one_queue_lose_no_attempt(stage: Stage) -> No
         await _ran_once(world, ids)
         by = {(entry.task, entry.worker) for entry in world.ledger.begins(ids)}
         assert by == {(tasks.noop.name, "one"), (other_tasks.drawn.name, "other")}
-        # Alone a job is not declined twice: whoever gets it first, the one that knows it has it at once.
+        # A single job is declined once at the most: then the worker that knows its task gets it at once.
         waits = []
         for _ in range(10):
             began = time.monotonic()

@@ -95,7 +95,7 @@ class Databases:
             return url
 
     def done(self, url: str) -> None:
-        """Nobody uses this one any more. Whoever is still connected loses the connection."""
+        """Take back a database; clients that are still connected lose the connection."""
         with self._lock:
             if url in self._migrated:
                 self._idle.append(url)

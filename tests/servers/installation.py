@@ -59,7 +59,7 @@ class Account:
 
     @property
     def name(self) -> str:
-        """Tells templates apart: a data directory belongs to whoever made it."""
+        """Tells templates apart: a data directory belongs to the account that made it."""
         return str(self.ids[0] if self.ids else os.geteuid())
 
     def may_run(self, program: str, folder: Path) -> bool:
@@ -90,7 +90,7 @@ def account_for(installation: Installation, folder: Path) -> Account:
     plain = Account(ids=(nobody.pw_uid, nobody.pw_gid))
     if plain.may_run(installation.program("postgres"), folder):
         return plain
-    # The programs lie in a home that only we may enter. In a user namespace we are somebody else by name alone.
+    # The programs lie in a home that only we may enter. In a user namespace only the name of our account differs.
     os.chown(folder, 0, 0)
     renamed = Account(prefix=("unshare", "--user", "--map-user=65534", "--map-group=65534", "--"))
     if renamed.may_run(installation.program("postgres"), folder):

@@ -142,7 +142,7 @@ class Server:
 
     @property
     def running(self) -> bool:
-        """Whether it has been started and not ended since, by anybody."""
+        """Whether it has been started and not ended since."""
         if self.pid is not None:
             self._ended(within=0.0)
         return self.pid is not None

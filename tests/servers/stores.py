@@ -21,7 +21,7 @@ from . import installation, postgresql, valkey
 
 KINDS = ("sqlite", "postgresql", "redis")
 TRANSACTIONAL = ("sqlite", "postgresql")
-"""Those in which a user can store jobs together with rows of his own."""
+"""Those in which a user can store jobs together with other rows."""
 EVERY_VERSION = "FAIRLANE_TEST_EVERY_VERSION"
 """Set to anything, it lets all tests run on the second version too."""
 VERBS = frozenset(name for name in vars(Store) if not name.startswith("_"))

@@ -27,7 +27,7 @@ def template_of(installation: Installation, account: Account) -> Path:
 
 @contextlib.contextmanager
 def locked(template: Path) -> Iterator[None]:
-    """Whoever comes second waits for the first one's template instead of making another."""
+    """The second process waits for the template of the first instead of making another."""
     with template.with_suffix(".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -49,5 +49,5 @@ def _cache() -> Path:
     fallback = Path(tempfile.gettempdir()) / f"fairlane-servers-{os.geteuid()}"
     fallback.mkdir(mode=0o700, exist_ok=True)
     if fallback.stat().st_uid != os.geteuid():
-        raise PermissionError(f"{fallback} belongs to somebody else")
+        raise PermissionError(f"{fallback} belongs to another account")
     return fallback

@@ -250,7 +250,7 @@ class Holder:
         assert self.process.returncode == 0
 
     def kill(self) -> None:
-        """End it as somebody impatient does."""
+        """End it as an impatient user does."""
         self.process.kill()
         self.process.communicate()
 

@@ -107,12 +107,12 @@ class ValkeyServer:
         return parse(self.fresh_namespace()).prefix
 
     def connected(self, url: str) -> bool:
-        """Whether somebody has a connection for the namespace of a URL: they are named after it."""
+        """Whether a connection exists for the namespace of a URL: connections are named after it."""
         name = f"name=fairlane:{url.partition('namespace=')[2]} "
         return name in self.ask("CLIENT", "LIST")
 
     def ask(self, *command: str | int) -> Any:
-        """What it answers to a command, as somebody else's client sees it."""
+        """What it answers to a command, as another client sees it."""
         options: dict[str, Any] = {"password": self.password, "protocol": 2, "decode_responses": True}
         with redis.Redis(port=self.port, retry=Retry(NoBackoff(), 0), **options) as client:
             return client.execute_command(*command)
@@ -211,7 +211,7 @@ class Watched:
 
     @property
     def url(self) -> str:
-        """How whoever is the master is reached."""
+        """The address of the present master."""
         hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
         return f"redis+sentinel://{hosts}/{self.service}"
 

@@ -210,7 +210,7 @@ class Model:
         present = self.leads
         if term is None:
             if present is not None and present.session != session:
-                _same("standing while somebody else leads", answer, None)
+                _same("standing while another session leads", answer, None)
                 return
             if present is not None:
                 term = present.number

@@ -84,7 +84,7 @@ def promote(records: Records, job: JobRecord) -> None:
 def holders(records: Records, line: tuple[str, str | None], *, late_hold: bool = True) -> set[str]:
     """The ids of the jobs that hold a lane's places.
 
-    `late_hold`: whether waiting jobs past their expiry do. They never start, and until somebody cancels them a store
+    `late_hold`: whether waiting jobs past their expiry do. They never start, and until they are cancelled a store
     may leave a place with one or pass it over.
     """
     jobs = {job.arrival: job for job in records.lane(line) if late_hold or not _late(records, job)}
