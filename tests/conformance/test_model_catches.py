@@ -177,6 +177,8 @@ FAULTS = {
 """Every fault, and the words by which the comparison must tell it."""
 
 
+# The search is fixed work, ten seconds and more: a busy machine may take minutes for it.
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_store_with_one_fault_is_found_out(opener: Opener, fault: type[Faulty]) -> None:
     async def open_faulty(clock: ManualClock) -> Store:
