@@ -122,16 +122,19 @@ async def test_four_times_the_jobs_cost_no_more_than_twice_that(
 
 
 async def _measured(opener: Opener, prepared: Callable[[Kit, int], Awaitable[Action]]) -> tuple[float, float]:
-    """The seconds that the action takes for few jobs and then for many, in a new store."""
+    """The seconds that the action takes for few jobs and for many, each in a new store."""
+    return await _measured_once(opener, prepared, FEW), await _measured_once(opener, prepared, TIMES * FEW)
+
+
+async def _measured_once(opener: Opener, prepared: Callable[[Kit, int], Awaitable[Action]], jobs: int) -> float:
     clock = ManualClock()
     kit = Kit(await opener(clock), clock)
     try:
-        few = await _seconds(await prepared(kit, FEW))
-        many = await _seconds(await prepared(kit, TIMES * FEW))
+        took = await _seconds(await prepared(kit, jobs))
         assert (await kit.store.recount()).differences == ()
     finally:
         await kit.store.close()
-    return few, many
+    return took
 
 
 async def _seconds(action: Action) -> float:

@@ -95,7 +95,7 @@ def start_turn(step: Step, e: JobRecord) -> None:
 
 def _take_from_weaker(step: Step, lane: Lane, class_: int) -> bool:
     """Take the place of the last job that has not started, if its class is lower. For unordered lanes."""
-    row = step.one("lane_weakest", lane.id)
+    row = step.one("lane_weakest", lane.id, 1)
     if row is None:
         return False
     weakest = job_record_of(row)
@@ -225,7 +225,7 @@ def reassign_places(step: Step, lane: Lane) -> None:
     The order is by arrival in an ordered lane, and by class in an unordered one.
     """
     while (best := _next(step, lane)) is not None:
-        row = step.one("lane_weakest", lane.id)
+        row = step.one("lane_weakest", lane.id, 1)
         if row is None:
             return
         weakest = job_record_of(row)
@@ -243,10 +243,8 @@ def reassign_places(step: Step, lane: Lane) -> None:
 
 def trim(step: Step, lane: Lane) -> None:
     """Revoke unstarted grants over the limit, newest first."""
-    while lane.granted > lane.places:
-        row = step.one("lane_weakest", lane.id)
-        if row is None:
-            return
+    # Read once: each read sorts all jobs that hold a place.
+    for row in step.all("lane_weakest", lane.id, max(0, lane.granted - lane.places)):
         lane.granted -= 1
         _ungrant(step, job_record_of(row))
 

@@ -218,8 +218,29 @@ function lane_limits.grant(lane, e)
     job_record.save(e)
 end
 
+-- While many jobs expire in one step, free places are granted once at its end: `next_of` skips expired jobs, so granting
+-- after each of them would read all the others every time (10 s for 2,400 jobs of a lane, measured).
+function lane_limits.defer_grants()
+    S.deferred_lanes = {}
+end
+
+function lane_limits.grant_deferred()
+    local lanes = S.deferred_lanes
+    S.deferred_lanes = nil
+    for _, deferred in pairs(lanes) do
+        local lane = lane_limits.lane(deferred.queue, deferred.key)
+        if lane then
+            lane_limits.hand_on(lane)
+        end
+    end
+end
+
 -- Grant the free places of a lane to the next jobs; returns how many were granted.
 function lane_limits.hand_on(lane)
+    if S.deferred_lanes then
+        S.deferred_lanes[lane.name] = lane
+        return 0
+    end
     local given = 0
     while lane.granted < lane.places do
         local waiting = next_of(lane)

@@ -41,8 +41,9 @@ end
 -- Cancel expired jobs, then promote due ones: by class, then due time, then id.
 function maintenance.promote(limit)
     local expired = call('ZRANGEBYSCORE', S.p .. 'expiry', '-inf', S.now, 'LIMIT', 0, limit)
+    lane_limits.defer_grants()
     for _, seq in ipairs(expired) do
-        -- Read one by one: the end of one job can make another claimable (a clean-up, the next of a lane).
+        -- Read one by one: the end of one job can make another claimable, such as a clean-up.
         local e = job_record.get(seq)
         if not e then
             damage.fail(seq, { sets = { S.p .. 'expiry' } })
@@ -50,6 +51,7 @@ function maintenance.promote(limit)
             endings.expire(e)
         end
     end
+    lane_limits.grant_deferred()
     local promoted = 0
     for class = CLASS.HIGH, CLASS.LOW do
         local arriving = due_of(class, limit - promoted)

@@ -48,7 +48,7 @@ end
 local function begin(names, args)
     S.writes, S.noted, S.names, S.roomy = {}, {}, {}, {}
     S.topics, S.changes, S.notified = {}, {}, {}
-    S.tally, S.domains, S.flows, S.lanes = {}, {}, {}, {}
+    S.tally, S.domains, S.flows, S.lanes, S.deferred_lanes = {}, {}, {}, {}, nil
     S.indexed, S.damaged = {}, {}
     S.flow, S.domain, S.dirty, S.direct, S.has_listeners, S.thinned, S.has_headers = nil, nil, false, false, nil, nil, nil
     step.begin_alone(names, args)
