@@ -30,7 +30,6 @@ from .model.tokens import AccessToken, Scope
 from .runtime.connection import Connection
 from .store.clock import Clock
 from .store.diagnosis import Counted
-from .store.instrumented import InstrumentedStore
 from .store.transactions import Joining, transactions_of
 from .task import Call, Seconds, Task, seconds
 
@@ -238,8 +237,6 @@ class Client:
     async def counters(self) -> dict[str, int]:
         """Counters of the store's server for events that should not happen, such as deadlocks; empty if it has none."""
         store = await self._connection.store()
-        while isinstance(store, InstrumentedStore):
-            store = store.inner
         return await store.counters() if isinstance(store, Counted) else {}
 
     async def lanes(self, queue: str, *, limit: int = 100, cursor: str | None = None) -> LaneListing:

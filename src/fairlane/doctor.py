@@ -21,7 +21,6 @@ from .model.reading import LaneReading, QueueReading
 from .model.session import Session, SessionKind, SessionState, worker_name
 from .runtime.connection import Connection
 from .store.diagnosis import Diagnosable, Finding, Level
-from .store.instrumented import InstrumentedStore
 from .store.port import Store
 
 STILL_SECONDS = 30.0
@@ -121,8 +120,6 @@ def _clock(offset: float) -> Finding:
 async def _server(evidence: Evidence) -> list[Finding]:
     """The store's own findings, such as the settings of its server."""
     store = evidence.store
-    while isinstance(store, InstrumentedStore):
-        store = store.inner
     return await store.findings() if isinstance(store, Diagnosable) else []
 
 

@@ -260,7 +260,7 @@ async def test_what_a_body_left_behind_cannot_have_a_transaction(app: Fairlane) 
         background.append(asyncio.ensure_future(late()))
 
     background: list[asyncio.Future[None]] = []
-    for asked, words in ((False, "while its body runs"), (True, "has ended")):
+    for asked, words in ((False, "while they run"), (True, "has ended")):
         told = asyncio.get_running_loop().create_future()
         handle = await effect.enqueue(asked)
         async with working(app):

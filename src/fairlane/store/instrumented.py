@@ -22,7 +22,9 @@ from ..model.settings import SettingsChange
 from ..model.slots import MOST_SLOTS
 from ..model.states import Move, Transition
 from ..model.tokens import AccessToken, NewToken
+from .diagnosis import Counted, Diagnosable, Finding
 from .port import Store
+from .transactions import Transactions
 from .wakeups import Wakeups
 
 T = TypeVar("T")
@@ -300,11 +302,25 @@ class InstrumentedStore:
     async def close(self) -> None:
         await self._timed("close", self._inner.close())
 
+    # -- what a store may offer beyond the port ------------------------------------------------------------------
+
+    @property
+    def transactions(self) -> Transactions | None:
+        found: Transactions | None = getattr(self._inner, "transactions", None)
+        return found
+
+    async def findings(self) -> list[Finding]:
+        return await self._inner.findings() if isinstance(self._inner, Diagnosable) else []
+
+    async def counters(self) -> dict[str, int]:
+        return await self._inner.counters() if isinstance(self._inner, Counted) else {}
+
+    def on_data_loss(self, call: Callable[[], Awaitable[None]]) -> None:
+        on_data_loss(self._inner, call)
+
 
 def on_data_loss(store: Store, call: Callable[[], Awaitable[None]]) -> None:
     """Call `call` whenever a store detects that it has lost data, if it can detect that."""
-    while isinstance(store, InstrumentedStore):
-        store = store.inner
     listen: Callable[[Callable[[], Awaitable[None]]], None] | None = getattr(store, "on_data_loss", None)
     if listen is not None:
         listen(call)

@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeVar
 from ..errors import FairlaneError, NotSupported, Stale
 from ..model.job import MOST_JOBS_PER_CALL, Enqueued, Held, NewJob
 from ..model.states import Transition
-from .instrumented import InstrumentedStore
 from .port import Store
 
 T = TypeVar("T")
@@ -64,8 +63,6 @@ class Transactions(Protocol):
 
 def transactions_of(store: Store) -> Transactions:
     """The transactions of a store. Raises `NotSupported` if it has none."""
-    while isinstance(store, InstrumentedStore):
-        store = store.inner
     found: Transactions | None = getattr(store, "transactions", None)
     if found is None:
         raise NotSupported(
