@@ -165,7 +165,11 @@ def _as_dicts(libraries: Any) -> list[dict[str, Any]]:
 async def _postgresql_functions(url: str) -> set[str]:
     """The files of the functions that were called for every job, by the server's own statistics."""
     connection = await import_module("asyncpg").connect(url)
-    rows = await connection.fetch("SELECT funcname, sum(calls) AS calls FROM pg_stat_user_functions GROUP BY funcname")
+    # The name of a function ends in the version of its library.
+    rows = await connection.fetch(
+        "SELECT regexp_replace(funcname, '_[0-9a-f]{12}$', '') AS funcname, sum(calls) AS calls "
+        "FROM pg_stat_user_functions GROUP BY 1"
+    )
     await connection.close()
     calls = Counter({row["funcname"]: int(row["calls"]) for row in rows})
     return {

@@ -122,6 +122,7 @@ async def test_three_instances_keep_to_their_slots_together(stage: Stage) -> Non
         assert set(world.ledger.starts().values()) == {1}
 
 
+@pytest.mark.alone
 async def test_an_urgent_job_starts_next_whatever_waits(stage: Stage) -> None:
     async with stage.world() as world:
         calls = [tasks.sleep.options(priority="low").call(0.2) for _ in range(5_000)]
