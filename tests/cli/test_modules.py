@@ -58,7 +58,7 @@ def test_modules_called_tasks_are_discovered_at_any_depth_and_nothing_else_is_im
         ("include=['artbot.taks']", "", "include: no module 'artbot.taks'"),
         ("include='artbot.tasks'", "", "include: must be a list of modules, such as ['artbot.tasks']"),
         ("include=['artbot/tasks.py']", "", "is not the dotted name of a module"),
-        ("", "app.autodiscover('artbt')\n", "there is no package 'artbt'"),
+        ("", "app.autodiscover('artbt')\n", "package 'artbt' was not found"),
         ("", "app.autodiscover('artbot.app')\n", "'artbot.app' is a module, not a package"),
         ("", "app.autodiscover('artbot.tests')\n", "has no module called 'tasks'"),
     ],

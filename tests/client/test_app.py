@@ -189,9 +189,12 @@ def test_every_event_loop_may_use_one_application(unopened: Fairlane) -> None:
 
 FORKING = """
 import asyncio, os, sys
+from msgspec.structs import replace
 from fairlane import Fairlane, Settings, Intervals
 
-app = Fairlane(settings=Settings(url=sys.argv[1], intervals=Intervals().scaled(0.1)))
+# The lease is not scaled: a busy machine can stop a process for longer than a tenth of it.
+intervals = replace(Intervals().scaled(0.1), lease=15.0)
+app = Fairlane(settings=Settings(url=sys.argv[1], intervals=intervals))
 app.queue("models").lane("flux", limit=1)
 
 @app.task(name="one")

@@ -117,11 +117,11 @@ async def test_wrong_content_types_are_refused(http: httpx.AsyncClient, app: Fai
 async def test_a_body_that_never_ends_is_cut(app: Fairlane) -> None:
     web = create_app(app, settings=HttpSettings(body_seconds=0.2, body_bytes=10_000))
 
-    async def forever(pause: float) -> AsyncIterator[bytes]:
+    async def forever(pause: float, size: int = 100) -> AsyncIterator[bytes]:
         yield b'{"task": "add", "args": ["'
         while True:
             await asyncio.sleep(pause)
-            yield b"x" * 100
+            yield b"x" * size
 
     async with client_of(web) as http:
         for path in ("/jobs", "/jobs:batch"):
@@ -130,7 +130,7 @@ async def test_a_body_that_never_ends_is_cut(app: Fairlane) -> None:
             stalled = await asyncio.wait_for(http.post(f"{API}{path}", content=forever(60), headers=JSON), 5)
             assert is_problem(stalled, 408)
         lines = {"Content-Type": "application/x-ndjson"}
-        endless = await http.post(f"{API}/jobs:batch", content=forever(0.001), headers=lines)
+        endless = await http.post(f"{API}/jobs:batch", content=forever(0.001, 9_000), headers=lines)
         assert '"status":413' in endless.text
         stalled = await asyncio.wait_for(http.post(f"{API}/jobs:batch", content=forever(60), headers=lines), 5)
         assert '"status":408' in stalled.text

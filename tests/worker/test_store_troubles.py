@@ -192,8 +192,8 @@ async def test_a_worker_leaves_no_subscription_behind(yard: Yard) -> None:
         async with yard.worker():
             pass
     wakeups: Any = yard.store.wakeups
-    ears = wakeups._ears
-    assert list(ears.all() if hasattr(ears, "all") else ears) == []
+    kept = wakeups._subscriptions
+    assert list(kept.all() if hasattr(kept, "all") else kept) == []
 
 
 async def test_the_keeper_of_a_loop_that_is_gone_lets_the_session_expire(

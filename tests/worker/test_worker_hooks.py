@@ -49,7 +49,7 @@ async def test_what_a_start_hook_keeps_is_there_for_bodies_hooks_and_stop_hooks(
 
     job = await ran(app, task(app, lambda: len(current_worker().state.pool)))
     assert (job.result, told) == (b"2", ["around 2", "2 to close", "first declared, last run"])
-    with pytest.raises(FairlaneError, match="outside of a worker"):
+    with pytest.raises(FairlaneError, match="outside a worker"):
         current_worker()
 
 
