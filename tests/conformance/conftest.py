@@ -1,10 +1,10 @@
 """Stores under test. A store is one parameter: add its kind to `KINDS` and `empty_stores` in `tests/servers/stores.py`
 and the whole suite runs on it.
 
-Every test runs on SQLite, PostgreSQL and Redis. If the system has a server of another version than the wheel's, a part
-runs there as well: the tests that are the first in their file, or the first there to name a verb of the port, a quarter
-of all (`tests/servers/test_stores.py` proves that they call every verb). ``FAIRLANE_TEST_EVERY_VERSION=1`` runs all but
-those of `LONG`.
+Every test runs on SQLite, PostgreSQL and Redis, and on PostgreSQL with Redis what is announced to workers (`WAKING`).
+If the system has a server of another version than the wheel's, a part runs there as well: the tests that are the first
+in their file, or the first there to name a verb of the port, a quarter of all (`tests/servers/test_stores.py` proves
+that they call every verb). ``FAIRLANE_TEST_EVERY_VERSION=1`` runs all but those of `LONG`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fairlane.store import open_store
 from fairlane.store.clock import ManualClock
 from fairlane.store.port import Store
 from tests.servers.stores import (
+    COMPOSED,
     EVERY_VERSION,
     KINDS,
     EmptyStores,
@@ -27,6 +28,7 @@ from tests.servers.stores import (
     runs_on_second_version,
     second_versions,
 )
+from tests.sizes import FULL
 
 from .kit import Kit
 
@@ -37,9 +39,23 @@ ABOUT_THE_SUITE = ("test_model_catches",)
 """Modules that test the suite and not a store: one kind will do."""
 LONG = (
     *("test_model", "test_fences", "test_eta", "test_crowds", "test_fair_order"),
-    *("test_growth", "test_together", "test_told", "test_lane_pages"),
+    *("test_growth", "test_together", "test_notified_claims", "test_lane_pages"),
 )
 """Modules that are not repeated on a second version, because they take long and call no verb that others do not."""
+
+WAKING = (
+    *(
+        "test_wakeups",
+        "test_claim",
+        "test_enqueue",
+        "test_finish",
+        "test_grants",
+        "test_idle_grants",
+        "test_notified_claims",
+    ),
+    *("test_turns", "test_declines", "test_maintenance", "test_leader", "test_settings", "test_crowds"),
+)
+"""Modules that run on `COMPOSED` by default: whatever is announced to workers. In a full run all do."""
 
 
 def kinds_for(test: str, module: ModuleType) -> tuple[str, ...]:
@@ -47,9 +63,10 @@ def kinds_for(test: str, module: ModuleType) -> tuple[str, ...]:
     name = module.__name__.rpartition(".")[2]
     if name in ABOUT_THE_SUITE:
         return KINDS[:1]
+    kinds = (*KINDS, COMPOSED) if FULL or name in WAKING else KINDS
     if (name in LONG and EVERY_VERSION not in os.environ) or not runs_on_second_version(test, module):
-        return KINDS
-    return (*KINDS, *second_versions())
+        return kinds
+    return (*kinds, *second_versions())
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

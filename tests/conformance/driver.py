@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from fairlane.errors import FairlaneError
+from fairlane.model.ended import EndedJob
 from fairlane.model.job import Held, Job, JobState, NewJob, Priority
 from fairlane.model.reading import Filter
 from fairlane.model.session import Claim, NewSession, SessionKind, Term
@@ -53,6 +54,9 @@ class Driver:
         self.terms: list[Term] = []
         self.finals: dict[str, tuple[object, ...]] = {}
         self.load: dict[tuple[str, str | None], int] = {}
+        self.ended: dict[str, EndedJob] = {}
+        """What the feed of ended jobs has returned so far."""
+        self.cursor = self.runner.run(_awaited(self.store.ended(None))).cursor
 
     def close(self) -> None:
         """Close the store and the loop."""
@@ -68,14 +72,14 @@ class Driver:
         """Call a verb on the store and on the model, and compare. None where it was refused, as it had to be."""
         spelled = [spell(arg) for arg in args] + [f"{name}={spell(value)}" for name, value in options.items()]
         self.calls.append(f"await store.{verb}({', '.join(spelled)})")
-        told: Any
+        reply: Any
         try:
-            told = self.runner.run(getattr(self.store, verb)(*args, **options))
+            reply = self.runner.run(getattr(self.store, verb)(*args, **options))
         except FairlaneError as exc:
-            told = exc
-        self.calls[-1] += f"  # {spell(told)}"
+            reply = exc
+        self.calls[-1] += f"  # {spell(reply)}"
         try:
-            return self._compare(verb, args, options, told)
+            return self._compare(verb, args, options, reply)
         except Mismatch as mismatch:
             self.fail(str(mismatch))
         except BaseException:
@@ -88,14 +92,14 @@ class Driver:
         steps = "\n".join(self.calls)
         raise Mismatch(f"{what}\n\nafter these calls:\n{steps}")
 
-    def _compare(self, verb: str, args: Sequence[Any], options: dict[str, Any], told: Any) -> Any:
+    def _compare(self, verb: str, args: Sequence[Any], options: dict[str, Any], reply: Any) -> Any:
         sight = self.runner.run(self._look())
         self.model.see(sight)
         refused = False
         try:
-            getattr(self.model, verb)(*args, **options, told=told)
+            getattr(self.model, verb)(*args, **options, reply=reply)
         except FairlaneError as refusal:
-            if type(told) is not type(refusal):
+            if type(reply) is not type(refusal):
                 raise Mismatch(f"{verb} must raise {type(refusal).__name__}: {refusal}") from None
             refused = True
         self.model.settle()
@@ -104,7 +108,7 @@ class Driver:
         if found:
             raise Mismatch("\n".join(found))
         self._remember_starts()
-        return None if refused else told
+        return None if refused else reply
 
     async def _look(self) -> Sight:
         ids = list(self.sent)
@@ -112,15 +116,22 @@ class Driver:
         ids += [job.id for job in page.jobs if job.id not in self.sent]
         jobs = {job.id: job for job in await self.store.get(ids) if job is not None}
         waiting = list(jobs)
-        standings = dict(zip(waiting, await self.store.positions(waiting), strict=True))
+        positions = dict(zip(waiting, await self.store.positions(waiting), strict=True))
         return Sight(
             jobs=jobs,
-            standings=standings,
+            positions=positions,
             queues={queue.name: queue for queue in await self.store.queues()},
             sessions={session.id: session for session in await self.store.sessions()},
             bindings=tuple(await self.store.bindings(limit=500)),
             leader=await self.store.leader(),
+            ended=await self._follow(),
         )
+
+    async def _follow(self) -> dict[str, EndedJob]:
+        page = await self.store.ended(self.cursor)
+        self.cursor = page.cursor
+        self.ended |= {job.id: job for job in page.jobs}
+        return self.ended
 
     def _changed_finals(self, sight: Sight) -> list[str]:
         """Final is final: not even the time of it may change."""
@@ -164,8 +175,8 @@ class Driver:
         self.both("enqueue", list(jobs))
 
     def claim(self, session: str, claim: Claim) -> None:
-        """Claim, every other time as one who was told of work: that may not make a difference."""
-        claim = msgspec.structs.replace(claim, told=claim.number % 4 < 2)
+        """Claim, every other time as a notified worker, which may not make a difference."""
+        claim = msgspec.structs.replace(claim, notified=claim.number % 4 < 2)
         if self.both("claim", session, claim) is not None:
             self.last_claims[session] = claim
 

@@ -57,7 +57,7 @@ class Kit:
         id: str | None = None,
         tasks: tuple[str, ...] | None = None,
     ) -> Worker:
-        """A registered worker; it serves `default` unless told otherwise."""
+        """A registered worker; it serves `default` unless given others."""
         session = await self.store.register(
             NewSession(
                 id=id or new_id(),
@@ -95,8 +95,8 @@ class Kit:
 
     async def positions(self, id: str) -> JobPosition | None:
         """Where one job stands."""
-        [standing] = await self.store.positions([id])
-        return standing
+        [position] = await self.store.positions([id])
+        return position
 
     def number(self) -> int:
         """A claim number that was not used before in this test."""
@@ -127,9 +127,9 @@ class Worker:
     async def claim(self, total: int = 1, *asks: Ask) -> list[Claimed]:
         """Claim up to `total` jobs: by the given asks, or from everywhere, class by class."""
         call = self.everything(total)
-        # What is found may not depend on whether the worker was told of it, so every other claim says it was.
-        told = call.number % 2 == 1
-        call = Claim(number=call.number, asks=asks or call.asks, total=total, told=told)
+        # The result may not depend on whether the worker was notified, so every other claim says that it was.
+        notified = call.number % 2 == 1
+        call = Claim(number=call.number, asks=asks or call.asks, total=total, notified=notified)
         claimed = await self.kit.store.claim(self.id, call)
         self.last_claim = call.number
         return claimed

@@ -33,8 +33,8 @@ claims = st.one_of(st.just(EVERYTHING), st.lists(asks, min_size=1, max_size=3).m
 totals = st.integers(1, 5)
 outcomes = st.sampled_from(
     [
-        *("complete", "complete", "fail", "retry", "retry_later", "crash"),
-        *("snooze", "hand_back", "take_back", "decline", "cancel"),
+        *("complete", "complete", "fail", "retry", "retry_later", "retry_changed", "crash"),
+        *("snooze", "snooze_changed", "hand_back", "take_back", "decline", "cancel"),
     ]
 )
 terms = st.sampled_from(["none", "none", "present", "old"])
@@ -194,7 +194,7 @@ class Machine(Fleet):
         else:
             self.driver.both("lead", session, lease=TERM_LEASE, term=number)
 
-    # -- settings and upkeep -------------------------------------------------------------------------------------
+    # -- settings and maintenance -------------------------------------------------------------------------------------
 
     @rule(settings=work_settings, newer=st.sampled_from([1, 1, 0, -1]))
     def configure(self, settings: WorkSettings, newer: int) -> None:
@@ -242,8 +242,8 @@ def transition(job: JobRecord, outcome: str, held: Held | None = None) -> Transi
         outcome = "complete"
     if job.new.kind is JobKind.CLEANUP and outcome not in ("complete", "fail", "hand_back", "take_back"):
         outcome = "fail"
-    if job.new.sticky is not None and outcome == "snooze":
-        outcome = "retry_later"
+    if job.new.sticky is not None and outcome.startswith("snooze"):
+        outcome = outcome.replace("snooze", "retry_later")
     if outcome == "decline" and not _declinable(job):
         outcome = "hand_back"
     if outcome == "complete":
@@ -252,12 +252,18 @@ def transition(job: JobRecord, outcome: str, held: Held | None = None) -> Transi
         return fail(held, Reason.ERROR, "boom")
     if outcome == "retry":
         return retry(held, 0.0, Reason.ERROR, "boom")
+    if outcome == "retry_changed":
+        return retry(held, 0.0, Reason.ERROR, "boom", payload=b"[[%d],{}]" % held.fence)
     if outcome == "retry_later":
         return retry(held, 3.2, Reason.TIMEOUT, "slow")
+    if outcome == "retry_later_changed":
+        return retry(held, 3.2, Reason.TIMEOUT, "slow", payload=b'[["later"],{}]')
     if outcome == "crash":
         return retry(held, 0.0, Reason.CRASHED, "killed")
     if outcome == "snooze":
         return snooze(held, 3.2)
+    if outcome == "snooze_changed":
+        return snooze(held, 3.2, payload=b"[[],{}]")
     if outcome == "hand_back":
         return hand_back(held)
     if outcome == "take_back":

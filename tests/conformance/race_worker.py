@@ -59,7 +59,7 @@ async def claim(store: Store, number: int) -> Any:
 async def elect(store: Store, number: int) -> Any:
     """Stand once, and tell the term that was won."""
     term = await store.lead(f"manager-{number}", lease=60)
-    return None if term is None else term.number
+    return term.number if term is not None and term.session == f"manager-{number}" else None
 
 
 async def reelect(store: Store, number: int) -> Any:
@@ -67,7 +67,7 @@ async def reelect(store: Store, number: int) -> Any:
     won = []
     for _ in range(REPEATS):
         term = await store.lead(f"manager-{number}", lease=60)
-        if term is not None:
+        if term is not None and term.session == f"manager-{number}":
             won.append(term.number)
             await store.resign(term.number)
     return won

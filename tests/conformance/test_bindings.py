@@ -87,9 +87,9 @@ async def test_the_scope_of_a_key_is_its_pool(kit: Kit) -> None:
 async def test_without_a_worker_a_sticky_job_waits_unbound_and_is_bound_when_one_registers(kit: Kit) -> None:
     ids = [await kit.enqueue(sticky=key) for key in ("a", "b", "a")]
     await kit.worker(pool="elsewhere")
-    standing = await kit.positions(ids[0])
-    assert standing is not None
-    assert standing.gate is Gate.UNBOUND
+    position = await kit.positions(ids[0])
+    assert position is not None
+    assert position.gate is Gate.UNBOUND
     assert await kit.store.bindings("default") == []
     worker = await kit.worker()
     assert sorted(await worker.claim_ids(10)) == sorted(ids)
@@ -124,9 +124,9 @@ async def test_what_found_no_live_worker_is_bound_when_the_expired_one_is_back(
     await kit.store.promote()
     sent = await kit.enqueue(sticky="a")
     for id in (*due, sent):
-        standing = await kit.positions(id)
-        assert standing is not None
-        assert standing.gate is Gate.UNBOUND
+        position = await kit.positions(id)
+        assert position is not None
+        assert position.gate is Gate.UNBOUND
     await come_back(worker)
     late = await kit.enqueue(sticky="a")
     assert [await _worker_of(kit, id) for id in (*due, sent, late)] == ["default/0"] * 4
@@ -153,9 +153,9 @@ async def test_a_direct_job_waits_for_its_index_and_makes_no_binding(kit: Kit) -
     other = await kit.worker(index=0)
     id = await kit.enqueue(worker=2)
     assert await other.claim(10) == []
-    standing = await kit.positions(id)
-    assert standing is not None
-    assert (standing.gate, standing.worker) == (Gate.WORKER_GONE, "default/2")
+    position = await kit.positions(id)
+    assert position is not None
+    assert (position.gate, position.worker) == (Gate.WORKER_GONE, "default/2")
     worker = await kit.worker(index=2)
     assert await worker.claim_ids(10) == [id]
     assert await kit.store.bindings() == []
@@ -183,9 +183,9 @@ async def test_a_lone_stopping_worker_leaves_a_new_key_unbound(kit: Kit) -> None
     worker = await kit.worker()
     await worker.renew(stopping=True)
     id = await kit.enqueue(sticky="plan")
-    standing = await kit.positions(id)
-    assert standing is not None
-    assert standing.gate is Gate.UNBOUND
+    position = await kit.positions(id)
+    assert position is not None
+    assert position.gate is Gate.UNBOUND
 
 
 async def _lose(kit: Kit, *staying: Worker) -> int:
@@ -211,13 +211,13 @@ async def test_a_lost_worker_loses_its_bindings_and_its_waiting_jobs_move(kit: K
     assert sorted(await stays.claim_ids(10)) == sorted([began, waits])
 
 
-async def test_jobs_of_a_lost_worker_wait_unbound_when_nobody_is_left(kit: Kit) -> None:
+async def test_jobs_of_a_lost_worker_wait_unbound_when_no_worker_is_left(kit: Kit) -> None:
     await kit.worker(index=0)
     id = await kit.enqueue(sticky="plan")
     assert await _lose(kit) == 1
-    standing = await kit.positions(id)
-    assert standing is not None
-    assert standing.gate is Gate.UNBOUND
+    position = await kit.positions(id)
+    assert position is not None
+    assert position.gate is Gate.UNBOUND
     worker = await kit.worker(index=5)
     assert await worker.claim_ids(10) == [id]
 
@@ -318,7 +318,7 @@ async def test_a_scheduled_job_of_a_key_is_bound_when_it_arrives(kit: Kit) -> No
     assert (await _binding(kit, "plan")).state is BindingState.OPEN
 
 
-async def test_a_binding_that_nobody_used_for_a_day_is_drained(kit: Kit) -> None:
+async def test_a_binding_that_was_not_used_for_a_day_is_drained(kit: Kit) -> None:
     worker = await kit.worker()
     for key in ("idle", "used"):
         await kit.enqueue(sticky=key)

@@ -168,7 +168,7 @@ async def test_copies_that_end_after_the_time_to_join_complete_the_parent(kit: K
     assert await kit.state(parent) is JobState.COMPLETED
 
 
-async def test_a_broadcast_to_nobody_is_complete_when_nobody_can_join_any_more(kit: Kit) -> None:
+async def test_a_broadcast_without_workers_is_complete_when_none_can_join_any_more(kit: Kit) -> None:
     now, later = await _broadcast(kit), await _broadcast(kit, ttl=60)
     await kit.store.promote()
     assert await kit.state(now) is JobState.COMPLETED
@@ -178,7 +178,7 @@ async def test_a_broadcast_to_nobody_is_complete_when_nobody_can_join_any_more(k
     assert await kit.state(later) is JobState.COMPLETED
 
 
-async def test_the_answer_to_a_broadcast_tells_the_state_it_is_in(kit: Kit) -> None:
+async def test_enqueueing_a_broadcast_returns_its_state(kit: Kit) -> None:
     requests = [kit.new("purge", kind=JobKind.BROADCAST, ttl=ttl) for ttl in (0.0, 60.0)]
     for request in requests:
         [answer] = await kit.store.enqueue([request])
@@ -214,7 +214,7 @@ async def test_cancelling_a_broadcast_cancels_its_waiting_copies(kit: Kit) -> No
     assert await joiner.claim(10) == [], "nobody joins a broadcast that was cancelled"
 
 
-async def test_a_copy_that_never_ran_still_tells_whom_it_was_for(kit: Kit) -> None:
+async def test_a_copy_that_never_ran_still_names_its_worker(kit: Kit) -> None:
     await kit.worker(index=3)
     parent = await _broadcast(kit)
     await kit.store.cancel([parent])

@@ -21,13 +21,13 @@ def payload(size: int) -> bytes:
     return b'["' + b"x" * (size - 4) + b'"]'
 
 
-def bounded(worker: Worker, total: int, most: int, *, told: bool = False) -> Claim:
+def bounded(worker: Worker, total: int, most: int, *, notified: bool = False) -> Claim:
     call = worker.everything(total)
-    return Claim(number=call.number, asks=call.asks, total=total, told=told, most_bytes=most)
+    return Claim(number=call.number, asks=call.asks, total=total, notified=notified, most_bytes=most)
 
 
-async def ids_of(worker: Worker, total: int, most: int, *, told: bool = False) -> list[str]:
-    return [job.id for job in await worker.kit.store.claim(worker.id, bounded(worker, total, most, told=told))]
+async def ids_of(worker: Worker, total: int, most: int, *, notified: bool = False) -> list[str]:
+    return [job.id for job in await worker.kit.store.claim(worker.id, bounded(worker, total, most, notified=notified))]
 
 
 @pytest.mark.parametrize("lane", [None, "a"])
@@ -40,13 +40,13 @@ async def test_jobs_are_added_while_they_fit(kit: Kit, lane: str | None) -> None
     assert (await kit.store.recount()).differences == ()
 
 
-@pytest.mark.parametrize("told", [False, True])
-async def test_one_job_is_always_answered(kit: Kit, told: bool) -> None:
+@pytest.mark.parametrize("notified", [False, True])
+async def test_one_job_is_always_answered(kit: Kit, notified: bool) -> None:
     worker = await kit.worker(slots=10)
     ids = [await kit.enqueue(payload=payload(100 * KILO)) for _ in range(2)]
-    assert await ids_of(worker, 10, 1, told=told) == ids[:1]
-    assert await ids_of(worker, 10, 1, told=told) == ids[1:]
-    assert await ids_of(worker, 10, 1, told=told) == []
+    assert await ids_of(worker, 10, 1, notified=notified) == ids[:1]
+    assert await ids_of(worker, 10, 1, notified=notified) == ids[1:]
+    assert await ids_of(worker, 10, 1, notified=notified) == []
 
 
 async def test_the_first_that_does_not_fit_ends_the_claim(kit: Kit) -> None:

@@ -231,6 +231,21 @@ async def test_a_waiting_turn_is_cancelled_at_once(kit: Kit, store: Store) -> No
     assert await kit.state("granted") is RUNNING
 
 
+@pytest.mark.parametrize("ids", [["job", "turn"], ["turn", "job"]])
+async def test_no_turn_starts_in_the_place_of_a_job_that_is_cancelled_with_it(
+    kit: Kit, store: Store, ids: list[str]
+) -> None:
+    await kit.settings("default", LaneRule(pattern="*", limit=1))
+    waiter = await kit.waiter()
+    await kit.enqueue(id="job", lane="ann")
+    for id in ("turn", "next"):
+        await store.enqueue([kit.new(id=id, kind=JobKind.TURN, lane="ann", waiter=waiter.id)])
+
+    assert await store.cancel(ids) == [CANCELLED, CANCELLED]
+
+    assert await kit.state("next") is RUNNING
+
+
 async def test_cancelling_a_broadcast_cancels_its_children(kit: Kit, store: Store) -> None:
     workers = [await kit.worker() for _ in range(3)]
     await store.enqueue([kit.new("purge", id="all", kind=JobKind.BROADCAST)])

@@ -236,7 +236,7 @@ async def test_a_late_claim_under_a_number_before_an_empty_one_strands_nothing(k
     assert job.attempt == 1
 
 
-async def test_a_claim_from_a_queue_that_nobody_knows_makes_none(kit: Kit, store: Store) -> None:
+async def test_a_claim_from_an_unknown_queue_does_not_create_it(kit: Kit, store: Store) -> None:
     worker = await kit.worker()
     assert await worker.claim(1, Ask("never-heard-of", NORMAL, 1)) == []
     assert "never-heard-of" not in {queue.name for queue in await store.queues()}
@@ -329,7 +329,7 @@ async def test_a_dead_session_cannot_claim(kit: Kit) -> None:
     assert await kit.state("job") is JobState.PENDING
 
 
-async def test_a_dead_session_hears_so_even_when_it_repeats_its_last_number(kit: Kit, store: Store) -> None:
+async def test_a_dead_session_is_rejected_even_when_it_repeats_its_last_claim_number(kit: Kit, store: Store) -> None:
     worker = await kit.worker()
     await kit.enqueue(id="job")
     call = worker.everything(1)
@@ -374,7 +374,7 @@ async def test_a_stopping_session_gets_nothing_from_a_finish_either(kit: Kit, st
     assert await kit.state("two") is JobState.PENDING
 
 
-async def test_a_claim_tells_whether_the_job_holds_a_place_of_a_limited_lane(kit: Kit) -> None:
+async def test_a_claim_shows_whether_the_job_holds_a_place_of_a_limited_lane(kit: Kit) -> None:
     await kit.settings("default", LaneRule(pattern="one", limit=1), LaneRule(pattern="two", limit=2))
     for lane in ("one", "two", "free", None):
         await kit.enqueue(lane=lane)

@@ -164,7 +164,7 @@ async def test_a_turn_that_has_expired_is_not_started_by_a_place_that_moves(kit:
     assert await kit.state(turn) is JobState.CANCELLED
 
 
-async def test_a_lane_is_full_of_jobs_that_nobody_can_take_yet_too(kit: Kit) -> None:
+async def test_jobs_that_no_worker_can_take_yet_count_against_a_full_lane(kit: Kit) -> None:
     await kit.settings("default", LaneRule(pattern="l", max_pending=2))
     for _ in range(2):
         await kit.enqueue(lane="l", sticky="plan")
@@ -190,19 +190,19 @@ async def test_a_repeated_release_with_a_clean_up_that_was_cancelled_is_refused(
         await kit.store.release("default", "plan", tidy)
 
 
-async def test_room_in_a_limited_queue_is_told_to_workers_that_have_its_jobs_in_their_inbox(kit: Kit) -> None:
+async def test_workers_with_jobs_in_their_inbox_are_notified_of_room_in_a_limited_queue(kit: Kit) -> None:
     await kit.settings(limit=1)
     worker = await kit.worker()
     other = await kit.worker("elsewhere")
     await kit.enqueue(id="first")
     [first] = await worker.claim(1, Ask("default", Priority.NORMAL, 1))
     await kit.enqueue(worker=other.session.index)
-    ear = kit.store.wakeups.subscribe([f"worker:{other.name}"])
+    subscription = kit.store.wakeups.subscribe([f"worker:{other.name}"])
     try:
         await worker.retry(first, delay=60)
-        assert await ear.wait(5) == {f"worker:{other.name}"}
+        assert await subscription.wait(5) == {f"worker:{other.name}"}
     finally:
-        ear.close()
+        subscription.close()
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ async def test_a_place_that_is_lost_and_won_again_in_one_step_is_held(kit: Kit, 
     assert await worker.claim_ids(5) == ["H", "A"]
 
 
-async def test_a_limit_that_is_lowered_and_raised_in_one_call_leaves_everybody_in_line(kit: Kit, store: Store) -> None:
+async def test_lowering_and_raising_a_limit_in_one_call_keeps_every_job_in_line(kit: Kit, store: Store) -> None:
     worker = await kit.worker(slots=10)
     await store.configure([SettingsChange(queue="default", version=1, declared=lanes(3))])
     ids = [await kit.enqueue(lane="L") for _ in range(3)]

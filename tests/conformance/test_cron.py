@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from fairlane.errors import Conflict
 from fairlane.model.job import CronSlot
@@ -41,6 +42,7 @@ async def test_a_declared_schedule_is_stored_with_the_present_time(store: Store,
         stored_at=clock.now(),
         declared_at=clock.now(),
         last_slot=None,
+        now=clock.now(),
     )
     assert answer.due(clock.now()) == []
 
@@ -62,8 +64,17 @@ async def test_reading_the_schedules_answers_the_same_and_refreshes_none(store: 
     read = await store.schedules()
 
     assert sorted(read, key=lambda each: each.schedule.name) == read
-    assert read == sorted(declared, key=lambda each: each.schedule.name)
+    earlier = [replace(each, now=clock.now() - 100) for each in read]
+    assert earlier == sorted(declared, key=lambda each: each.schedule.name)
     assert {each.declared_at for each in read} == {clock.now() - 100}
+
+
+async def test_schedules_are_read_with_the_stores_clock(store: Store, clock: ManualClock) -> None:
+    await store.declare([schedule("one"), schedule("two")])
+    clock.advance(100)
+
+    assert {each.now for each in await store.declare([])} == {clock.now()}
+    assert {each.now for each in await store.schedules()} == {clock.now()}
 
 
 async def test_declaring_again_refreshes_and_keeps_its_beginning(store: Store, clock: ManualClock) -> None:

@@ -11,6 +11,7 @@ from fairlane.model.job import Acceptance, Claimed, JobKind, JobState, Priority,
 from fairlane.model.maintenance import Retention
 from fairlane.model.reading import Gate, JobPosition
 from fairlane.model.settings import LaneRule
+from fairlane.model.slots import Ask
 from fairlane.model.states import (
     LONGEST_DECLINE,
     SHORTEST_DECLINE,
@@ -25,10 +26,10 @@ from .kit import Kit, Worker
 KEEP_NOTHING = Retention(completed_seconds=0, failed_seconds=0, history_seconds=0, id_seconds=0)
 
 
-async def _stands(kit: Kit, id: str) -> JobPosition:
-    standing = await kit.positions(id)
-    assert standing is not None
-    return standing
+async def _position_of(kit: Kit, id: str) -> JobPosition:
+    position = await kit.positions(id)
+    assert position is not None
+    return position
 
 
 async def _old(kit: Kit, *queues: str, **fields: Any) -> Worker:
@@ -105,7 +106,7 @@ async def test_it_is_claimed_in_the_call_that_puts_off_a_job_of_another_queue(ki
     assert (await kit.store.recount()).differences == ()
 
 
-async def test_a_retry_is_offered_to_everybody_again(kit: Kit) -> None:
+async def test_a_retry_is_offered_to_every_session_again(kit: Kit) -> None:
     old, new = await _old(kit), await _new(kit)
     id = await kit.enqueue()
     await old.decline(*await old.claim())
@@ -246,6 +247,16 @@ async def test_a_claim_whose_answer_was_lost_does_not_count_as_a_run(kit: Kit) -
     assert verdict.state is JobState.FAILED
 
 
+async def test_a_claim_for_the_inbox_alone_finds_it(kit: Kit) -> None:
+    old, new, elsewhere = await _old(kit), await _new(kit), await _new(kit, "mail")
+    id = await kit.enqueue()
+    [job] = await old.claim()
+    await old.decline(job)
+    inbox = [Ask(None, priority, 1) for priority in Priority]
+    assert await elsewhere.claim(1, *inbox) == []
+    assert [each.id for each in await new.claim(1, *inbox)] == [id]
+
+
 async def test_a_worker_that_does_not_say_what_it_knows_gets_a_declined_job_but_not_at_once_again(kit: Kit) -> None:
     old, silent = await _old(kit), await kit.worker()
     id = await kit.enqueue()
@@ -266,19 +277,19 @@ async def test_an_ordered_lane_waits_for_its_declined_head(kit: Kit) -> None:
     kit.clock.advance(5)
     await kit.store.admit()
     assert await old.claim(10) == []
-    standing = await _stands(kit, behind)
-    assert (standing.gate, standing.place, standing.task) == (Gate.LANE_TASK, 2, "task")
-    assert standing.why() == "lane doc waits for a worker that knows task task"
-    assert standing.eta() is None
+    position = await _position_of(kit, behind)
+    assert (position.gate, position.place, position.task) == (Gate.LANE_TASK, 2, "task")
+    assert position.why() == "lane doc waits for a worker that knows task task"
+    assert position.eta() is None
     [job] = await new.claim(10)
-    assert (await _stands(kit, behind)).gate is Gate.LANE, "its head runs"
+    assert (await _position_of(kit, behind)).gate is Gate.LANE, "its head runs"
     assert (job.id, (await kit.job(head)).arrival) == (head, arrival)
     await new.complete(job)
     assert await old.claim_ids(10) == [behind]
     assert (await kit.store.recount()).differences == ()
 
 
-async def test_an_unordered_lane_goes_on_while_nobody_knows_its_head(kit: Kit) -> None:
+async def test_an_unordered_lane_continues_while_no_worker_knows_the_task_of_its_head(kit: Kit) -> None:
     await kit.settings("default", LaneRule(pattern="user", limit=1, ordered=False))
     first, second = [await kit.enqueue(lane="user") for _ in range(2)]
     old = await _old(kit)
@@ -336,8 +347,8 @@ async def test_a_sticky_job_waits_for_its_own_worker_although_another_knows_the_
     id = await kit.enqueue("draw", sticky="plan")
     await kit.worker(index=1, tasks=("draw",))
     await bound.decline(*await bound.claim())
-    standing = await _stands(kit, id)
-    assert (standing.gate, standing.why()) == (Gate.UNKNOWN_TASK, "its worker default/0 does not know task draw")
+    position = await _position_of(kit, id)
+    assert (position.gate, position.why()) == (Gate.UNKNOWN_TASK, "its worker default/0 does not know task draw")
     job = await _offered_again(kit, bound, id)
     assert (await kit.job(id)).worker == bound.name
     await bound.decline(job, patience=0)

@@ -19,10 +19,10 @@ from .kit import Kit, Worker
 KEEP_NOTHING = Retention(completed_seconds=0, failed_seconds=0, history_seconds=0, id_seconds=0)
 
 
-async def _stands(kit: Kit, id: str) -> JobPosition:
-    standing = await kit.positions(id)
-    assert standing is not None
-    return standing
+async def _position_of(kit: Kit, id: str) -> JobPosition:
+    position = await kit.positions(id)
+    assert position is not None
+    return position
 
 
 async def _old(kit: Kit, *queues: str, **fields: Any) -> Worker:
@@ -39,27 +39,27 @@ async def test_why_says_whether_a_live_worker_knows_the_task(kit: Kit) -> None:
     old = await _old(kit)
     id = await kit.enqueue()
     await old.decline(*await old.claim())
-    standing = await _stands(kit, id)
-    assert (standing.gate, standing.why()) == (Gate.UNKNOWN_TASK, "no live worker knows task task")
-    assert (standing.eta(), standing.worker) == (None, None)
+    position = await _position_of(kit, id)
+    assert (position.gate, position.why()) == (Gate.UNKNOWN_TASK, "no live worker knows task task")
+    assert (position.eta(), position.worker) == (None, None)
     await _new(kit, "elsewhere")
-    assert (await _stands(kit, id)).gate is Gate.UNKNOWN_TASK
+    assert (await _position_of(kit, id)).gate is Gate.UNKNOWN_TASK
 
     new = await _new(kit)
-    standing = await _stands(kit, id)
-    assert (standing.gate, standing.why()) == (Gate.DECLINED, "waiting for a worker that knows task task")
-    assert (standing.place, standing.of) == (1, 1)
+    position = await _position_of(kit, id)
+    assert (position.gate, position.why()) == (Gate.DECLINED, "waiting for a worker that knows task task")
+    assert (position.place, position.of) == (1, 1)
     await new.leave()
-    assert (await _stands(kit, id)).gate is Gate.UNKNOWN_TASK
+    assert (await _position_of(kit, id)).gate is Gate.UNKNOWN_TASK
     await old.leave()
-    assert (await _stands(kit, id)).gate is Gate.NO_WORKER
+    assert (await _position_of(kit, id)).gate is Gate.NO_WORKER
 
 
 async def test_a_worker_that_does_not_say_what_it_knows_may_know_it(kit: Kit) -> None:
     worker = await kit.worker()
     id = await kit.enqueue("draw")
     await worker.decline(*await worker.claim())
-    assert (await _stands(kit, id)).gate is Gate.DECLINED
+    assert (await _position_of(kit, id)).gate is Gate.DECLINED
 
 
 async def test_tasks_that_wait_for_a_worker_that_knows_them_are_listed(kit: Kit) -> None:
@@ -92,14 +92,14 @@ async def test_a_set_of_tasks_is_forgotten_with_the_last_worker_that_has_it(kit:
         await worker.leave()
     kit.clock.advance(10)
     await kit.store.prune(KEEP_NOTHING)
-    assert (await _stands(kit, id)).gate is not Gate.UNKNOWN_TASK
+    assert (await _position_of(kit, id)).gate is not Gate.UNKNOWN_TASK
     await workers[0].leave()
     kit.clock.advance(10)
     await kit.store.prune(KEEP_NOTHING)
     # Registered anew it is known anew, whatever was forgotten meanwhile.
     await kit.worker(tasks=names)
     await kit.worker(tasks=tuple(reversed(names)))
-    assert (await _stands(kit, id)).gate is not Gate.UNKNOWN_TASK
+    assert (await _position_of(kit, id)).gate is not Gate.UNKNOWN_TASK
     assert not (await kit.store.prune(KEEP_NOTHING)).more
 
 

@@ -88,11 +88,11 @@ class Day:
 
     async def _look(self) -> None:
         now = self.kit.clock.now()
-        for standing in await self.kit.store.positions(sorted(self.waiting)):
-            assert standing is not None
-            eta = standing.eta()
-            assert eta is not None, standing.why()
-            self.told.append((standing.id, now, eta))
+        for position in await self.kit.store.positions(sorted(self.waiting)):
+            assert position is not None
+            eta = position.eta()
+            assert eta is not None, position.why()
+            self.told.append((position.id, now, eta))
 
     def _compare(self, id: str, started: float) -> None:
         for told, when, eta in self.told:
@@ -155,7 +155,9 @@ def few_behind_a_higher_class(kit: Kit) -> list[NewJob]:
         *(two_at_once_beside_others, two_at_once_in_a_crowd, many_ordered_lanes, classes, few_behind_a_higher_class),
     ],
 )
-async def test_waiting_jobs_are_told_well_when_they_start(kit: Kit, jobs: Callable[[Kit], list[NewJob]]) -> None:
+async def test_estimates_of_waiting_jobs_are_close_to_their_starts(
+    kit: Kit, jobs: Callable[[Kit], list[NewJob]]
+) -> None:
     await kit.settings(
         "default",
         LaneRule(pattern="ordered*", limit=1),
@@ -165,7 +167,7 @@ async def test_waiting_jobs_are_told_well_when_they_start(kit: Kit, jobs: Callab
     await Day(kit).work(jobs(kit))
 
 
-async def test_slots_that_are_kept_for_a_higher_class_serve_nobody_below_it(kit: Kit) -> None:
+async def test_slots_that_are_reserved_for_a_higher_class_serve_no_lower_class(kit: Kit) -> None:
     await Day(kit, reserved=Reserved(high=2)).work(one_lane(kit))
 
 
@@ -182,5 +184,5 @@ async def test_a_turn_is_served_by_its_lane_and_needs_no_worker(kit: Kit) -> Non
         await kit.enqueue(id=id, kind=JobKind.TURN, lane="flux", waiter=waiter.id)
     kit.clock.advance(4)
     await waiter.complete(*(Held(id, 1) for id in ids[:2]))
-    etas = [standing.eta() for standing in await kit.store.positions(ids[4:]) if standing is not None]
+    etas = [position.eta() for position in await kit.store.positions(ids[4:]) if position is not None]
     assert etas == [pytest.approx(4 * (place - 0.5) / 2) for place in range(1, 5)]

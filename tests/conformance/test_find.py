@@ -7,16 +7,18 @@ from typing import Any
 import pytest
 
 from fairlane.errors import InvalidInput, NotFound
-from fairlane.model.job import Job, JobState, Reason
+from fairlane.model.job import Job, JobState, Priority, Reason
 from fairlane.model.maintenance import Retention
 from fairlane.model.reading import Filter
 from fairlane.model.states import fail, retry
 from fairlane.store.clock import ManualClock
 from fairlane.store.port import Store
+from tests.sizes import sized
 
 from .kit import Kit
 
 EVERYTHING = Filter()
+BEHIND = sized(1_200, 40_000)
 
 
 async def pages(store: Store, where: Filter = EVERYTHING, *, limit: int = 50) -> list[list[Job]]:
@@ -102,6 +104,50 @@ async def test_by_state(kit: Kit, store: Store) -> None:
 
     for state in JobState:
         assert await ids(store, Filter(state=state)) == [state.value]
+
+
+async def test_completed_jobs_are_found_behind_many_that_are_not(kit: Kit, store: Store) -> None:
+    """Page by page, whatever lies before, between and behind them, with and without other filters."""
+    worker = await kit.worker(slots=3)
+    expected: dict[str, list[str]] = {"mail": [], "print": []}
+    for part in range(3):
+        for task in expected:
+            for n in range(3):
+                await kit.enqueue(task, id=f"{task}-{part}-{n}", priority=Priority.HIGH)
+            done, failed, running = await worker.claim(3)
+            await worker.complete(done)
+            await worker.fail(failed)
+            await worker.complete(running)
+            expected[task] += [done.id, running.id]
+        backlog = [kit.new(("mail", "print")[n % 2], id=f"{part}-waits-{n}") for n in range(BEHIND)]
+        later = [kit.new("mail", id=f"{part}-later-{n}", delay=60) for n in range(BEHIND // 4)]
+        for first in range(0, BEHIND, 1_000):
+            await store.enqueue(backlog[first : first + 1_000])
+            await store.enqueue(later[first : first + 1_000])
+        gone = [job.id for job in backlog[: BEHIND // 4]]
+        await store.cancel(gone)
+
+    completed = Filter(state=JobState.COMPLETED)
+    both = sorted(expected["mail"] + expected["print"])
+    for limit in (1, 5, 50):
+        assert sorted(await ids(store, completed, limit=limit)) == both
+    for task, wanted in expected.items():
+        assert sorted(await ids(store, Filter(state=JobState.COMPLETED, task=task), limit=2)) == sorted(wanted)
+    assert sorted(await ids(store, Filter(state=JobState.COMPLETED, queue="default"), limit=4)) == both
+    assert await ids(store, Filter(state=JobState.COMPLETED, queue="default"), limit=4) == await ids(store, completed)
+
+
+async def test_completed_jobs_of_many_tasks_are_found_page_by_page(kit: Kit, store: Store) -> None:
+    worker = await kit.worker(slots=1_000)
+    await kit.enqueue_all([kit.new(f"task-{n % 40}") for n in range(2_000)])
+    ended = await worker.claim(600)
+    for each in ended:
+        await worker.complete(each)
+
+    found = await ids(store, Filter(state=JobState.COMPLETED), limit=50)
+
+    assert sorted(found) == sorted(each.id for each in ended)
+    assert len(found) == 600
 
 
 async def test_by_queue_and_by_lane_in_a_queue(kit: Kit, store: Store) -> None:

@@ -176,7 +176,7 @@ async def test_a_retry_keeps_its_error_in_the_history(kit: Kit) -> None:
     assert (attempt.outcome, attempt.reason, attempt.error) == ("retry", Reason.TIMEOUT, "took too long")
 
 
-async def test_a_job_that_waits_again_tells_where_it_ran_last(kit: Kit) -> None:
+async def test_a_job_that_waits_again_shows_where_it_ran_last(kit: Kit) -> None:
     worker = await kit.worker()
     await kit.enqueue(id="job")
 
@@ -299,7 +299,7 @@ async def test_a_repeated_finish_answers_with_the_stored_outcome(kit: Kit, outco
 
 
 @pytest.mark.parametrize("outcome", ["retry", "snoozed", "handed_back"])
-async def test_a_repeated_finish_answers_even_after_somebody_else_claimed_the_job(kit: Kit, outcome: str) -> None:
+async def test_a_repeated_finish_is_answered_even_after_another_session_claimed_the_job(kit: Kit, outcome: str) -> None:
     worker, other = await kit.worker(), await survivor(kit)
     await kit.enqueue(id="job")
     [job] = await worker.claim()

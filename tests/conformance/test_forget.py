@@ -80,7 +80,7 @@ async def test_a_forgotten_id_stays_taken_for_its_time(kit: Kit) -> None:
     assert anew.created
 
 
-async def test_how_long_an_id_stays_taken_is_told_by_the_retention(kit: Kit) -> None:
+async def test_the_retention_determines_how_long_an_id_stays_taken(kit: Kit) -> None:
     worker = await kit.worker(lease=1e6)
     await kit.enqueue(id="once")
     await worker.complete(*await worker.claim())

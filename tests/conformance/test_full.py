@@ -79,14 +79,14 @@ async def test_lanes_without_a_limit_share_the_servers(kit: Kit) -> None:
     assert (await refused(kit, "user:ann")).retry_after == pytest.approx(SECONDS)
 
 
-async def test_nobody_can_tell_before_any_job_has_finished(kit: Kit) -> None:
+async def test_no_retry_time_is_given_before_any_job_has_finished(kit: Kit) -> None:
     await kit.worker()
     await kit.settings("default", LaneRule(pattern="doc", max_pending=1), max_pending=2)
     assert (await refused(kit, "doc")).retry_after is None
     assert (await refused(kit)).retry_after is None
 
 
-async def test_nobody_can_tell_when_nobody_serves_the_queue_or_it_is_paused(kit: Kit) -> None:
+async def test_no_retry_time_is_given_without_workers_or_while_paused(kit: Kit) -> None:
     worker = await served(kit)
     await kit.settings("default", LaneRule(pattern="doc", max_pending=1, paused=True), max_pending=2)
     assert (await refused(kit, "doc")).retry_after is None

@@ -118,7 +118,7 @@ async def test_a_job_handed_back_to_an_unordered_lane_starts_next(kit: Kit) -> N
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-async def test_cancelling_whoever_holds_the_place_unstarted_hands_it_on(kit: Kit, ordered: bool) -> None:
+async def test_cancelling_an_unstarted_job_passes_its_place_on(kit: Kit, ordered: bool) -> None:
     await kit.settings("default", LaneRule(pattern="lane", limit=1, ordered=ordered))
     first, second = [await kit.enqueue(lane="lane") for _ in range(2)]
     await kit.store.cancel([first])
@@ -128,7 +128,7 @@ async def test_cancelling_whoever_holds_the_place_unstarted_hands_it_on(kit: Kit
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-async def test_the_expiry_of_whoever_holds_the_place_unstarted_hands_it_on(kit: Kit, ordered: bool) -> None:
+async def test_the_expiry_of_an_unstarted_job_passes_its_place_on(kit: Kit, ordered: bool) -> None:
     await kit.settings("default", LaneRule(pattern="lane", limit=1, ordered=ordered))
     first = await kit.enqueue(lane="lane", expires=5)
     second = await kit.enqueue(lane="lane")
@@ -178,9 +178,9 @@ async def test_an_arriving_higher_class_takes_a_place_that_has_not_started(kit: 
     await kit.settings("default", LaneRule(pattern="lane", limit=2))
     older, newer = [await kit.enqueue(lane="lane") for _ in range(2)]
     high = await kit.enqueue(lane="lane", priority=Priority.HIGH)
-    standing = await kit.positions(newer)
-    assert standing is not None
-    assert standing.gate is Gate.LANE
+    position = await kit.positions(newer)
+    assert position is not None
+    assert position.gate is Gate.LANE
     worker = await kit.worker()
     assert await worker.claim_ids(10) == [high, older]
 
@@ -197,7 +197,7 @@ async def test_the_lowest_class_yields_first(kit: Kit) -> None:
     assert await worker.claim_ids(10) == [low]
 
 
-async def test_a_running_job_yields_to_nobody_and_an_equal_class_takes_nothing(kit: Kit) -> None:
+async def test_a_running_job_keeps_its_place_and_an_equal_class_takes_none(kit: Kit) -> None:
     await kit.settings("default", LaneRule(pattern="lane", limit=2))
     worker = await kit.worker()
     low = await kit.enqueue(lane="lane", priority=Priority.LOW)
@@ -251,3 +251,19 @@ async def test_a_limit_given_to_a_lane_that_had_none_counts_what_runs_already(ki
     assert await worker.claim(10) == []
     await worker.complete(claimed[0])
     assert await worker.claim_ids(10) == [ids[2]]
+
+
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_claim_that_meets_an_expired_job_goes_on_with_the_next_of_its_lane_in_another_class(
+    kit: Kit, others: int
+) -> None:
+    await kit.settings("default", LaneRule(pattern="cap", limit=1, ordered=False))
+    worker = await kit.worker(slots=4)
+    jobs = [kit.new(lane="cap"), kit.new(lane="cap", priority=Priority.HIGH, expires=4.0)]
+    await kit.store.enqueue([*jobs, *(kit.new(priority=Priority.HIGH) for _ in range(others))])
+    kit.clock.advance(6)
+    claimed = await worker.claim_ids(5)
+    # The one of high priority had the place, and gives it up in the claim that finds it too late.
+    assert claimed[-1] == jobs[0].id
+    assert len(claimed) == 1 + others
+    assert await kit.state(jobs[1].id) is JobState.CANCELLED

@@ -17,12 +17,11 @@ from .conftest import Opener
 from .kit import Kit
 from .runs import bulk
 
-pytestmark = pytest.mark.alone
 FEW = 600
 TIMES = 4
 SLACK = 0.3
 """Seconds that a busy machine may add."""
-ROUNDS = 5
+ROUNDS = 4
 """Measurements before the test fails. A cost that grows too fast exceeds the bound in all of them."""
 
 Action = Callable[[], Awaitable[Any]]
@@ -102,6 +101,7 @@ async def _release(kit: Kit, count: int) -> Action:
     return act
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "prepared",
     [
@@ -113,20 +113,19 @@ async def _release(kit: Kit, count: int) -> Action:
 async def test_four_times_the_jobs_cost_no_more_than_twice_that(
     opener: Opener, prepared: Callable[[Kit, int], Awaitable[Action]]
 ) -> None:
-    for _ in range(ROUNDS):
-        few, many = await _measured(opener, prepared)
+    for number in range(ROUNDS):
+        # Others may have had the processors while it was many jobs' turn. As many jobs in parts take as long then.
+        parts = 1 if number == 0 else TIMES
+        few = sum([await _measured_once(opener, prepared, FEW) for _ in range(parts)]) / parts
+        many = await _measured_once(opener, prepared, TIMES * FEW)
         if many <= 2 * TIMES * few + SLACK:
             break
     else:
         pytest.fail(f"{FEW} took {few:.2f} s, {TIMES} times as many {many:.2f} s")
 
 
-async def _measured(opener: Opener, prepared: Callable[[Kit, int], Awaitable[Action]]) -> tuple[float, float]:
-    """The seconds that the action takes for few jobs and for many, each in a new store."""
-    return await _measured_once(opener, prepared, FEW), await _measured_once(opener, prepared, TIMES * FEW)
-
-
 async def _measured_once(opener: Opener, prepared: Callable[[Kit, int], Awaitable[Action]], jobs: int) -> float:
+    """The seconds that the action takes for so many jobs, in a new store."""
     clock = ManualClock()
     kit = Kit(await opener(clock), clock)
     try:

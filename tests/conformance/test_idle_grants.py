@@ -80,7 +80,7 @@ async def test_a_place_does_not_move_while_the_bound_worker_could_take_its_job(k
     assert await owner.claim_ids(1) == [bound]
 
 
-async def test_a_place_does_not_move_when_nobody_else_could_use_it(kit: Kit) -> None:
+async def test_a_place_does_not_move_when_no_other_job_could_use_it(kit: Kit) -> None:
     full, _, filler, bound, loose = await _bound_behind_a_full_worker(kit, ordered=False)
     await kit.store.cancel([loose])
     kit.clock.advance(10)

@@ -6,7 +6,7 @@ import pytest
 
 from fairlane.errors import InvalidInput, NotFound
 from fairlane.model.job import JobKind, JobState, Priority
-from fairlane.model.listings import LaneJob
+from fairlane.model.listings import WAITING_LINE, LaneJob
 from fairlane.model.settings import LaneRule
 
 from .kit import Kit
@@ -42,8 +42,8 @@ async def test_the_line_is_the_order_in_which_jobs_start(kit: Kit, rule: LaneRul
     line = await _line(kit, limit=limit)
     assert [job.place for job in line] == [1, 2, 3, 4, 5, 6]
     assert {(job.task, job.state, job.running, job.attempt) for job in line} == {("paint", JobState.PENDING, False, 0)}
-    standings = await kit.store.positions([job.id for job in line])
-    assert [standing and standing.place for standing in standings] == [1, 2, 3, 4, 5, 6]
+    positions = await kit.store.positions([job.id for job in line])
+    assert [position and position.place for position in positions] == [1, 2, 3, 4, 5, 6]
     await kit.store.cancel(["job-1"])
     worker = await kit.worker()
     started = []
@@ -51,6 +51,20 @@ async def test_the_line_is_the_order_in_which_jobs_start(kit: Kit, rule: LaneRul
         started.append(jobs[0].id)
         await worker.complete(*jobs)
     assert [job.id for job in line] == started
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+async def test_the_waiting_jobs_are_read_past_those_that_run(kit: Kit, rule: LaneRule) -> None:
+    await kit.settings("default", rule)
+    for priority in (Priority.HIGH, Priority.NORMAL, Priority.HIGH, Priority.LOW):
+        await kit.enqueue(lane="user", priority=priority)
+    worker = await kit.worker()
+    [started] = await worker.claim(1)
+    page = await kit.store.lane_line("default", "user", limit=2, cursor=WAITING_LINE)
+    line = await _line(kit)
+    assert (line[0].id, line[0].running) == (started.id, True)
+    assert list(page.jobs) == line[1:3]
+    assert [job.place for job in page.jobs] == [1, 2]
 
 
 @pytest.mark.parametrize("limit", [1, 50])

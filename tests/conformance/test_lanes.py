@@ -127,9 +127,9 @@ async def test_an_ordered_lane_is_closed_while_its_head_waits_to_run_again(kit: 
     await worker.finish(retry(claimed.held, 30, Reason.ERROR, "boom") if way == "retry" else snooze(claimed.held, 30))
     due = kit.clock.now() + 30
     assert await worker.claim(10) == []
-    standing = await kit.positions(behind)
-    assert standing is not None
-    assert (standing.gate, standing.until) == (Gate.LANE_RETRY, due)
+    position = await kit.positions(behind)
+    assert position is not None
+    assert (position.gate, position.until) == (Gate.LANE_RETRY, due)
     kit.clock.advance(30)
     await kit.store.promote()
     assert await worker.claim_ids(10) == [head]
@@ -137,7 +137,7 @@ async def test_an_ordered_lane_is_closed_while_its_head_waits_to_run_again(kit: 
 
 
 @pytest.mark.parametrize("way", ["retry", "snooze", "hand_back", "leave", "rescue"])
-async def test_whoever_comes_back_to_an_ordered_lane_at_once_keeps_its_arrival(kit: Kit, way: str) -> None:
+async def test_a_job_that_returns_to_an_ordered_lane_at_once_keeps_its_arrival(kit: Kit, way: str) -> None:
     await kit.settings("default", LaneRule(pattern="doc", limit=1))
     head, behind = [await kit.enqueue(lane="doc") for _ in range(2)]
     arrival = (await kit.job(head)).arrival
@@ -259,9 +259,9 @@ async def test_a_paused_lane_starts_nothing_until_it_is_resumed(kit: Kit) -> Non
     other = await kit.enqueue(lane="other")
     worker = await kit.worker()
     assert await worker.claim_ids(10) == [other]
-    standing = await kit.positions(ids[0])
-    assert standing is not None
-    assert standing.gate is Gate.LANE_PAUSED
+    position = await kit.positions(ids[0])
+    assert position is not None
+    assert position.gate is Gate.LANE_PAUSED
     await kit.settings("default", LaneRule(pattern="user", limit=1), version=1)
     assert await worker.claim_ids(10) == ids[:1]
 

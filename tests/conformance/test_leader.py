@@ -39,25 +39,34 @@ PASSES: list[Pass] = [_promote, _admit, _rescue, _prune]
 async def _term(kit: Kit, session: str, *, lease: float = 10.0) -> int:
     term = await kit.store.lead(session, lease=lease)
     assert term is not None
+    assert term.session == session
     return term.number
 
 
-async def test_the_first_to_stand_leads_and_everybody_can_see_it(kit: Kit) -> None:
+async def _stands_in_vain(kit: Kit, session: str, *, leader: str) -> bool:
+    """The session stands, and is answered with the term of the leader, which it does not change."""
+    before = await kit.store.leader()
+    answer = await kit.store.lead(session, lease=30)
+    assert answer is not None
+    return answer.session == leader and answer == before == await kit.store.leader()
+
+
+async def test_the_first_session_to_stand_leads_and_the_leader_can_be_read(kit: Kit) -> None:
     assert await kit.store.leader() is None
     term = await kit.store.lead("one", lease=10)
     assert term is not None
     assert (term.session, term.lease, term.remaining) == ("one", 10.0, 10.0)
-    assert await kit.store.lead("two", lease=10) is None
+    assert await _stands_in_vain(kit, "two", leader="one")
     seen = await kit.store.leader()
     assert seen is not None
     assert (seen.number, seen.session) == (term.number, "one")
 
 
-async def test_of_many_who_stand_at_once_one_wins(kit: Kit) -> None:
+async def test_of_many_sessions_that_stand_at_once_one_wins(kit: Kit) -> None:
     terms = await asyncio.gather(*(kit.store.lead(f"manager-{number}", lease=10) for number in range(8)))
-    won = [term for term in terms if term is not None]
-    assert len(won) == 1
-    assert await kit.store.leader() == won[0]
+    won = await kit.store.leader()
+    assert won is not None
+    assert terms == [won] * 8, "each is answered with the one term there is"
 
 
 async def test_extending_keeps_the_number_and_renews_the_lease(kit: Kit) -> None:
@@ -67,10 +76,10 @@ async def test_extending_keeps_the_number_and_renews_the_lease(kit: Kit) -> None
         extended = await kit.store.lead("one", lease=10, term=number)
         assert extended is not None
         assert (extended.number, extended.remaining) == (number, 10.0)
-    assert await kit.store.lead("two", lease=10) is None
+    assert await _stands_in_vain(kit, "two", leader="one")
 
 
-async def test_a_leader_is_told_how_much_of_its_lease_is_left(kit: Kit) -> None:
+async def test_a_term_includes_how_much_of_its_lease_is_left(kit: Kit) -> None:
     await _term(kit, "one")
     kit.clock.advance(4)
     seen = await kit.store.leader()
@@ -78,7 +87,42 @@ async def test_a_leader_is_told_how_much_of_its_lease_is_left(kit: Kit) -> None:
     assert seen.remaining == pytest.approx(6.0)
 
 
-async def test_nobody_extends_the_term_of_somebody_else(kit: Kit) -> None:
+async def test_a_session_that_stands_in_vain_learns_how_long_the_term_lasts(kit: Kit) -> None:
+    number = await _term(kit, "one")
+    left = []
+    for seconds in (0, 4, 5.5):
+        kit.clock.advance(seconds)
+        answer = await kit.store.lead("two", lease=60)
+        assert answer is not None
+        assert (answer.number, answer.session, answer.lease) == (number, "one", 10.0)
+        left.append(answer.remaining)
+    assert left == pytest.approx([10.0, 6.0, 0.5])
+    kit.clock.advance(0.6)
+    assert await _term(kit, "two") > number, "when that time is over, there is no leader"
+
+
+async def test_what_remains_of_a_term_follows_its_renewals_also_to_a_shorter_lease(kit: Kit) -> None:
+    number = await _term(kit, "one", lease=600)
+    left = []
+    for lease in (600.0, 10.0, 2.0):
+        kit.clock.advance(1)
+        assert await kit.store.lead("one", lease=lease, term=number) is not None
+        answer = await kit.store.lead("two", lease=60)
+        assert answer is not None
+        left.append(answer.remaining)
+    assert left == pytest.approx([600.0, 10.0, 2.0])
+    kit.clock.advance(2.1)
+    assert await _term(kit, "two") > number
+
+
+async def test_after_a_resignation_nothing_remains_to_wait_for(kit: Kit) -> None:
+    number = await _term(kit, "one", lease=600)
+    assert await _stands_in_vain(kit, "two", leader="one")
+    await kit.store.resign(number)
+    assert await _term(kit, "two") == number + 1
+
+
+async def test_a_session_cannot_extend_the_term_of_another(kit: Kit) -> None:
     number = await _term(kit, "one")
     assert await kit.store.lead("two", lease=10, term=number) is None
     assert await kit.store.lead("one", lease=10, term=number + 1) is None
@@ -87,7 +131,7 @@ async def test_nobody_extends_the_term_of_somebody_else(kit: Kit) -> None:
     assert (seen.number, seen.session) == (number, "one")
 
 
-async def test_a_lease_that_has_ended_is_not_extended_even_if_nobody_leads_since(kit: Kit) -> None:
+async def test_a_lease_that_has_ended_is_not_extended_even_without_a_new_leader(kit: Kit) -> None:
     number = await _term(kit, "one")
     kit.clock.advance(10.1)
     assert await kit.store.leader() is None
@@ -96,7 +140,7 @@ async def test_a_lease_that_has_ended_is_not_extended_even_if_nobody_leads_since
     assert await _term(kit, "one") > number
 
 
-async def test_terms_only_grow_whoever_leads_and_however_the_last_one_ended(kit: Kit) -> None:
+async def test_terms_only_grow_however_the_last_one_ended(kit: Kit) -> None:
     numbers = []
     for step in range(6):
         numbers.append(await _term(kit, f"manager-{step % 2}"))
@@ -129,8 +173,9 @@ async def test_resigning_a_term_that_is_over_leaves_the_present_one_alone(kit: K
 async def test_setting_the_wall_clock_does_not_end_a_term(kit: Kit) -> None:
     number = await _term(kit, "one")
     kit.clock.step_wall(86_400)
-    assert await kit.store.lead("two", lease=10) is None
+    assert await _stands_in_vain(kit, "two", leader="one")
     kit.clock.step_wall(-200_000)
+    assert await _stands_in_vain(kit, "two", leader="one")
     assert await kit.store.lead("one", lease=10, term=number) is not None
 
 
@@ -146,7 +191,7 @@ async def test_a_pass_under_a_term_that_was_taken_over_is_refused(kit: Kit, run:
 
 
 @pytest.mark.parametrize("run", PASSES)
-async def test_a_pass_under_a_term_that_ended_is_refused_although_nobody_else_leads(kit: Kit, run: Pass) -> None:
+async def test_a_pass_under_a_term_that_ended_is_rejected_even_without_a_new_leader(kit: Kit, run: Pass) -> None:
     expired = await _term(kit, "one")
     kit.clock.advance(11)
     with pytest.raises(TermLost):

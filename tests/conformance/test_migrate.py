@@ -44,9 +44,7 @@ async def test_migrating_twice_at_once_is_harmless(kit: Kit, store: Store, store
     assert seen == await kit.job("job")
 
 
-async def test_a_store_that_is_not_there_is_not_made_for_who_only_looks(
-    store_url: str, clock: ManualClock, tmp_path: Path
-) -> None:
+async def test_reading_does_not_create_a_missing_store(store_url: str, clock: ManualClock, tmp_path: Path) -> None:
     before = files_in(tmp_path)
     for _ in range(2):
         with pytest.raises(StoreMissing):

@@ -142,9 +142,7 @@ async def test_no_term_is_given_out_twice(store_url: str) -> None:
     assert all(each == sorted(each) for each in won)
 
 
-async def test_the_first_jobs_of_a_sticky_key_share_one_binding_whoever_sends_them(
-    shared: Store, store_url: str
-) -> None:
+async def test_concurrent_first_jobs_of_a_sticky_key_share_one_binding(shared: Store, store_url: str) -> None:
     for _ in range(3):
         await _worker(shared)
     sent = [id for each in await _race("bind", store_url) for id in each]
@@ -159,7 +157,7 @@ async def test_the_first_jobs_of_a_sticky_key_share_one_binding_whoever_sends_th
     assert max(per_worker.values()) - min(per_worker.values()) <= 1
 
 
-async def test_one_unique_value_is_one_job_whoever_sends_it(shared: Store, store_url: str) -> None:
+async def test_concurrent_enqueues_of_one_unique_value_create_one_job(shared: Store, store_url: str) -> None:
     answers = await _race("unique", store_url)
     for value in range(REPEATS):
         told = [each[value] for each in answers]
@@ -169,7 +167,7 @@ async def test_one_unique_value_is_one_job_whoever_sends_it(shared: Store, store
     assert len(page.jobs) == REPEATS
 
 
-async def test_one_id_is_one_job_whoever_sends_it(shared: Store, store_url: str) -> None:
+async def test_concurrent_enqueues_of_one_id_create_one_job(shared: Store, store_url: str) -> None:
     made = [id for each in await _race("same", store_url) for id in each]
     assert sorted(made) == sorted(f"same-{value}" for value in range(REPEATS))
     page = await shared.find(Filter(queue=QUEUE), limit=500)
@@ -184,6 +182,8 @@ async def test_jobs_sent_by_several_processes_all_arrive_each_with_its_own_numbe
     shared: Store, store_url: str
 ) -> None:
     sent = [id for each in await _race("send", store_url) for id in each]
+    # Calls that met at the queue may have left their jobs to the next one that looks.
+    await shared.admit()
     jobs = [job for job in await shared.get(sent) if job is not None]
     assert len(jobs) == len(sent)
     arrivals = [job.arrival for job in jobs]

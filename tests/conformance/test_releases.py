@@ -72,9 +72,9 @@ async def test_the_clean_up_runs_last_and_alone_on_the_bound_worker(kit: Kit) ->
     cleanup = _cleanup(kit)
     assert await kit.store.release("default", "plan", cleanup) is Release.DRAINING
     assert (await _binding(kit)).cleanup == cleanup.id
-    standing = await kit.positions(cleanup.id)
-    assert standing is not None
-    assert standing.gate is Gate.CLEANUP
+    position = await kit.positions(cleanup.id)
+    assert position is not None
+    assert position.gate is Gate.CLEANUP
     second = await worker.claim(10)
     assert [job.id for job in second] == ids[1:]
     await worker.complete(first)
@@ -97,6 +97,16 @@ async def test_cancelling_the_last_job_of_a_key_lets_its_clean_up_start(kit: Kit
     assert await kit.store.release("default", "plan", cleanup) is Release.DRAINING
     await kit.store.cancel([waiting])
     assert await worker.claim_ids(10) == [cleanup.id]
+
+
+async def test_a_claim_that_cancels_the_last_job_of_a_key_as_expired_lets_its_clean_up_start(kit: Kit) -> None:
+    worker = await _idle_key(kit)
+    await kit.enqueue(sticky="plan", expires=5)
+    cleanup = _cleanup(kit)
+    assert await kit.store.release("default", "plan", cleanup) is Release.DRAINING
+    kit.clock.advance(6)
+    # By the next claim at the latest: this one may not look at its queue again.
+    assert [*await worker.claim_ids(10), *await worker.claim_ids(10)] == [cleanup.id]
 
 
 async def test_a_repeated_release_while_draining_changes_nothing(kit: Kit) -> None:
@@ -177,9 +187,9 @@ async def test_a_job_that_arrives_during_the_clean_up_waits_and_then_runs_on_the
     before = await _binding(kit)
     late = await kit.enqueue(sticky="plan")
     assert await worker.claim(10) == []
-    standing = await kit.positions(late)
-    assert standing is not None
-    assert standing.gate is Gate.CLEANUP
+    position = await kit.positions(late)
+    assert position is not None
+    assert position.gate is Gate.CLEANUP
     await worker.complete(cleanup)
     assert await worker.claim_ids(10) == [late]
     binding = await _binding(kit)

@@ -220,7 +220,7 @@ async def test_a_crash_reported_twice_counts_once(kit: Kit, clock: ManualClock) 
 # -- who is declared -------------------------------------------------------------------------------
 
 
-async def test_a_pass_declares_whose_lease_has_ended_and_nobody_else(kit: Kit, clock: ManualClock) -> None:
+async def test_a_pass_declares_only_sessions_whose_lease_has_ended(kit: Kit, clock: ManualClock) -> None:
     dying, living = await kit.worker(lease=10), await kit.worker(lease=100)
     await kit.store.enqueue([kit.new(id="lost"), kit.new(id="kept")])
     await dying.claim()
@@ -267,9 +267,7 @@ async def test_a_pass_that_may_not_declare_still_takes_what_the_dead_left(kit: K
     assert [await kit.state(id) for id in ids] == [PENDING] * 4
 
 
-async def test_jobs_of_a_session_that_nobody_remembers_are_taken_back(
-    kit: Kit, store: Store, clock: ManualClock
-) -> None:
+async def test_jobs_of_an_unknown_session_are_taken_back(kit: Kit, store: Store, clock: ManualClock) -> None:
     worker = await kit.worker()
     ids = [await kit.enqueue() for _ in range(3)]
     await worker.claim(3)
@@ -345,7 +343,7 @@ async def test_a_crash_after_a_cancel_request_ends_the_job_as_cancelled(kit: Kit
     assert await heir.claim() == []
 
 
-async def test_a_rescued_job_tells_its_history(kit: Kit, clock: ManualClock) -> None:
+async def test_a_rescued_job_has_its_history(kit: Kit, clock: ManualClock) -> None:
     worker = await kit.worker()
     await kit.enqueue(id="job")
     await worker.claim()

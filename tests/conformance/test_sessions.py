@@ -26,7 +26,7 @@ async def seen(store: Store, id: str) -> Session:
     return session
 
 
-async def test_a_registered_session_is_live_and_tells_what_it_is(store: Store, clock: ManualClock) -> None:
+async def test_a_registered_session_is_live_and_shows_its_properties(store: Store, clock: ManualClock) -> None:
     new = NewSession(
         id="first",
         kind=SessionKind.WORKER,

@@ -179,9 +179,9 @@ async def test_a_paused_queue_starts_nothing_and_a_resumed_one_starts_at_once(ki
     worker = await kit.worker("default", "other")
     await kit.enqueue(queue="other", id="elsewhere")
     assert await worker.claim_ids(10) == ["elsewhere"]
-    standing = await kit.positions(id)
-    assert standing is not None
-    assert standing.gate is Gate.QUEUE_PAUSED
+    position = await kit.positions(id)
+    assert position is not None
+    assert position.gate is Gate.QUEUE_PAUSED
     if overridden:
         await _override(kit, None)
     else:
@@ -217,7 +217,7 @@ async def test_a_full_queue_and_a_full_lane_refuse_the_whole_call(kit: Kit) -> N
     assert len(await kit.store.enqueue(bulk(kit, "other", 2))) == 2
 
 
-async def test_settings_make_a_queue_known_and_queues_are_told_by_name(kit: Kit) -> None:
+async def test_settings_create_a_queue_and_queues_are_listed_by_name(kit: Kit) -> None:
     await kit.settings("zebra")
     await kit.settings("apple", limit=2)
     await kit.enqueue(queue="mango")
@@ -397,7 +397,7 @@ async def test_a_turn_that_has_expired_does_not_begin_when_its_lane_is_freed(kit
     assert (await kit.store.recount()).differences == ()
 
 
-async def test_a_lane_that_is_ordered_otherwise_gives_its_places_to_who_comes_first_then(kit: Kit) -> None:
+async def test_a_lane_whose_order_changes_gives_its_places_by_the_new_order(kit: Kit) -> None:
     unordered, ordered = (LaneRule(pattern="x", limit=2, ordered=ordered) for ordered in (False, True))
     await kit.settings("default", unordered)
     worker = await kit.worker()

@@ -98,7 +98,7 @@ async def test_after_a_rescue_every_write_is_refused_while_the_job_waits(kit: Ki
     assert (after.state, after.fence, after.due_at) == (PENDING, before.fence, before.due_at)
 
 
-async def test_after_a_rescue_every_write_is_refused_while_somebody_else_runs_the_job(kit: Kit) -> None:
+async def test_after_a_rescue_every_write_is_rejected_while_another_session_runs_the_job(kit: Kit) -> None:
     worker, heir = await kit.worker(), await survivor(kit)
     await kit.enqueue(id="job")
     [old] = await worker.claim()
@@ -150,7 +150,7 @@ async def test_what_was_taken_back_at_a_renewal_takes_no_write(kit: Kit) -> None
     assert await worker.claim_ids() == ["job"]
 
 
-async def test_a_lost_session_that_would_claim_with_its_finish_hears_that_it_is_lost(kit: Kit, store: Store) -> None:
+async def test_a_finish_with_a_claim_of_a_lost_session_is_rejected_as_lost(kit: Kit, store: Store) -> None:
     worker = await kit.worker()
     await kit.enqueue(id="job")
     [job] = await worker.claim()
@@ -220,7 +220,7 @@ async def test_the_latest_progress_is_kept(kit: Kit, store: Store) -> None:
     assert (await kit.job("job")).progress == b'{"done":3}'
 
 
-async def test_progress_is_refused_from_whoever_does_not_hold_the_job(kit: Kit, store: Store) -> None:
+async def test_progress_is_rejected_from_a_session_that_does_not_hold_the_job(kit: Kit, store: Store) -> None:
     worker, other = await kit.worker(), await kit.worker()
     await kit.enqueue(id="job")
     [job] = await worker.claim()

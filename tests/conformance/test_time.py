@@ -99,7 +99,7 @@ async def test_a_short_pass_takes_the_first_in_order_and_asks_to_come_back(
     ]
 
 
-async def test_a_pass_tells_when_the_next_job_is_due(kit: Kit, store: Store, clock: ManualClock) -> None:
+async def test_a_pass_returns_when_the_next_job_is_due(kit: Kit, store: Store, clock: ManualClock) -> None:
     assert (await store.promote()).next_due is None
     await kit.enqueue(delay=60, priority=HIGH)
     await kit.enqueue(id="sooner", delay=20, priority=LOW)
@@ -111,7 +111,7 @@ async def test_a_pass_tells_when_the_next_job_is_due(kit: Kit, store: Store, clo
     assert (await store.promote()).next_due == pytest.approx(45)
 
 
-async def test_a_pass_tells_when_the_next_job_expires(kit: Kit, store: Store) -> None:
+async def test_a_pass_returns_when_the_next_job_expires(kit: Kit, store: Store) -> None:
     await kit.enqueue(delay=60)
     await kit.enqueue(expires=7)
 

@@ -74,7 +74,7 @@ class Pair:
     async def looks(self, queue: str) -> tuple[Any, ...]:
         """Where everything stands, how much there is of it, and what is found by a look."""
         ids = [job.id for job in self.jobs_of(queue, self.jobs)]
-        standings = [
+        positions = [
             each and (each.gate, each.place, each.of, each.exact, each.queue_ahead, each.lane_limit)
             for each in await self.kit.store.positions(ids)
         ]
@@ -84,7 +84,7 @@ class Pair:
             for where in (Filter(queue=queue), *(Filter(queue=queue, lane=lane) for lane in LANES if lane is not None))
         ]
         [counts] = [each.classes for each in await self.kit.store.queues() if each.name == queue]
-        return standings, lanes, found, counts
+        return positions, lanes, found, counts
 
     async def _found(self, where: Filter) -> list[str]:
         page = await self.kit.store.find(where, limit=10)
@@ -160,14 +160,12 @@ async def test_jobs_of_one_call_know_of_each_other(kit: Kit) -> None:
 
 
 @pytest.mark.parametrize("lanes", [(None, None), ("a", "a"), ("one:1", "one:2"), ("two:1", "a")])
-async def test_jobs_that_are_sent_together_are_told_to_who_could_start_them(
-    kit: Kit, lanes: tuple[str | None, str]
-) -> None:
+async def test_workers_are_notified_of_jobs_that_are_sent_together(kit: Kit, lanes: tuple[str | None, str]) -> None:
     await kit.settings("default", *RULES)
-    ear = kit.store.wakeups.subscribe([queue_topic("default")])
+    subscription = kit.store.wakeups.subscribe([queue_topic("default")])
     await kit.store.enqueue([kit.new(lane=lane) for lane in lanes])
-    assert await ear.wait(5) == {queue_topic("default")}
-    ear.close()
+    assert await subscription.wait(5) == {queue_topic("default")}
+    subscription.close()
 
 
 @pytest.mark.parametrize("together", [True, False])

@@ -102,9 +102,9 @@ async def test_a_turn_in_a_paused_lane_waits_and_starts_when_it_is_resumed(kit: 
     await _limit(kit, paused=True)
     waiter = await kit.waiter()
     turn = await _turn(kit, waiter)
-    standing = await kit.positions(turn)
-    assert standing is not None
-    assert standing.gate is Gate.LANE_PAUSED
+    position = await kit.positions(turn)
+    assert position is not None
+    assert position.gate is Gate.LANE_PAUSED
     await _limit(kit, version=1)
     assert await kit.state(turn) is JobState.RUNNING
 
@@ -180,8 +180,8 @@ async def test_waiting_turns_have_a_place_in_their_lane_and_a_running_one_has_no
     waiter = await kit.waiter()
     running, *waiting = [await _turn(kit, waiter) for _ in range(4)]
     assert await kit.positions(running) is None
-    standings = [await kit.positions(id) for id in waiting]
-    assert [s and (s.place, s.ahead, s.of, s.gate) for s in standings] == [
+    positions = [await kit.positions(id) for id in waiting]
+    assert [s and (s.place, s.ahead, s.of, s.gate) for s in positions] == [
         (1, 0, 3, Gate.LANE),
         (2, 1, 3, Gate.LANE),
         (3, 2, 3, Gate.LANE),

@@ -150,7 +150,7 @@ async def test_a_known_id_counts_before_its_unique_value(kit: Kit) -> None:
     await worker.complete(*await worker.claim())
     await kit.enqueue(id="second", unique="value")
 
-    # A client that never saw the reply must hear of its own job, not of the value's new owner.
+    # A client that never saw the reply must get its own job, not of the value's new owner.
     assert await kit.store.enqueue([first]) == [Enqueued("first", False, JobState.COMPLETED)]
 
 

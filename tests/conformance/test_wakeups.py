@@ -1,4 +1,4 @@
-"""Wake-ups: what one store object publishes another hears, and each verb tells who should look."""
+"""Wake-ups: delivery from one store object to another, and which processes each verb notifies."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from fairlane.store.wakeups import (
 from .kit import Kit, Worker
 from .reopening import open_again
 
-PATIENCE = 5.0
+PATIENCE = 10.0
 """How long a test waits, in real seconds, for a hint that must come. It comes within milliseconds."""
 DEFAULT = queue_topic("default")
 
 
 @pytest.fixture
-async def ear(store: Store, store_url: str, clock: ManualClock) -> AsyncIterator[Store]:
+async def listener(store: Store, store_url: str, clock: ManualClock) -> AsyncIterator[Store]:
     """A second store object on the same URL."""
     opened = await open_again(store_url, clock)
     yield opened
@@ -38,17 +38,17 @@ async def ear(store: Store, store_url: str, clock: ManualClock) -> AsyncIterator
 
 
 async def _heard(subscription: Subscription, *topics: str) -> frozenset[str]:
-    """Wait until all `topics` were heard, and tell everything that was."""
-    heard: frozenset[str] = frozenset()
-    while not heard.issuperset(topics):
+    """Wait until all `topics` were received, and tell everything that was."""
+    received: frozenset[str] = frozenset()
+    while not received.issuperset(topics):
         news = await subscription.wait(PATIENCE)
-        assert news, f"waited in vain for {set(topics) - heard}"
-        heard |= news
-    return heard
+        assert news, f"waited in vain for {set(topics) - received}"
+        received |= news
+    return received
 
 
-async def test_what_one_store_object_publishes_another_hears(store: Store, ear: Store) -> None:
-    subscription = ear.wakeups.subscribe(["queue:a", "queue:b"])
+async def test_topics_that_one_store_object_publishes_are_delivered_to_another(store: Store, listener: Store) -> None:
+    subscription = listener.wakeups.subscribe(["queue:a", "queue:b"])
     store.wakeups.publish(["queue:a"])
     assert await _heard(subscription, "queue:a") == {"queue:a"}
     store.wakeups.publish(["queue:a", "queue:b"])
@@ -70,45 +70,45 @@ async def test_a_wait_that_is_cancelled_at_any_moment_loses_nothing(store: Store
         await asyncio.sleep(0)
     waiting.cancel()
     try:
-        heard = await waiting
+        received = await waiting
     except asyncio.CancelledError:
-        heard = await subscription.wait(0)
-    assert heard == {"queue:a"}
+        received = await subscription.wait(0)
+    assert received == {"queue:a"}
     subscription.close()
 
 
-async def test_a_bell_rings_for_all_that_is_heard_whoever_waits(store: Store, ear: Store) -> None:
-    rung: list[int] = []
-    subscription = ear.wakeups.subscribe([DEFAULT, "leader"], lambda: rung.append(len(rung)))
+async def test_the_callback_of_a_subscription_is_called_for_every_delivery(store: Store, listener: Store) -> None:
+    woken: list[int] = []
+    subscription = listener.wakeups.subscribe([DEFAULT, "leader"], lambda: woken.append(len(woken)))
 
     async def more_than(times: int) -> None:
         async with asyncio.timeout(PATIENCE):
-            while len(rung) <= times:
+            while len(woken) <= times:
                 await asyncio.sleep(0.005)
 
     store.wakeups.publish([DEFAULT])
     await more_than(0)
-    # Nobody has taken what was heard, and the next one rings all the same.
-    before = len(rung)
+    # Nobody has taken what was received, and the next one wakes all the same.
+    before = len(woken)
     store.wakeups.publish(["leader"])
     await more_than(before)
     assert await _heard(subscription, DEFAULT, "leader") == {DEFAULT, "leader"}
     subscription.close()
-    before = len(rung)
+    before = len(woken)
     store.wakeups.publish([DEFAULT])
     await asyncio.sleep(0.05)
-    assert len(rung) == before
+    assert len(woken) == before
 
 
-async def test_a_store_object_hears_itself(store: Store) -> None:
+async def test_a_store_object_notifies_itself(store: Store) -> None:
     subscription = store.wakeups.subscribe(["leader"])
     store.wakeups.publish(["leader"])
     assert await _heard(subscription, "leader") == {"leader"}
     subscription.close()
 
 
-async def test_every_listener_hears_and_only_its_own_topics(store: Store, ear: Store) -> None:
-    one, two = ear.wakeups.subscribe(["queue:one"]), ear.wakeups.subscribe(["queue:two", "queue:last"])
+async def test_every_listener_is_notified_of_its_own_topics_only(store: Store, listener: Store) -> None:
+    one, two = listener.wakeups.subscribe(["queue:one"]), listener.wakeups.subscribe(["queue:two", "queue:last"])
     store.wakeups.publish(["queue:one", "queue:two", "queue:three"])
     store.wakeups.publish(["queue:last"])
     assert await _heard(two, "queue:two", "queue:last") == {"queue:two", "queue:last"}
@@ -117,9 +117,9 @@ async def test_every_listener_hears_and_only_its_own_topics(store: Store, ear: S
     two.close()
 
 
-async def test_what_is_published_between_two_calls_is_kept_for_the_next(store: Store, ear: Store) -> None:
-    subscription = ear.wakeups.subscribe(["queue:a", "queue:b"])
-    marker = ear.wakeups.subscribe(["queue:end"])
+async def test_what_is_published_between_two_calls_is_kept_for_the_next(store: Store, listener: Store) -> None:
+    subscription = listener.wakeups.subscribe(["queue:a", "queue:b"])
+    marker = listener.wakeups.subscribe(["queue:end"])
     store.wakeups.publish(["queue:a"])
     store.wakeups.publish(["queue:b"])
     store.wakeups.publish(["queue:end"])
@@ -130,8 +130,8 @@ async def test_what_is_published_between_two_calls_is_kept_for_the_next(store: S
     marker.close()
 
 
-async def test_listening_to_other_topics_replaces_the_ones_before(store: Store, ear: Store) -> None:
-    subscription = ear.wakeups.subscribe(["queue:old"])
+async def test_listening_to_other_topics_replaces_the_ones_before(store: Store, listener: Store) -> None:
+    subscription = listener.wakeups.subscribe(["queue:old"])
     subscription.listen(["queue:new"])
     store.wakeups.publish(["queue:old"])
     store.wakeups.publish(["queue:new"])
@@ -145,8 +145,10 @@ async def test_waiting_ends_with_nothing_when_the_time_is_over(store: Store) -> 
     subscription.close()
 
 
-async def test_a_closed_subscription_hears_nothing_and_closing_twice_is_harmless(store: Store, ear: Store) -> None:
-    closed, open_one = ear.wakeups.subscribe(["queue:a"]), ear.wakeups.subscribe(["queue:a"])
+async def test_a_closed_subscription_receives_nothing_and_closing_twice_is_harmless(
+    store: Store, listener: Store
+) -> None:
+    closed, open_one = listener.wakeups.subscribe(["queue:a"]), listener.wakeups.subscribe(["queue:a"])
     closed.close()
     closed.close()
     store.wakeups.publish(["queue:a"])
@@ -155,13 +157,13 @@ async def test_a_closed_subscription_hears_nothing_and_closing_twice_is_harmless
     open_one.close()
 
 
-async def test_publishing_to_nobody_and_to_a_store_that_was_closed_never_raises(store: Store, ear: Store) -> None:
+async def test_publishing_without_listeners_and_to_a_closed_store_never_raises(store: Store, listener: Store) -> None:
     store.wakeups.publish(["queue:a"])
-    ear.wakeups.subscribe(["queue:a"])
-    await ear.close()
-    await ear.close()
+    listener.wakeups.subscribe(["queue:a"])
+    await listener.close()
+    await listener.close()
     store.wakeups.publish(["queue:a"])
-    ear.wakeups.publish(["queue:a"])
+    listener.wakeups.publish(["queue:a"])
     store.wakeups.publish([])
 
 
@@ -345,9 +347,9 @@ SCENES: list[Scene] = [
 
 
 @pytest.mark.parametrize("scene", SCENES)
-async def test_a_verb_tells_whoever_should_look(kit: Kit, ear: Store, scene: Scene) -> None:
+async def test_a_verb_notifies_the_processes_it_concerns(kit: Kit, listener: Store, scene: Scene) -> None:
     topic, verb = await scene(kit)
-    subscription = ear.wakeups.subscribe([topic])
+    subscription = listener.wakeups.subscribe([topic])
     # Hints of the arrangement may still be on their way: the marker comes after them.
     subscription.listen([topic, "queue:marker"])
     kit.store.wakeups.publish(["queue:marker"])

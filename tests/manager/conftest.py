@@ -54,7 +54,8 @@ def make_context(store: Store, clock: ManualClock) -> MakeContext:
         session: str = "leader", through: Store | None = None, contact: Contact | None = None
     ) -> LeaderContext:
         term = await store.lead(session, lease=LONG)
-        assert term is not None, "another session leads"
+        assert term is not None
+        assert term.session == session, "another session leads"
         return LeaderContext(
             store=through or store,
             term=term.number,

@@ -40,14 +40,14 @@ def test_what_is_no_positive_duration_is_refused_by_name(field: str, value: Any)
         Intervals(**{field: value})
 
 
-def test_all_problems_are_told_together() -> None:
+def test_all_problems_are_reported_together() -> None:
     with pytest.raises(InvalidInput) as told:
         Intervals(poll=0.0, rescue=-1.0, lease=math.inf)
 
     assert all(f"{field}: " in str(told.value) for field in ("poll", "rescue", "lease"))
 
 
-def test_leases_must_leave_room_for_their_renewal_and_both_are_told() -> None:
+def test_leases_must_leave_room_for_their_renewal_and_both_are_reported() -> None:
     with pytest.raises(InvalidInput) as told:
         Intervals(heartbeat=14.0, leader_renew=9.0)
 

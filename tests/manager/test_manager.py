@@ -78,7 +78,7 @@ async def test_a_stopped_leader_hands_over_at_once(live_store: Store) -> None:
             second.cancel()
 
             # Neither the lease of ten seconds nor the next try in an hour could bring it about so soon.
-            await until(lambda: one.leads, timeout=5)
+            await until(lambda: one.leads)
             assert one.term == 2
 
 

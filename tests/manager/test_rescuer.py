@@ -79,7 +79,7 @@ async def test_recovery_takes_at_most_lease_and_two_passes(scene: Scene) -> None
     assert scene.clock.now() - started <= 15.0 + 2 * 2.0
 
 
-async def test_a_job_without_retries_left_is_told_to_have_crashed(
+async def test_a_job_without_retries_left_fails_as_crashed(
     kit: Kit, scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = await kit.worker(lease=1.0)
@@ -119,7 +119,7 @@ async def test_the_calls_of_a_standby_count_as_contact(
 ) -> None:
     contact = Contact(clock.monotonic)
     with contact.call():
-        assert await kit.store.lead("standby", lease=10.0) is None
+        assert await kit.store.lead("standby", lease=10.0) == await kit.store.leader()
     clock.advance(20.0)
     await kit.store.resign(scene.context.term)
     rescuer = Rescuer(await make_context("standby", contact=contact))
@@ -231,3 +231,11 @@ async def test_a_full_pass_comes_back_at_once(kit: Kit, scene: Scene, clock: Man
     assert scene.context.counts["rescued"] >= 1_800
     assert delays[0] == 0.0
     assert delays[-1] == scene.context.intervals.rescue
+
+
+def test_the_stores_clock_is_unknown_before_it_was_read(clock: ManualClock) -> None:
+    read = StoreClock(clock.monotonic)
+    assert (read.now(), read.age) == (None, None)
+    read.set(100.0)
+    clock.advance(2.0)
+    assert (read.now(), read.age) == (102.0, 2.0)

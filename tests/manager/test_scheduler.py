@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from fairlane.errors import InvalidInput, QueueFull, StoreUnavailable
-from fairlane.manager.leader_context import LeaderContext, StoreClock
+from fairlane.manager.leader_context import LeaderContext
 from fairlane.manager.scheduler import Scheduler
 from fairlane.model.job import JobKind, JobState, NewJob, Priority
 from fairlane.model.reading import Filter
@@ -31,7 +31,7 @@ def schedule(name: str, timetable: Timetable, job: NewJob = TIDY) -> Schedule:
 
 
 class Scene:
-    """A scheduler whose clock is read before each pass, as the rescuer does."""
+    """A scheduler without a rescuer beside it."""
 
     def __init__(self, kit: Kit, context: LeaderContext) -> None:
         self.kit = kit
@@ -40,7 +40,6 @@ class Scene:
         self.scheduler = Scheduler(context)
 
     async def one_pass(self) -> float:
-        self.context.clock.set(self.clock.now())
         return await self.scheduler.run_once()
 
     async def jobs(self) -> list[str]:
@@ -143,14 +142,6 @@ async def test_without_schedules_it_looks_rarely(scene: Scene) -> None:
     assert await scene.one_pass() == 5.0
 
 
-async def test_it_fires_nothing_before_the_stores_clock_was_read(scene: Scene, store: Store) -> None:
-    await store.declare([schedule("each", EACH_SECOND)])
-    scene.clock.advance(5.0)
-
-    assert 0 < await scene.scheduler.run_once() < 1.0
-    assert await scene.jobs() == []
-
-
 async def test_a_slot_fires_when_it_is_due_and_only_then(scene: Scene, store: Store) -> None:
     await store.declare([schedule("each", EACH_MINUTE)])
     scene.clock.advance(59.75)
@@ -166,12 +157,12 @@ async def test_a_slot_fires_when_it_is_due_and_only_then(scene: Scene, store: St
     assert (await scene.kit.job(f"cron:each:{scene.clock.now():.0f}")).task == "tidy"
 
 
-async def test_the_time_since_the_clock_was_read_counts(scene: Scene, store: Store) -> None:
+async def test_slots_are_due_by_the_store_clock_of_the_same_pass(scene: Scene, store: Store) -> None:
     await store.declare([schedule("each", EACH_MINUTE)])
-    await scene.one_pass()
-    scene.clock.advance(60.0)
+    scene.context.clock.set(scene.clock.now() - 3_600.0)  # what the rescuer read does not matter
+    scene.clock.step_wall(60.0)
 
-    await scene.scheduler.run_once()
+    await scene.one_pass()
 
     assert await scene.jobs() == scene.slots("each", 0)
 
@@ -280,7 +271,7 @@ async def test_a_lost_reply_fires_nothing_twice(
 # -- refusals --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_template_that_cannot_be_read_stops_no_other_schedule_and_is_told_once(
+async def test_a_template_that_cannot_be_read_stops_no_other_schedule_and_is_logged_once(
     scene: Scene, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = Schedule(name="broken", timetable=EACH_SECOND, job=b'{"task":5}')
@@ -381,11 +372,3 @@ async def test_a_thousand_and_more_slots_at_once_all_fire(scene: Scene, store: S
     await scene.one_pass()
 
     assert scene.context.counts["fired"] == 20 * 58
-
-
-def test_the_stores_clock_is_unknown_before_it_was_read(clock: ManualClock) -> None:
-    read = StoreClock(clock.monotonic)
-    assert (read.now(), read.age) == (None, None)
-    read.set(100.0)
-    clock.advance(2.0)
-    assert (read.now(), read.age) == (102.0, 2.0)

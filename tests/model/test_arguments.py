@@ -164,7 +164,7 @@ def test_a_payload_that_does_not_fit_is_refused(function: Callable[..., Any], pa
         Arguments(function).read(payload)
 
 
-def test_an_annotation_that_exists_only_for_type_checkers_is_told() -> None:
+def test_an_annotation_that_exists_only_for_type_checkers_is_reported() -> None:
     with pytest.raises(InvalidInput, match=r"an annotation of unresolved cannot be resolved .* TYPE_CHECKING"):
         Arguments(unresolved).write(("/tmp",), {})
 
@@ -224,6 +224,6 @@ def test_bytes_for_a_parameter_of_another_type_are_refused() -> None:
         Arguments(loose).write((b"x",), {})
 
 
-def test_an_annotation_that_json_cannot_be_read_into_is_told() -> None:
+def test_an_annotation_that_json_cannot_be_decoded_into_is_reported() -> None:
     with pytest.raises(InvalidInput, match="argument 'value': has an annotation"):
         Arguments(impossible).write((Point(1),), {})

@@ -318,7 +318,7 @@ def test_a_value_of_another_type_is_refused_by_the_name_of_its_argument(raw: byt
     assert refused_field(codec.decode, "argument 'size'", raw, type_) == "argument 'size'"
 
 
-def test_the_refusal_of_a_model_tells_the_problem_and_not_the_input() -> None:
+def test_the_error_of_a_model_names_the_problem_and_not_the_input() -> None:
     with pytest.raises(InvalidInput, match=r"^argument 1: size: should be an integer") as caught:
         codec.decode("argument 1", b'{"size": "secret"}', Model)
     assert "secret" not in str(caught.value)

@@ -31,6 +31,7 @@ def stored(table: Timetable, at: float, *, declared: float | None = None, last: 
         stored_at=at,
         declared_at=at if declared is None else declared,
         last_slot=last,
+        now=at,
     )
 
 
@@ -115,7 +116,7 @@ def test_no_slot_from_before_the_schedule_was_stored_fires(table: Timetable, sil
     assert schedule.due(NOW + silence) == table.due(NOW, NOW + silence)
 
 
-def test_a_schedule_stops_when_nobody_declared_it_for_a_day() -> None:
+def test_a_schedule_stops_when_it_was_not_declared_for_a_day() -> None:
     schedule = stored(MINUTELY, NOW)
     assert schedule.due(NOW + FORGOTTEN_SECONDS)
     assert schedule.due(NOW + FORGOTTEN_SECONDS + 1) == []

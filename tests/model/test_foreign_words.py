@@ -55,7 +55,7 @@ def test_a_foreign_verb_of_a_task_is_answered_with_ours(name: str, ours: str) ->
     assert (caught.value.name, caught.value.obj) == (name, task)
 
 
-def test_an_attribute_that_nobody_has_is_simply_not_there() -> None:
+def test_an_unknown_attribute_raises_a_plain_attribute_error() -> None:
     task: Any = render
     with pytest.raises(AttributeError, match=r"^task 'render' has no attribute 'dealy'$"):
         task.dealy  # noqa: B018 - that is the point
@@ -125,7 +125,7 @@ def test_a_foreign_option_is_answered_with_ours(option: str, ours: str) -> None:
 
 
 @pytest.mark.parametrize("task", [render, keep])
-def test_an_option_among_the_arguments_is_told_where_it_belongs(task: Any) -> None:
+def test_an_option_among_the_arguments_raises_an_error_that_says_where_it_belongs(task: Any) -> None:
     name = task.__name__
     with pytest.raises(TypeError) as caught:
         task.enqueue("ann", countdown=30)

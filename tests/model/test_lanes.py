@@ -60,4 +60,4 @@ def test_a_lane_is_ordered_by_default_when_its_limit_is_one(
 def test_a_paused_lane_has_no_places_and_stays_what_it_is(limit: int | None) -> None:
     rule = LaneRule(pattern="*", limit=limit, weight=3.0, max_pending=9, paused=True)
     found = terms(QueueSettings(lanes=(rule,)), "ann")
-    assert found == LaneTerms(limit=0, weight=3.0, ordered=limit == 1, max_pending=9, paused=True)
+    assert found == LaneTerms(limit=0, weight=3.0, ordered=limit == 1, max_pending=9, paused=True, own_limit=limit)

@@ -40,7 +40,7 @@ def test_keys_spread_evenly_and_the_lowest_indices_take_what_is_over(live: set[i
 
 
 @given(indices)
-def test_an_unnamed_worker_gets_the_lowest_index_that_nobody_has(taken: set[int]) -> None:
+def test_an_unnamed_worker_gets_the_lowest_free_index(taken: set[int]) -> None:
     index = lowest_free(taken)
     assert index not in taken
     assert set(range(index)) <= taken

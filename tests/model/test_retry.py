@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.model.job import MOST_RETRIES
-from fairlane.model.retry import DEFAULT_BACKOFF, Backoff, may_retry
+from fairlane.model.retry import DEFAULT_BACKOFF, Backoff, counted, may_retry
 from tests.model import bad_values as bad
 from tests.model.bad_values import refused_field, short
 
@@ -97,3 +97,8 @@ def test_a_base_or_a_most_that_is_no_duration_is_refused(value: Any) -> None:
 @pytest.mark.parametrize("value", bad.NOT_FACTORS, ids=short)
 def test_a_factor_out_of_range_is_refused(value: Any) -> None:
     assert refused_field(Backoff, factor=value) == "backoff.factor"
+
+
+def test_no_run_is_counted_beyond_its_budget() -> None:
+    """Celery decides about the retries of its tasks, and the budget of their jobs is for crashes."""
+    assert [counted(attempt, 1) for attempt in (1, 2, 3)] == ["1 of 2", "2 of 2", "3"]

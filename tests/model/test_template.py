@@ -53,7 +53,7 @@ def test_a_wrong_template_is_refused_when_the_task_is_made(text: Any) -> None:
     assert refused.value.field == "lane"
 
 
-def test_a_misspelt_parameter_is_told_with_those_there_are() -> None:
+def test_a_misspelt_parameter_is_reported_with_the_valid_ones() -> None:
     with pytest.raises(InvalidInput, match=r"refers to 'usr', which is not a parameter \(parameters: n, order, user\)"):
         Template("sticky", "{usr}", PARAMETERS)
 
@@ -71,7 +71,7 @@ def test_a_misspelt_parameter_is_told_with_those_there_are() -> None:
         ("{user}", {"user": "x" * 201}, "longer than 200 bytes"),
     ],
 )
-def test_a_value_that_names_nobody_is_refused(text: str, arguments: dict[str, Any], problem: str) -> None:
+def test_a_value_that_names_no_one_is_refused(text: str, arguments: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
         Template("lane", text, PARAMETERS).fill(arguments)
 

@@ -39,7 +39,7 @@ def test_without_uvloop_it_is_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not issubclass(event_loops.run(kind()), uvloop.Loop)
 
 
-def test_what_is_asked_for_and_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_requested_event_loop_that_is_not_installed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(event_loops.LOOP, "uvloop")
     monkeypatch.setitem(sys.modules, "uvloop", None)
 

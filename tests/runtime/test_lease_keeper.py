@@ -18,7 +18,7 @@ LEASE, MARGIN = 2.0, 0.2
 
 
 class TopicSubscription:
-    """Hears nothing."""
+    """Receives nothing."""
 
     def listen(self, topics: object) -> None:
         """Nothing to do."""

@@ -15,7 +15,7 @@ import redis.asyncio as redis_driver
 
 from fairlane.store.postgresql import notifier as postgresql_notifier
 from fairlane.store.postgresql.address import driver as postgresql_driver
-from fairlane.store.postgresql.channels import Channels
+from fairlane.store.postgresql.notifier import Channels
 from fairlane.store.redis import wakeups as redis_wakeups
 from fairlane.store.redis.address import parse
 from fairlane.store.shared import notifier, topics
@@ -53,7 +53,7 @@ class Carrier(ABC):
 
     @abstractmethod
     def tapping(self) -> AbstractAsyncContextManager[Tap]:
-        """Hear all that travels here."""
+        """Receive every message of this carrier."""
 
     @abstractmethod
     def connected(self) -> int:
@@ -61,7 +61,7 @@ class Carrier(ABC):
 
     async def left_alone(self) -> None:
         """Wait until the server has noticed that the last connection was closed."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while await asyncio.to_thread(self.connected):
                 await asyncio.sleep(0.01)
 
@@ -96,7 +96,7 @@ class PostgresqlCarrier(Carrier):
         connection, channels = await postgresql_driver().connect(self.url), Channels.of(self.name)
         tapped = Tap(channels, partial(connection.execute, "SELECT pg_notify($1, $2)"))
         for channel in channels:
-            await connection.add_listener(channel, lambda _, pid, channel, payload: tapped.hear(channel, payload))
+            await connection.add_listener(channel, lambda _, pid, channel, payload: tapped.receive(channel, payload))
         try:
             yield tapped
         finally:
@@ -138,6 +138,7 @@ class RedisCarrier(Carrier):
         url = server.fresh_namespace()
         super().__init__(url, parse(url).prefix)
         self._server = server
+        self._earlier = self._named()
 
     @asynccontextmanager
     async def tapping(self) -> AsyncIterator[Tap]:
@@ -145,15 +146,15 @@ class RedisCarrier(Carrier):
         channels = topics.Channels(jobs=f"{self.name}jobs", others=f"{self.name}topics")
         async with (
             redis_driver.Redis(host="127.0.0.1", port=self._server.port, protocol=2) as client,
-            client.pubsub() as ear,
+            client.pubsub() as subscription,
         ):
             tapped, ready = Tap(channels, client.publish), asyncio.Event()
 
             async def listen() -> None:
-                await ear.subscribe(*channels)
-                async for message in ear.listen():
+                await subscription.subscribe(*channels)
+                async for message in subscription.listen():
                     if message["type"] == "message":
-                        tapped.hear(message["channel"].decode(), message["data"].decode())
+                        tapped.receive(message["channel"].decode(), message["data"].decode())
                     else:
                         ready.set()
 
@@ -166,8 +167,13 @@ class RedisCarrier(Carrier):
                 await asyncio.wait([listening])
 
     def connected(self) -> int:
-        """Those of all namespaces, so that one under a wrong name is counted too."""
-        return str(self._server.ask("CLIENT", "LIST")).count(" name=fairlane:")
+        """Those of all namespaces, so that one under a wrong name is counted too; without those of earlier tests."""
+        return len(self._named() - self._earlier)
+
+    def _named(self) -> set[str]:
+        """The numbers of connections with a name of ours."""
+        clients = str(self._server.ask("CLIENT", "LIST")).splitlines()
+        return {client.split()[0] for client in clients if " name=fairlane:" in client}
 
     def cut(self) -> None:
         """As an operator does."""

@@ -1,4 +1,4 @@
-"""A PostgreSQL store by the server's own clock and somebody else on the same database; a Redis store whose lanes settle
+"""A PostgreSQL store by the server's own clock and another client on its database; a Redis store whose lanes settle
 job by job; and, for the tests of wake-ups, the servers that carry them."""
 
 from __future__ import annotations
@@ -65,6 +65,6 @@ def opened(carrier: Carrier) -> Iterator[Open]:
 
 @pytest.fixture
 async def tap(carrier: Carrier) -> AsyncIterator[Tap]:
-    """Hears what travels there."""
+    """Records the messages that are sent there."""
     async with carrier.tapping() as tapped:
         yield tapped

@@ -156,7 +156,7 @@ class Actor:
         await self.send([self.new(kind=JobKind.BROADCAST, ttl=self.rng.choice((0.0, 0.1)))])
 
     async def enqueue_on(self) -> None:
-        """On a connection of the caller's own, together with a row of a table of his own."""
+        """On the caller's connection, together with a row of the caller's table."""
         if self.connection is None:
             self.connection = sqlite3.connect(self.path, isolation_level=None, timeout=20)
         job = self.new(task=OWN_TASK, lane=self.rng.choice(LANES))
@@ -246,10 +246,10 @@ class Actor:
 
     # -- the manager's and the operator's --------------------------------------------------------------------
 
-    async def upkeep(self) -> None:
+    async def maintenance(self) -> None:
         """The passes of the leader, with a term."""
         term = await self.store.lead(self.worker, lease=LEASE)
-        number = None if term is None else term.number
+        number = term.number if term is not None and term.session == self.worker else None
         await self.store.promote(limit=50, term=number)
         admitted = await self.store.admit(term=number)
         assert admitted.repaired == 0, f"{admitted.repaired} grants were not handed on"
@@ -310,7 +310,7 @@ VERBS: dict[Callable[[Actor], Awaitable[None]], int] = {
     Actor.release: 4,
     Actor.renew: 5,
     Actor.leave: 2,
-    Actor.upkeep: 8,
+    Actor.maintenance: 8,
     Actor.configure: 4,
     Actor.declare: 1,
     Actor.read: 2,

@@ -70,15 +70,15 @@ async def plans(connection: Any, work: Callable[[], Awaitable[object]]) -> list[
     """The plans of all that `work` does on the connection, which must be a superuser's."""
     told: list[str] = []
 
-    def hear(_: object, message: Any) -> None:
+    def receive(_: object, message: Any) -> None:
         told.append(message.message)
 
     await connection.execute(TELL)
-    connection.add_log_listener(hear)
+    connection.add_log_listener(receive)
     try:
         await work()
     finally:
-        connection.remove_log_listener(hear)
+        connection.remove_log_listener(receive)
         await connection.execute(BE_SILENT)
     parts = (message.partition("plan:\n")[2] for message in told)
     return [_plan(json.loads(part)) for part in parts if part]

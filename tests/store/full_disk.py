@@ -84,14 +84,14 @@ async def make(url: str, limit: int) -> Any:
     allow(limit)
     try:
         await (await SqliteStore.open(url)).close()
-        heard = None
+        received = None
     except StoreFull as exc:
-        heard = str(exc)
+        received = str(exc)
     allow(None)
     store = await SqliteStore.open(url)
     await store.enqueue([NewJob(id="a", task="task")])
     await store.close()
-    return heard
+    return received
 
 
 ROLES: dict[str, Callable[[str, int], Awaitable[Any]]] = {role.__name__: role for role in (fill, make)}

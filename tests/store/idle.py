@@ -27,7 +27,7 @@ class Idle:
         self.kit = kit
         self.store = store
         self.worker = worker
-        self.ear = store.wakeups.subscribe([*LISTENING, worker_topic(worker.name)])
+        self.subscription = store.wakeups.subscribe([*LISTENING, worker_topic(worker.name)])
 
     async def claim(self, number: int, total: int = 10, store: Store | None = None) -> list[Claimed]:
         asks = tuple(Ask(source, p, total) for p in Priority for source in (None, "default", "other"))
@@ -36,13 +36,13 @@ class Idle:
     async def seen(self) -> None:
         """Wait until the server sees that this process is there."""
         channel = f"{self.store._address.prefix}ahead:{self.worker.id}"
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not self.store.wakeups.show(channel):
                 await asyncio.sleep(0.005)
 
     async def notified(self) -> bool:
         """Whether there is something to come for, or it has come."""
-        return bool(await self.ear.wait(5))
+        return bool(await self.subscription.wait(10))
 
 
 @asynccontextmanager
@@ -69,7 +69,7 @@ async def idle_worker() -> AsyncIterator[Idle]:
         await mine.seen()
         assert await mine.claim(101) == []
         yield mine
-        mine.ear.close()
+        mine.subscription.close()
 
 
 async def sound(kit: Kit) -> None:

@@ -62,7 +62,7 @@ class LockActor(Actor):
         finished = await self.store.finish(self.worker, [self.some_move(job) for job in jobs], claim=following)
         self.held |= {job.id: job for job in finished.claimed}
 
-    async def upkeep(self) -> None:
+    async def maintenance(self) -> None:
         # Grants are handed on by the step that frees them, also here: but not those of a lane that is being resized.
         await self.store.promote(limit=50)
         await self.store.admit()

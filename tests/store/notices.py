@@ -12,7 +12,7 @@ from fairlane.store.shared.topics import Channels
 
 
 class Tap:
-    """Hears what really travels on the two channels, ``jobs`` and ``others``, and may send anything."""
+    """Records the messages on the two channels, ``jobs`` and ``others``, and can send any message."""
 
     def __init__(self, channels: Channels, publish: Callable[[str, str], Awaitable[object]]) -> None:
         self._channels = channels
@@ -24,11 +24,11 @@ class Tap:
         self._news = asyncio.Event()
 
     @property
-    def heard(self) -> list[tuple[str, str]]:
+    def received(self) -> list[tuple[str, str]]:
         """Channel and topic, or sign."""
         return [(channel, line) for channel, lines in self.messages for line in lines]
 
-    def hear(self, channel: str, payload: str) -> None:
+    def receive(self, channel: str, payload: str) -> None:
         """Take in a message."""
         lines = payload.split("\n")
         if lines[0].startswith(SENDER):
@@ -37,7 +37,7 @@ class Tap:
         self._news.set()
 
     def forget(self) -> None:
-        """Forget what was heard so far."""
+        """Forget what was received so far."""
         self.messages.clear()
         self.marks.clear()
 
@@ -46,9 +46,9 @@ class Tap:
         await self._publish(self._channels._asdict()[channel], payload)
 
     async def until(self, channel: str, line: str, timeout: float = 5.0) -> None:
-        """Wait until a line was heard."""
+        """Wait until a line was received."""
         async with asyncio.timeout(timeout):
-            while (channel, line) not in self.heard:
+            while (channel, line) not in self.received:
                 self._news.clear()
                 await self._news.wait()
 
@@ -58,20 +58,22 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "fairlane-wakeups"]
 
 
-async def until(ear: TopicSubscription, *topics: str) -> frozenset[str]:
-    """Wait until all `topics` were heard, and tell everything that was."""
-    heard: frozenset[str] = frozenset()
-    while not heard.issuperset(topics):
-        news = await ear.wait(5)
-        assert news, f"waited in vain for {set(topics) - heard}"
-        heard |= news
-    return heard
+async def until(subscription: TopicSubscription, *topics: str) -> frozenset[str]:
+    """Wait until all `topics` were received, and tell everything that was."""
+    received: frozenset[str] = frozenset()
+    while not received.issuperset(topics):
+        news = await subscription.wait(10)
+        assert news, f"waited in vain for {set(topics) - received}"
+        received |= news
+    return received
 
 
-async def listened_to(ear: TopicSubscription) -> None:
-    """Wait until the server listens for an ear, and take what it was told because that took long."""
-    assert ear._notifier is not None
+async def listened_to(subscription: TopicSubscription) -> None:
+    """Wait until the server listens for a subscription, and take what it was told because that took long."""
+    assert subscription._notifier is not None
     async with asyncio.timeout(10):
-        while ear.late or not ear._notifier.listens(jobs=ear.jobs, others=ear.others):
+        while subscription.late or not subscription._notifier.listens(
+            jobs=subscription.jobs, others=subscription.others
+        ):
             await asyncio.sleep(0.01)
-    await ear.wait(0.0)
+    await subscription.wait(0.0)

@@ -25,14 +25,14 @@ def connected(db: int) -> list[str]:
 
 async def gone(db: int) -> None:
     """Wait until no client uses a database any more."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while connected(db):
             await asyncio.sleep(0.02)
 
 
 async def blocked(db: int, number: int = 1) -> None:
     """Wait until so many connections wait on the server."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while sum(" flags=b " in line for line in connected(db)) < number:
             await asyncio.sleep(0.01)
 

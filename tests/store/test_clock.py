@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from fairlane.store.clock import Clock, ManualClock, SystemClock
 
 
-def test_a_manual_clock_stands_still_until_it_is_told_to_move() -> None:
+def test_a_manual_clock_stands_still_until_it_is_advanced() -> None:
     clock = ManualClock(start=500.0)
     assert (clock.now(), clock.now()) == (500.0, 500.0)
     assert clock.monotonic() == clock.monotonic()
@@ -54,7 +54,7 @@ def test_a_reboot_begins_the_monotonic_clock_anew_under_another_name() -> None:
 
 
 @pytest.mark.parametrize("clock", [SystemClock(), ManualClock()], ids=["system", "manual"])
-def test_every_clock_tells_the_time_and_its_boot(clock: Clock) -> None:
+def test_every_clock_has_the_time_and_its_boot(clock: Clock) -> None:
     assert clock.now() > 1_600_000_000
     assert 0 < clock.monotonic() <= clock.monotonic()
     assert clock.boot()

@@ -129,7 +129,7 @@ async def test_what_is_due_beside_a_lost_record_arrives(url: str, what: str) -> 
 
 
 @lost
-async def test_a_recount_tells_of_lost_records_once(url: str, what: str) -> None:
+async def test_a_recount_reports_lost_records_once(url: str, what: str) -> None:
     clock = ManualClock()
     store = await open_store(url, clock=clock)
     kit = Kit(store, clock)
@@ -164,7 +164,7 @@ async def test_jobs_of_a_dead_session_are_rescued_beside_a_damaged_one(url: str,
 
 
 @pytest.mark.parametrize("kind", ["redis"])
-async def test_a_session_and_a_leader_that_cannot_be_read_stop_nobody(url: str) -> None:
+async def test_a_session_and_a_leader_that_cannot_be_read_stop_no_other(url: str) -> None:
     clock = ManualClock()
     store = await open_store(url, clock=clock)
     kit = Kit(store, clock)
@@ -217,7 +217,7 @@ ENDS = ["finish", "rescue", "leave", "hand back", "take back", "cancel", "declar
 
 @lost
 @pytest.mark.parametrize("end", ENDS)
-async def test_a_running_job_that_lost_its_record_stops_nobody(url: str, what: str, end: str) -> None:
+async def test_a_running_job_that_lost_its_record_stops_no_other(url: str, what: str, end: str) -> None:
     clock = ManualClock()
     store = await open_store(url, clock=clock)
     kit = Kit(store, clock)

@@ -124,7 +124,7 @@ async def _doctor(url: str) -> AsyncIterator[list[str]]:
 
 
 @_ways("session", "task set")
-async def test_a_session_that_cannot_be_read_stops_nobody(url: str, what: str) -> None:
+async def test_a_session_that_cannot_be_read_stops_no_other(url: str, what: str) -> None:
     clock = ManualClock()
     async with _kit_at(url, clock) as kit:
         store = kit.store
@@ -158,7 +158,7 @@ async def _held_by(store: Store, worker: Worker) -> list[Held]:
 
 
 @_ways("binding", "no binding")
-async def test_a_binding_that_cannot_be_read_stops_nobody(url: str, what: str) -> None:
+async def test_a_binding_that_cannot_be_read_stops_no_other(url: str, what: str) -> None:
     clock = ManualClock()
     async with _kit_at(url, clock) as kit:
         store = kit.store

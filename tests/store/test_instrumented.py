@@ -31,8 +31,8 @@ E = TypeVar("E", bound=Event)
 VERBS = verbs_of(Store) - PROPERTIES
 
 
-class Heard:
-    """What a listener heard."""
+class Received:
+    """What a listener received."""
 
     def __init__(self, events: Events) -> None:
         self.all: list[Event] = []
@@ -76,9 +76,9 @@ def kit(store: Store, clock: ManualClock) -> Kit:
 
 
 @pytest.fixture
-def heard(events: Events) -> Heard:
+def received(events: Events) -> Received:
     """A listener from the start."""
-    return Heard(events)
+    return Received(events)
 
 
 class LostReplies:
@@ -99,19 +99,19 @@ class LostReplies:
         return call
 
 
-async def test_a_decline_is_told_and_as_a_failure_when_it_was_the_last(kit: Kit, heard: Heard) -> None:
+async def test_a_decline_is_emitted_and_as_a_failure_when_it_was_the_last(kit: Kit, received: Received) -> None:
     worker = await kit.worker(tasks=())
     await kit.store.enqueue([kit.new(), kit.new()])
     first, second = await worker.claim(2)
     await worker.decline(first)
     await worker.decline(second, patience=0)
-    assert [(each.state, each.outcome, each.reason) for each in heard.of(news.Finished)] == [
+    assert [(each.state, each.outcome, each.reason) for each in received.of(news.Finished)] == [
         (JobState.PENDING, Move.DECLINE, Reason.UNKNOWN_TASK),
         (JobState.FAILED, Move.FAIL, Reason.UNKNOWN_TASK),
     ]
 
 
-async def test_every_verb_is_told_by_its_name(kit: Kit, heard: Heard) -> None:
+async def test_every_verb_is_emitted_by_its_name(kit: Kit, received: Received) -> None:
     store = kit.store
     worker = await kit.worker()
     id = await kit.enqueue()
@@ -144,6 +144,7 @@ async def test_every_verb_is_told_by_its_name(kit: Kit, heard: Heard) -> None:
         "lane_line": lambda: store.lane_line("default", None, limit=5),
         "declined": lambda: store.declined(limit=5),
         "failures": lambda: store.failures(limit=5),
+        "ended": lambda: store.ended(None, limit=5),
         "add_token": lambda: store.add_token(token),
         "tokens": store.tokens,
         "revoke_token": lambda: store.revoke_token(token.id),
@@ -156,16 +157,16 @@ async def test_every_verb_is_told_by_its_name(kit: Kit, heard: Heard) -> None:
     }
     assert calls.keys() | {"register", "enqueue", "claim"} == VERBS
 
-    heard.all.clear()
+    received.all.clear()
     for verb, call in calls.items():
         await call()
-        [called] = heard.of(Called)
+        [called] = received.of(Called)
         assert (called.verb, called.error) == (verb, None)
         assert called.seconds >= 0
-        heard.all.clear()
+        received.all.clear()
 
 
-async def test_answers_are_those_of_the_store(kit: Kit, inner: Store, heard: Heard) -> None:
+async def test_answers_are_those_of_the_store(kit: Kit, inner: Store, received: Received) -> None:
     await kit.settings("images", limit=3)
     id = await kit.enqueue(queue="images", lane="ann")
 
@@ -174,53 +175,53 @@ async def test_answers_are_those_of_the_store(kit: Kit, inner: Store, heard: Hea
     assert await kit.store.find(Filter(queue="images"), limit=1) == await inner.find(Filter(queue="images"), limit=1)
 
 
-async def test_the_life_of_a_job_is_told(kit: Kit, heard: Heard) -> None:
+async def test_the_life_of_a_job_is_emitted(kit: Kit, received: Received) -> None:
     worker = await kit.worker("images")
     id = await kit.enqueue("render", queue="images", lane="ann", priority=Priority.HIGH)
     [job] = await worker.claim()
     await worker.complete(job)
 
-    assert heard.of(news.SessionRegistered) == [news.SessionRegistered(worker.id, SessionKind.WORKER, worker.name)]
-    assert heard.of(news.Enqueued) == [news.Enqueued(id, "render", "images", "ann", Priority.HIGH, True)]
-    assert heard.of(news.Started) == [
+    assert received.of(news.SessionRegistered) == [news.SessionRegistered(worker.id, SessionKind.WORKER, worker.name)]
+    assert received.of(news.Enqueued) == [news.Enqueued(id, "render", "images", "ann", Priority.HIGH, True)]
+    assert received.of(news.Started) == [
         news.Started(id, "render", "images", "ann", Priority.HIGH, 1, job.fence, worker.id, 0.0)
     ]
-    [finished] = heard.of(news.Finished)
+    [finished] = received.of(news.Finished)
     assert (finished.id, finished.task, finished.queue) == (id, "render", "images")
     assert (finished.state, finished.outcome, finished.reason) == (JobState.COMPLETED, Move.COMPLETE, None)
     assert finished.seconds is not None
     assert finished.seconds >= 0
 
 
-async def test_a_duplicate_is_told_as_not_created(kit: Kit, heard: Heard) -> None:
+async def test_a_duplicate_is_emitted_as_not_created(kit: Kit, received: Received) -> None:
     first = await kit.enqueue(unique="once")
     await kit.enqueue(unique="once")
 
-    assert [(each.id, each.created) for each in heard.of(news.Enqueued)] == [(first, True), (first, False)]
+    assert [(each.id, each.created) for each in received.of(news.Enqueued)] == [(first, True), (first, False)]
 
 
-async def test_a_retry_and_a_failure_are_told_with_their_reason(kit: Kit, heard: Heard) -> None:
+async def test_a_retry_and_a_failure_are_emitted_with_their_reason(kit: Kit, received: Received) -> None:
     worker = await kit.worker()
     await kit.enqueue()
     for end in (worker.retry, worker.fail):
         [job] = await worker.claim()
         await end(job)
 
-    assert [(each.state, each.outcome, each.reason) for each in heard.of(news.Finished)] == [
+    assert [(each.state, each.outcome, each.reason) for each in received.of(news.Finished)] == [
         (JobState.PENDING, Move.RETRY, Reason.ERROR),
         (JobState.FAILED, Move.FAIL, Reason.ERROR),
     ]
-    assert [each.attempt for each in heard.of(news.Started)] == [1, 2]
+    assert [each.attempt for each in received.of(news.Started)] == [1, 2]
 
 
-async def test_jobs_claimed_with_a_finish_are_told_after_it(kit: Kit, heard: Heard) -> None:
+async def test_jobs_claimed_with_a_finish_are_emitted_after_it(kit: Kit, received: Received) -> None:
     worker = await kit.worker()
     first, second = await kit.enqueue(), await kit.enqueue()
     [job] = await worker.claim()
 
     await kit.store.finish(worker.id, [complete(job.held)], claim=worker.everything(1))
 
-    lives = [e for e in heard.all if isinstance(e, news.Started | news.Finished)]
+    lives = [e for e in received.all if isinstance(e, news.Started | news.Finished)]
     assert [(type(e), e.id) for e in lives] == [
         (news.Started, first),
         (news.Finished, first),
@@ -228,28 +229,28 @@ async def test_jobs_claimed_with_a_finish_are_told_after_it(kit: Kit, heard: Hea
     ]
 
 
-async def test_a_repeated_claim_starts_nothing_twice(kit: Kit, heard: Heard) -> None:
+async def test_a_repeated_claim_starts_nothing_twice(kit: Kit, received: Received) -> None:
     worker = await kit.worker()
     await kit.enqueue()
     claim = worker.everything(1)
     assert await kit.store.claim(worker.id, claim) == await kit.store.claim(worker.id, claim)
 
-    assert len(heard.of(news.Started)) == 1
+    assert len(received.of(news.Started)) == 1
 
 
-async def test_a_repeated_finish_is_told_once(kit: Kit, heard: Heard) -> None:
+async def test_a_repeated_finish_is_emitted_once(kit: Kit, received: Received) -> None:
     worker = await kit.worker()
     await kit.enqueue()
     [job] = await worker.claim()
     await worker.complete(job)
     await worker.complete(job)
 
-    assert len(heard.of(news.Finished)) == 1
-    assert not heard.of(news.Refused)
+    assert len(received.of(news.Finished)) == 1
+    assert not received.of(news.Refused)
 
 
-async def test_a_finish_whose_reply_was_lost_is_told_when_it_is_repeated(inner: Store, events: Events) -> None:
-    heard = Heard(events)
+async def test_a_finish_whose_reply_was_lost_is_emitted_when_it_is_repeated(inner: Store, events: Events) -> None:
+    received = Received(events)
     shaky = cast("Store", LostReplies(inner, ["finish", "claim"]))
     kit = Kit(InstrumentedStore(shaky, events), ManualClock())
     worker = await kit.worker()
@@ -257,21 +258,21 @@ async def test_a_finish_whose_reply_was_lost_is_told_when_it_is_repeated(inner: 
     claim = worker.everything(1)
     with pytest.raises(StoreUnavailable):
         await kit.store.claim(worker.id, claim)
-    assert not heard.of(news.Started)
+    assert not received.of(news.Started)
     [job] = await kit.store.claim(worker.id, claim)
     with pytest.raises(StoreUnavailable):
         await worker.complete(job)
-    assert not heard.of(news.Finished)
+    assert not received.of(news.Finished)
 
     await worker.complete(job)
 
-    assert [each.id for each in heard.of(news.Started)] == [id]
-    assert [(each.id, each.task) for each in heard.of(news.Finished)] == [(id, "task")]
-    errors = [(called.verb, called.error) for called in heard.of(Called) if called.error]
+    assert [each.id for each in received.of(news.Started)] == [id]
+    assert [(each.id, each.task) for each in received.of(news.Finished)] == [(id, "task")]
+    errors = [(called.verb, called.error) for called in received.of(Called) if called.error]
     assert errors == [("claim", "StoreUnavailable"), ("finish", "StoreUnavailable")]
 
 
-async def test_a_stale_write_is_told_as_refused_and_not_as_finished(kit: Kit, heard: Heard) -> None:
+async def test_a_stale_write_is_emitted_as_rejected_and_not_as_finished(kit: Kit, received: Received) -> None:
     worker = await kit.worker()
     id = await kit.enqueue()
     [job] = await worker.claim()
@@ -279,47 +280,47 @@ async def test_a_stale_write_is_told_as_refused_and_not_as_finished(kit: Kit, he
     await worker.complete(lost)
     await kit.store.progress(worker.id, [(lost, b"1"), (job.held, b"1")])
 
-    assert heard.of(news.Refused) == [
+    assert received.of(news.Refused) == [
         news.Refused(id, lost.fence, worker.id, "finish"),
         news.Refused(id, lost.fence, worker.id, "progress"),
     ]
-    assert not heard.of(news.Finished)
+    assert not received.of(news.Finished)
     await worker.complete(job)
-    assert [each.task for each in heard.of(news.Finished)] == ["task"]
+    assert [each.task for each in received.of(news.Finished)] == ["task"]
 
 
-async def test_a_cancel_is_told_as_asked_for_and_as_it_ended(kit: Kit, heard: Heard) -> None:
+async def test_a_cancel_is_emitted_as_requested_and_as_ended(kit: Kit, received: Received) -> None:
     worker = await kit.worker()
     id = await kit.enqueue()
     [job] = await worker.claim()
     await kit.store.cancel([id])
     await worker.fail(job)
 
-    assert heard.of(news.CancelRequested) == [news.CancelRequested(id, JobState.RUNNING)]
-    [finished] = heard.of(news.Finished)
+    assert received.of(news.CancelRequested) == [news.CancelRequested(id, JobState.RUNNING)]
+    [finished] = received.of(news.Finished)
     assert (finished.state, finished.outcome) == (JobState.CANCELLED, Move.CANCEL)
     assert (finished.reason, finished.error_group) == (Reason.BY_USER, None)
     stored = await kit.job(id)
     assert (stored.state, stored.reason) == (finished.state, finished.reason)
 
 
-async def test_a_rescue_is_told_with_what_it_did(kit: Kit, heard: Heard) -> None:
+async def test_a_rescue_is_emitted_with_its_counts(kit: Kit, received: Received) -> None:
     worker = await kit.worker()
     await kit.enqueue()
     [job] = await worker.claim()
     kit.clock.advance(60)
     await kit.store.rescue()
 
-    [passed] = heard.of(news.Passed)
+    [passed] = received.of(news.Passed)
     assert passed.verb == "rescue"
     assert isinstance(passed.answer, Rescued)
     assert passed.answer.declared == (worker.id,)
     assert passed.answer.retried == 1
     await worker.complete(job)
-    assert [each.id for each in heard.of(news.Refused)] == [job.id]
+    assert [each.id for each in received.of(news.Refused)] == [job.id]
 
 
-async def test_leadership_leaving_and_releases_are_told_once_each(kit: Kit, heard: Heard) -> None:
+async def test_leadership_leaving_and_releases_are_emitted_once_each(kit: Kit, received: Received) -> None:
     worker = await kit.worker()
     term = await kit.store.lead(worker.id, lease=10.0)
     assert term is not None
@@ -329,21 +330,21 @@ async def test_leadership_leaving_and_releases_are_told_once_each(kit: Kit, hear
     await kit.store.release("default", "plan-7")
     await worker.leave()
 
-    assert heard.of(news.Led) == [news.Led(worker.id, term.number)]
-    assert heard.of(news.Resigned) == [news.Resigned(term.number)]
-    assert heard.of(news.Released) == [news.Released("default", "plan-7", Release.NOTHING)]
-    assert heard.of(news.SessionLeft) == [news.SessionLeft(worker.id)]
+    assert received.of(news.Led) == [news.Led(worker.id, term.number)]
+    assert received.of(news.Resigned) == [news.Resigned(term.number)]
+    assert received.of(news.Released) == [news.Released("default", "plan-7", Release.NOTHING)]
+    assert received.of(news.SessionLeft) == [news.SessionLeft(worker.id)]
 
 
-async def test_an_error_passes_and_is_told_by_its_name(kit: Kit, heard: Heard) -> None:
+async def test_an_error_propagates_and_is_emitted_by_its_name(kit: Kit, received: Received) -> None:
     with pytest.raises(NotFound):
         await kit.store.cancel(["nobody"])
 
-    assert [(called.verb, called.error) for called in heard.of(Called)] == [("cancel", "NotFound")]
-    assert not heard.of(news.CancelRequested)
+    assert [(called.verb, called.error) for called in received.of(Called)] == [("cancel", "NotFound")]
+    assert not received.of(news.CancelRequested)
 
 
-async def test_a_cancelled_call_stays_cancelled_and_is_told(events: Events, heard: Heard) -> None:
+async def test_a_cancelled_call_stays_cancelled_and_is_emitted(events: Events, received: Received) -> None:
     class Stuck:
         async def get(self, ids: Sequence[str]) -> None:
             await asyncio.Event().wait()
@@ -354,23 +355,23 @@ async def test_a_cancelled_call_stays_cancelled_and_is_told(events: Events, hear
     with pytest.raises(asyncio.CancelledError):
         await call
 
-    assert [(called.verb, called.error) for called in heard.of(Called)] == [("get", "CancelledError")]
+    assert [(called.verb, called.error) for called in received.of(Called)] == [("get", "CancelledError")]
 
 
-async def test_whoever_comes_late_hears_the_end_without_the_beginning(kit: Kit, events: Events) -> None:
+async def test_a_late_subscriber_gets_the_end_of_a_run_without_its_beginning(kit: Kit, events: Events) -> None:
     worker = await kit.worker()
     id = await kit.enqueue()
     [job] = await worker.claim()
-    heard = Heard(events)
+    received = Received(events)
     await worker.complete(job)
 
-    [finished] = heard.of(news.Finished)
+    [finished] = received.of(news.Finished)
     assert (finished.id, finished.state) == (id, JobState.COMPLETED)
     assert (finished.task, finished.queue, finished.seconds) == (None, None, None)
 
 
 async def test_what_never_ends_is_forgotten_the_oldest_first(
-    kit: Kit, heard: Heard, monkeypatch: pytest.MonkeyPatch
+    kit: Kit, received: Received, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(instrumented, "MOST_SLOTS", 2)
     worker = await kit.worker()
@@ -379,10 +380,10 @@ async def test_what_never_ends_is_forgotten_the_oldest_first(
     jobs = await worker.claim(4)
     await worker.complete(*jobs)
 
-    assert [each.task for each in heard.of(news.Finished)] == [None, None, "task", "task"]
+    assert [each.task for each in received.of(news.Finished)] == [None, None, "task", "task"]
 
 
-async def test_no_event_carries_what_a_job_carries(kit: Kit, heard: Heard) -> None:
+async def test_no_event_carries_what_a_job_carries(kit: Kit, received: Received) -> None:
     worker = await kit.worker()
     await kit.enqueue(payload=b'[["hunter2"],{}]', headers=b'{"token":"hunter2"}')
     await kit.enqueue()
@@ -392,8 +393,8 @@ async def test_no_event_carries_what_a_job_carries(kit: Kit, heard: Heard) -> No
         worker.id, [complete(first.held, b'"hunter2"'), fail(second.held, Reason.ERROR, "hunter2", group="ValueError")]
     )
 
-    assert heard.of(news.Finished)[1].error_group == "ValueError"
-    assert b"hunter2" not in msgspec.json.encode(heard.all)
+    assert received.of(news.Finished)[1].error_group == "ValueError"
+    assert b"hunter2" not in msgspec.json.encode(received.all)
 
 
 async def test_a_listener_that_raises_does_not_disturb_the_call(kit: Kit, events: Events) -> None:
@@ -418,7 +419,7 @@ async def test_an_unlistened_store_makes_no_event(kit: Kit, monkeypatch: pytest.
     await worker.renew()
 
 
-async def test_claims_of_two_sessions_are_told_apart(kit: Kit, heard: Heard) -> None:
+async def test_claims_of_two_sessions_are_distinguished(kit: Kit, received: Received) -> None:
     first, second = await kit.worker(), await kit.worker()
     id = await kit.enqueue()
     [job] = await first.claim()
@@ -427,12 +428,12 @@ async def test_claims_of_two_sessions_are_told_apart(kit: Kit, heard: Heard) -> 
     await first.complete(job)
     await second.complete(again)
 
-    assert [(each.session, each.fence) for each in heard.of(news.Started)] == [
+    assert [(each.session, each.fence) for each in received.of(news.Started)] == [
         (first.id, job.fence),
         (second.id, again.fence),
     ]
-    assert [(each.outcome, each.session) for each in heard.of(news.Finished)] == [
+    assert [(each.outcome, each.session) for each in received.of(news.Finished)] == [
         (Move.HAND_BACK, first.id),
         (Move.COMPLETE, second.id),
     ]
-    assert [(each.id, each.session) for each in heard.of(news.Refused)] == [(id, first.id)]
+    assert [(each.id, each.session) for each in received.of(news.Refused)] == [(id, first.id)]

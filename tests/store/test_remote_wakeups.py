@@ -9,7 +9,7 @@ import time
 import pytest
 
 from fairlane.errors import InvalidInput
-from fairlane.store.postgresql.channels import ASK, HERE
+from fairlane.store.postgresql.notifier import ASK, HERE
 from fairlane.store.redis.wakeups import SENDER
 from fairlane.store.shared.notifier import ServerNotifier
 from fairlane.store.shared.subscriptions import MOST_DELIVERED, TopicSubscription
@@ -25,113 +25,113 @@ NOTHING: frozenset[str] = frozenset()
 MARKER = "session:marker"
 
 
-# -- what is heard -------------------------------------------------------------------------------------------------
+# -- what is received -------------------------------------------------------------------------------------------------
 
 
-async def test_a_listener_hears_its_topics_and_no_others(opened: Open) -> None:
-    ear = opened().subscribe(["queue:a", "session:s"])
+async def test_a_listener_receives_its_topics_and_no_others(opened: Open) -> None:
+    subscription = opened().subscribe(["queue:a", "session:s"])
     opened().publish(["queue:b", "queue:a", "job:1", "session:t"])
-    assert await ear.wait(5) == {"queue:a"}
+    assert await subscription.wait(10) == {"queue:a"}
 
 
-async def test_what_is_published_as_soon_as_subscribe_returns_is_heard_and_nothing_else(opened: Open) -> None:
+async def test_topics_published_once_subscribe_has_returned_are_delivered_and_no_others(opened: Open) -> None:
     for number in range(10):
         publisher = opened(f"early_{number}")
         publisher.publish(["leader"])  # connects, so that the message below goes at once
-        ear = opened(f"early_{number}").subscribe(["queue:a", "queue:b", "job:1", "job:2"])
+        subscription = opened(f"early_{number}").subscribe(["queue:a", "queue:b", "job:1", "job:2"])
         publisher.publish(["queue:a", "job:2"])
-        assert await until(ear, "queue:a", "job:2") == {"queue:a", "job:2"}
+        assert await until(subscription, "queue:a", "job:2") == {"queue:a", "job:2"}
 
 
-async def test_what_is_listened_to_later_is_heard_from_then_on(opened: Open) -> None:
+async def test_topics_subscribed_later_are_delivered_from_then_on(opened: Open) -> None:
     publisher = opened()
-    ear = opened().subscribe([])
-    ear.listen(["queue:a"])
+    subscription = opened().subscribe([])
+    subscription.listen(["queue:a"])
     publisher.publish(["queue:a"])
-    assert await ear.wait(5) == {"queue:a"}
-    ear.listen(["queue:a", "job:1", "place:q/lane"])
+    assert await subscription.wait(10) == {"queue:a"}
+    subscription.listen(["queue:a", "job:1", "place:q/lane"])
     publisher.publish(["job:1", "place:q/lane"])
-    assert await until(ear, "job:1", "place:q/lane") == {"job:1", "place:q/lane"}
+    assert await until(subscription, "job:1", "place:q/lane") == {"job:1", "place:q/lane"}
 
 
-async def test_who_publishes_hears_it_once(opened: Open) -> None:
+async def test_a_publisher_that_listens_is_notified_once(opened: Open) -> None:
     wakeups, other = opened(), opened()
-    ear, echo = wakeups.subscribe(["queue:a", MARKER]), other.subscribe(["queue:a"])
+    subscription, echo = wakeups.subscribe(["queue:a", MARKER]), other.subscribe(["queue:a"])
     wakeups.publish(["queue:a"])
-    assert await ear.wait(0) == {"queue:a"}
-    assert await echo.wait(5) == {"queue:a"}  # so the server has sent it to both
+    assert await subscription.wait(0) == {"queue:a"}
+    assert await echo.wait(10) == {"queue:a"}  # so the server has sent it to both
     other.publish([MARKER])
-    assert await ear.wait(5) == {MARKER}
+    assert await subscription.wait(10) == {MARKER}
 
 
-async def test_what_was_published_since_the_last_wait_is_heard_once(opened: Open) -> None:
+async def test_topics_published_since_the_last_wait_are_delivered_once(opened: Open) -> None:
     wakeups = opened()
-    ear = wakeups.subscribe(["queue:a", "queue:b"])
+    subscription = wakeups.subscribe(["queue:a", "queue:b"])
     for topic in ("queue:a", "queue:b", "queue:a"):
         wakeups.publish([topic])
-    assert await ear.wait(0) == {"queue:a", "queue:b"}
+    assert await subscription.wait(0) == {"queue:a", "queue:b"}
     await asyncio.sleep(0.01)
     # Nothing of it is left that would end this wait before its time.
     before = time.monotonic()
-    assert await ear.wait(0.05) == NOTHING
+    assert await subscription.wait(0.05) == NOTHING
     assert time.monotonic() - before > 0.04
 
 
-async def test_a_topic_with_a_star_hears_every_topic_that_begins_like_it_and_no_sign(opened: Open) -> None:
-    ear, all_of_it = opened().subscribe(["job:*", "queue:img-*"]), opened().subscribe(["*"])
+async def test_a_topic_with_a_star_matches_every_topic_with_its_prefix_and_no_sign(opened: Open) -> None:
+    subscription, all_of_it = opened().subscribe(["job:*", "queue:img-*"]), opened().subscribe(["*"])
     published = {"job:1", "job:2", "place:q/ü", "queue:img-7", "queue:mail", "session:s"}
     opened().publish(published)
-    assert await until(ear, "job:1", "queue:img-7") == {"job:1", "job:2", "queue:img-7"}
+    assert await until(subscription, "job:1", "queue:img-7") == {"job:1", "job:2", "queue:img-7"}
     assert await until(all_of_it, *published) == published
 
 
 async def test_a_listener_that_does_not_keep_up_is_not_flooded(opened: Open) -> None:
     wakeups = opened()
-    ear = wakeups.subscribe(["job:*", "queue:a"])
+    subscription = wakeups.subscribe(["job:*", "queue:a"])
     for number in range(MOST_DELIVERED + 1):
         wakeups.publish([f"job:{number}"])
-    assert await ear.wait(0) == {"job:*", "queue:a"}
+    assert await subscription.wait(0) == {"job:*", "queue:a"}
     wakeups.publish(["job:1"])
-    assert await ear.wait(0) == {"job:1"}
+    assert await subscription.wait(0) == {"job:1"}
 
 
 async def test_a_listener_that_does_not_keep_up_with_the_server_is_not_flooded(opened: Open, tap: Tap) -> None:
     wakeups = opened()
-    ear, end = wakeups.subscribe(["job:*", "queue:a"]), wakeups.subscribe(["job:end"])
+    subscription, end = wakeups.subscribe(["job:*", "queue:a"]), wakeups.subscribe(["job:end"])
     for start in range(0, MOST_DELIVERED + 1, 500):
         await tap.send("jobs", "\n".join(f"job:{number}" for number in range(start, start + 500)))
     await tap.send("jobs", "job:end")
     await until(end, "job:end")
-    assert {"job:*", "queue:a"} <= await ear.wait(0)
+    assert {"job:*", "queue:a"} <= await subscription.wait(0)
     await tap.send("jobs", "job:1")
-    assert await ear.wait(5) == {"job:1"}
+    assert await subscription.wait(10) == {"job:1"}
 
 
-async def test_listen_replaces_the_topics_and_keeps_what_was_heard_of_those_that_stay(opened: Open) -> None:
+async def test_listen_replaces_the_topics_and_keeps_pending_notifications_of_those_that_stay(opened: Open) -> None:
     wakeups = opened()
-    ear = wakeups.subscribe(["queue:a", "queue:b"])
+    subscription = wakeups.subscribe(["queue:a", "queue:b"])
     wakeups.publish(["queue:a", "queue:b"])
-    ear.listen(["queue:b", "job:1"])
+    subscription.listen(["queue:b", "job:1"])
     wakeups.publish(["queue:a", "job:1"])
-    assert await ear.wait(5) == {"queue:b", "job:1"}
+    assert await subscription.wait(10) == {"queue:b", "job:1"}
 
 
 async def test_a_wait_in_vain_returns_nothing_when_its_time_has_passed(opened: Open) -> None:
-    ear = opened().subscribe(["queue:a"])
+    subscription = opened().subscribe(["queue:a"])
     before = time.monotonic()
-    assert await ear.wait(0.05) == NOTHING
-    assert 0.04 < time.monotonic() - before < 1
+    assert await subscription.wait(0.05) == NOTHING
+    assert 0.04 < time.monotonic() - before < 10
 
 
-async def test_schemas_and_namespaces_do_not_hear_each_other(carrier: Carrier, opened: Open) -> None:
+async def test_schemas_and_namespaces_do_not_notify_each_other(carrier: Carrier, opened: Open) -> None:
     names = carrier.lookalikes
-    ears = {name: opened(name).subscribe(["queue:*", "job:*"]) for name in names}
-    for ear in ears.values():
-        await listened_to(ear)
+    subscriptions = {name: opened(name).subscribe(["queue:*", "job:*"]) for name in names}
+    for subscription in subscriptions.values():
+        await listened_to(subscription)
     for number, name in enumerate(names):
         opened(name).publish([f"queue:{number}", f"job:{number}"])
-    for number, ear in enumerate(ears.values()):
-        assert await until(ear, f"queue:{number}", f"job:{number}") == {f"queue:{number}", f"job:{number}"}
+    for number, subscription in enumerate(subscriptions.values()):
+        assert await until(subscription, f"queue:{number}", f"job:{number}") == {f"queue:{number}", f"job:{number}"}
 
 
 @pytest.mark.parametrize("topic", ["", "mail", "/etc", HERE, ASK, SENDER])
@@ -141,15 +141,15 @@ async def test_what_is_no_topic_is_refused(opened: Open, topic: str) -> None:
 
 
 async def test_the_callback_runs_although_the_wait_returned_first(opened: Open) -> None:
-    rung: list[bool] = []
-    ear = opened().subscribe(["queue:a"], lambda: rung.append(True))
-    thread = threading.Thread(target=ear.deliver, args=(["queue:a"],))
+    woken: list[bool] = []
+    subscription = opened().subscribe(["queue:a"], lambda: woken.append(True))
+    thread = threading.Thread(target=subscription.deliver, args=(["queue:a"],))
     thread.start()
     thread.join()
-    assert await ear.wait() == {"queue:a"}
+    assert await subscription.wait() == {"queue:a"}
     await asyncio.sleep(0)
-    assert rung
-    ear.close()
+    assert woken
+    subscription.close()
 
 
 # -- what travels --------------------------------------------------------------------------------------------------
@@ -162,17 +162,17 @@ async def test_topics_about_jobs_have_a_channel_of_their_own(opened: Open, tap: 
     assert sorted(tap.messages) == [("jobs", ["job:1", "place:q/lane"]), ("others", ["queue:a", "leader"])]
 
 
-async def test_thousands_of_topics_at_once_are_all_heard(opened: Open) -> None:
+async def test_thousands_of_topics_at_once_are_all_delivered(opened: Open) -> None:
     topics = {f"job:{number:036}" for number in range(MOST_WAITING - 100)}
-    ear = opened().subscribe(topics)
+    subscription = opened().subscribe(topics)
     opened().publish(topics)
-    assert await until(ear, *topics) == topics
+    assert await until(subscription, *topics) == topics
 
 
 async def test_too_many_topics_mean_everything_of_their_kind(opened: Open) -> None:
-    ear = opened().subscribe(["job:1", "job:x*", "queue:a"])
+    subscription = opened().subscribe(["job:1", "job:x*", "queue:a"])
     opened().publish([f"job:y{number}" for number in range(MOST_WAITING + 1)])
-    assert await ear.wait(5) == {"job:1", "job:x*"}
+    assert await subscription.wait(10) == {"job:1", "job:x*"}
 
 
 async def test_publications_within_milliseconds_travel_together(carrier: Carrier, opened: Open, tap: Tap) -> None:
@@ -184,7 +184,11 @@ async def test_publications_within_milliseconds_travel_together(carrier: Carrier
         wakeups.publish([f"queue:{number % 100}"])
     wakeups.publish([MARKER])
     await tap.until("others", MARKER)
-    assert {topic for _, topic in tap.heard} == {"queue:first", MARKER, *(f"queue:{number}" for number in range(100))}
+    assert {topic for _, topic in tap.received} == {
+        "queue:first",
+        MARKER,
+        *(f"queue:{number}" for number in range(100)),
+    }
     # A thousand calls take a few milliseconds, so they are a few messages with each topic once.
     assert len(tap.messages) < carrier.too_many_messages
 
@@ -192,13 +196,13 @@ async def test_publications_within_milliseconds_travel_together(carrier: Carrier
 # -- channels without subscriptions ---------------------------------------------------------------------------
 
 
-async def test_channels_that_nobody_here_wants_any_more_are_left_after_a_while(
+async def test_channels_without_a_subscription_are_left_after_a_while(
     carrier: Carrier, opened: Open, tap: Tap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     carrier.look_every(0.2, monkeypatch)
     wakeups = opened()
     began = time.monotonic()
-    ear = wakeups.subscribe(["queue:a"])
+    subscription = wakeups.subscribe(["queue:a"])
     for number in range(5):
         # A process that waits for one job after the other keeps listening in between.
         each = wakeups.subscribe([f"job:{number}"])
@@ -210,19 +214,19 @@ async def test_channels_that_nobody_here_wants_any_more_are_left_after_a_while(
     assert time.monotonic() - began > 0.35
     assert wakeups._notifier.listens(jobs=False, others=True)
     await tap.send("others", "queue:a")
-    assert await ear.wait(5) == {"queue:a"}
-    ear.close()
-    # The last one too; and it can be heard again.
+    assert await subscription.wait(10) == {"queue:a"}
+    subscription.close()
+    # The last one too; and it can be received again.
     await _left(wakeups, jobs=False, others=True)
     await asyncio.sleep(0.5)
-    ear = wakeups.subscribe(["queue:b", "job:1"])
+    subscription = wakeups.subscribe(["queue:b", "job:1"])
     await tap.send("others", "queue:b")
     await tap.send("jobs", "job:1")
-    assert await until(ear, "queue:b", "job:1") == {"queue:b", "job:1"}
+    assert await until(subscription, "queue:b", "job:1") == {"queue:b", "job:1"}
 
 
 async def _left(wakeups: Wakeups, *, jobs: bool, others: bool) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while wakeups._notifier.listens(jobs=jobs, others=others):
             await asyncio.sleep(0.01)
 
@@ -244,11 +248,11 @@ async def test_who_comes_just_when_a_channel_is_left_is_not_left_deaf(
         still.append(self.listens(jobs=True, others=True))
 
     monkeypatch.setattr(ServerNotifier, "_leave_channel", come_and_leave)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not still:
             await asyncio.sleep(0.01)
     assert still == [True]
     await tap.send("jobs", "job:2")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while "job:2" not in came[0]._delivered:
             await asyncio.sleep(0.01)

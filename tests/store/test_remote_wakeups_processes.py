@@ -39,7 +39,7 @@ def open_files() -> list[str]:
 
 async def test_processes_wake_each_other_within_milliseconds(wakeups: Wakeups, carrier: Carrier) -> None:
     spans = await echoed(wakeups, 200, carrier.url, carrier.name)
-    sys.stdout.write(f"heard in another process after {median(spans):.3f} ms, p99 {spans[-3]:.3f} ms\n")
+    sys.stdout.write(f"received in another process after {median(spans):.3f} ms, p99 {spans[-3]:.3f} ms\n")
     assert median(spans) < 20
 
 
@@ -48,17 +48,19 @@ async def test_a_forked_child_may_publish_and_takes_nothing_from_its_parent(carr
         assert await asyncio.to_thread(parent.wait, 30) == 0
 
 
-async def test_what_a_process_publishes_as_its_last_act_is_heard(wakeups: Wakeups, carrier: Carrier) -> None:
-    ear = wakeups.subscribe(["queue:last", "job:last"])
+async def test_topics_that_a_process_publishes_just_before_it_exits_are_delivered(
+    wakeups: Wakeups, carrier: Carrier
+) -> None:
+    subscription = wakeups.subscribe(["queue:last", "job:last"])
     with running("leave", carrier.url, carrier.name) as leaving:
-        assert await ear.wait(30)
+        assert await subscription.wait(30)
         assert await asyncio.to_thread(leaving.wait, 10) == 0
 
 
 async def test_waiting_costs_no_processor_time(wakeups: Wakeups) -> None:
-    ear = wakeups.subscribe(["queue:a", "job:1"])
+    subscription = wakeups.subscribe(["queue:a", "job:1"])
     before = time.process_time()
-    assert not await ear.wait(1.0)
+    assert not await subscription.wait(1.0)
     spent = time.process_time() - before
     sys.stdout.write(f"an idle second of waiting: {spent * 1e3:.2f} ms of processor time\n")
     assert spent < 0.05
@@ -81,7 +83,7 @@ async def test_publishing_is_cheap(wakeups: Wakeups) -> None:
 
 async def test_any_thread_may_publish(wakeups: Wakeups, opened: Open) -> None:
     other = opened()
-    ears = [wakeups.subscribe(["job:*"]), other.subscribe(["job:*"])]
+    subscriptions = [wakeups.subscribe(["job:*"]), other.subscribe(["job:*"])]
     start = threading.Barrier(4)
 
     def publish(thread: int) -> None:
@@ -92,28 +94,28 @@ async def test_any_thread_may_publish(wakeups: Wakeups, opened: Open) -> None:
     everything = {f"job:{thread}-{number}" for thread in range(4) for number in range(200)}
     with ThreadPoolExecutor(4) as pool:
         publishing = [pool.submit(publish, thread) for thread in range(4)]
-        for ear in ears:
-            heard: set[str] = set()
-            while heard != everything:
-                news = await ear.wait(5)
+        for subscription in subscriptions:
+            received: set[str] = set()
+            while received != everything:
+                news = await subscription.wait(5)
                 assert news
-                heard |= news
+                received |= news
     assert [each.exception() for each in publishing] == [None] * 4
 
 
-async def test_every_event_loop_hears(wakeups: Wakeups, opened: Open) -> None:
+async def test_every_event_loop_is_notified(wakeups: Wakeups, opened: Open) -> None:
     other = opened()
     ready = threading.Barrier(3)
 
     def listen(topic: str) -> frozenset[str]:
-        async def hear() -> frozenset[str]:
-            ear = wakeups.subscribe([topic])
+        async def receive() -> frozenset[str]:
+            subscription = wakeups.subscribe([topic])
             ready.wait(5)
-            heard = await ear.wait(5)
-            ear.close()
-            return heard
+            received = await subscription.wait(5)
+            subscription.close()
+            return received
 
-        return asyncio.run(hear())
+        return asyncio.run(receive())
 
     with ThreadPoolExecutor(2) as pool:
         listening = [pool.submit(listen, topic) for topic in ("queue:a", "queue:b")]
@@ -128,10 +130,10 @@ async def test_a_subscription_whose_event_loop_is_gone_is_forgotten(wakeups: Wak
         return wakeups.subscribe(["queue:a"])
 
     left = await asyncio.to_thread(lambda: asyncio.run(subscribe()))
-    ear = wakeups.subscribe(["queue:a"])
+    subscription = wakeups.subscribe(["queue:a"])
     wakeups.publish(["queue:a"])
-    assert await ear.wait(0) == {"queue:a"}
-    assert wakeups._subscriptions.all() == (ear,)
+    assert await subscription.wait(0) == {"queue:a"}
+    assert wakeups._subscriptions.all() == (subscription,)
     left.close()
     left.close()
 
@@ -143,12 +145,12 @@ async def test_few_connections_serve_everything_and_none_is_made_for_nothing(
     wakeups: Wakeups, carrier: Carrier
 ) -> None:
     await carrier.left_alone()
-    ear = wakeups.subscribe([])
+    subscription = wakeups.subscribe([])
     wakeups.publish([])
     await asyncio.sleep(0.05)
     assert not threads()
     assert carrier.connected() == 0
-    ear.listen(["queue:a"])
+    subscription.listen(["queue:a"])
     wakeups.subscribe(["job:1"])
     assert carrier.connected() == 1
     for _ in range(3):
@@ -183,12 +185,12 @@ async def test_closing_ends_every_wait_and_leaves_nothing_behind(
 
 
 async def test_closing_a_subscription_leaves_the_others(wakeups: Wakeups) -> None:
-    ear, other = wakeups.subscribe(["queue:a"]), wakeups.subscribe(["leader"])
-    ear.close()
-    ear.close()
+    subscription, other = wakeups.subscribe(["queue:a"]), wakeups.subscribe(["leader"])
+    subscription.close()
+    subscription.close()
     wakeups.publish(["queue:a", "leader"])
     before = time.monotonic()
-    assert await ear.wait(0.05) == NOTHING
+    assert await subscription.wait(0.05) == NOTHING
     assert time.monotonic() - before > 0.04
     assert await other.wait(5) == {"leader"}
 
@@ -202,14 +204,14 @@ async def test_another_thread_may_close(wakeups: Wakeups) -> None:
 
 @pytest.mark.parametrize("pause", [0.0, 0.002, 0.01])
 async def test_closing_sends_what_was_published_before(wakeups: Wakeups, opened: Open, pause: float) -> None:
-    ear = wakeups.subscribe(["queue:a"])
+    subscription = wakeups.subscribe(["queue:a"])
     for _ in range(5):
         brief = opened()
         brief.publish(["leader"])
         await asyncio.sleep(pause)
         brief.publish(["queue:a"])
         brief.close()
-        assert await ear.wait(5) == {"queue:a"}
+        assert await subscription.wait(5) == {"queue:a"}
 
 
 async def test_wakeups_that_were_forgotten_end(carrier: Carrier) -> None:

@@ -53,18 +53,18 @@ def running(role: str, url: str, name: str) -> Iterator[subprocess.Popen[bytes]]
 
 
 async def echoed(wakeups: AnyWakeups, times: int, url: str, name: str) -> list[float]:
-    """After how many milliseconds another process hears what is published here, the shortest first."""
-    ear = wakeups.subscribe(["job:*", "session:ready"])
+    """The milliseconds until another process receives what is published here, shortest first."""
+    subscription = wakeups.subscribe(["job:*", "session:ready"])
     spans = []
     with running("echo", url, name) as other:
-        assert await ear.wait(30) == {"session:ready"}
+        assert await subscription.wait(30) == {"session:ready"}
         for number in range(times):
             sent = time.monotonic_ns()
             wakeups.publish([f"queue:{number}"])
-            [answer] = await ear.wait(5)
-            again, _, heard = answer.removeprefix("job:").partition("/")
+            [answer] = await subscription.wait(10)
+            again, _, received = answer.removeprefix("job:").partition("/")
             assert int(again) == number
-            spans.append((int(heard) - sent) / 1e6)
+            spans.append((int(received) - sent) / 1e6)
         wakeups.publish(["leader"])
         assert await asyncio.to_thread(other.wait, 10) == 0
     return sorted(spans)
@@ -72,32 +72,32 @@ async def echoed(wakeups: AnyWakeups, times: int, url: str, name: str) -> list[f
 
 async def echo(wakeups: AnyWakeups) -> None:
     """Answer a topic queue:N by job:N/T, T the time of hearing it on the clock that all processes share."""
-    ear = wakeups.subscribe(["queue:*", "leader"])
+    subscription = wakeups.subscribe(["queue:*", "leader"])
     wakeups.publish(["session:ready"])
-    while "leader" not in (heard := await ear.wait(30)):
+    while "leader" not in (received := await subscription.wait(30)):
         now = time.monotonic_ns()
-        wakeups.publish(f"job:{topic[6:]}/{now}" for topic in heard)
+        wakeups.publish(f"job:{topic[6:]}/{now}" for topic in received)
     wakeups.close()
 
 
-def locks_of(wakeups: AnyWakeups, ear: Subscription) -> Sequence[AbstractContextManager[object]]:
+def locks_of(wakeups: AnyWakeups, subscription: Subscription) -> Sequence[AbstractContextManager[object]]:
     """All that a thread could hold while another forks."""
     if isinstance(wakeups, DatagramWakeups):
         return [wakeups._lock.get()]
-    assert isinstance(ear, TopicSubscription)
-    return [wakeups._notifier._lock, wakeups._subscriptions._lock, ear._lock]
+    assert isinstance(subscription, TopicSubscription)
+    return [wakeups._notifier._lock, wakeups._subscriptions._lock, subscription._lock]
 
 
 async def fork(wakeups: AnyWakeups) -> None:
-    """Fork while another thread holds every lock. The child publishes, and the parent hears it and goes on."""
-    ear = wakeups.subscribe(["queue:*"])
+    """Fork while another thread holds every lock. The child publishes, and the parent receives it and continues."""
+    subscription = wakeups.subscribe(["queue:*"])
     wakeups.publish(["queue:before"])
-    assert await ear.wait(5) == {"queue:before"}
+    assert await subscription.wait(10) == {"queue:before"}
     held, forked = threading.Event(), threading.Event()
 
     def publish_slowly() -> None:
         with ExitStack() as locks:
-            for lock in locks_of(wakeups, ear):
+            for lock in locks_of(wakeups, subscription):
                 locks.enter_context(lock)
             held.set()
             forked.wait(30)
@@ -110,16 +110,16 @@ async def fork(wakeups: AnyWakeups) -> None:
     child = os.fork()
     if not child:
         wakeups.publish(["queue:child"])
-        ear.close()
+        subscription.close()
         wakeups.close()
         assert threading.active_count() == 1
         os._exit(0)
     forked.set()
     publisher.join()
     assert os.waitstatus_to_exitcode((await asyncio.to_thread(os.waitpid, child, 0))[1]) == 0
-    assert await ear.wait(5) == {"queue:child"}
+    assert await subscription.wait(10) == {"queue:child"}
     wakeups.publish(["queue:after"])
-    assert await ear.wait(5) == {"queue:after"}
+    assert await subscription.wait(10) == {"queue:after"}
     wakeups.close()
 
 

@@ -4,12 +4,17 @@ The leader trusts its term until a time that it computes *before* the request: t
 clock, plus the lease, less a margin. So the term ends here before it ends in the store, however slow the answer is. A
 renewal that fails, is rejected or is not answered ends the trust: leadership only saves work, and the store's fence on
 the term provides safety, so stepping down early costs seconds and nothing else.
+
+A standby sleeps until the term that it knows of ends: the store's answer to an attempt that failed says when. So a
+leader that renews its term every 3 s is asked about once per lease by each standby, not every second or two. A leader
+that resigns wakes the standbys; if that hint is lost, they find out when the term would have ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from random import Random
 from typing import NoReturn
@@ -17,7 +22,7 @@ from typing import NoReturn
 from ..errors import FairlaneError, StoreUnavailable, TermLost
 from ..model.intervals import Intervals
 from ..store.port import Store
-from ..store.wakeups import LEADER, Wakeups
+from ..store.wakeups import LEADER, Subscription, Wakeups
 from .leader_context import Contact, Monotonic, log
 from .service import FailureTracker
 
@@ -46,6 +51,7 @@ class Election:
         self._failures = FailureTracker("election", log, self._rng)
         self._term: int | None = None
         self._deadline = 0.0
+        self._remaining = 0.0
 
     @property
     def term(self) -> int | None:
@@ -65,9 +71,24 @@ class Election:
                 self._failures.worked()
                 if won is not None:
                     return won
-                await subscription.wait(self.pause())
+                await self._sleep(subscription, self.rest())
         finally:
             subscription.close()
+
+    async def _sleep(self, subscription: Subscription, seconds: float) -> None:
+        """Wait for a hint, in parts: one that takes far too long shows that this process was suspended, maybe all.
+
+        The others then need time to renew their leases before a new leader may declare any of them dead.
+        """
+        longest = (self._intervals.lease - self._intervals.heartbeat) / 2
+        hint: Collection[str] = ()
+        while seconds > 0 and not hint:
+            part = min(seconds, longest)
+            began = self._monotonic()
+            hint = await subscription.wait(part)
+            if self._monotonic() - began > part + longest:
+                self._contact.forget()
+            seconds -= part
 
     async def keep(self, term: int) -> NoReturn:
         """Renew the term until that fails or the trust is over, then raise `TermLost` with the reason."""
@@ -95,8 +116,9 @@ class Election:
                     answer = await self._store.lead(self._session, lease=self._intervals.leader_lease, term=term)
             except TimeoutError:
                 raise StoreUnavailable(f"the store did not answer within {timeout:.1f} s") from None
-        if answer is None:
+        if answer is None or answer.session != self._session:
             self.step_down()
+            self._remaining = 0.0 if answer is None else answer.remaining
             return None
         self._term, self._deadline = answer.number, asked + trust
         return self.term
@@ -112,6 +134,12 @@ class Election:
             async with asyncio.timeout(self._intervals.leader_renew):
                 await self._store.resign(term)
 
+    def rest(self) -> float:
+        """How long a standby waits before the next try: until the term that it knows of has ended, and a random time
+        longer. Never longer than a lease of its own: a term may be shortened, and the store's clock set back.
+        """
+        return min(self._remaining, self._intervals.leader_lease) + self._intervals.stand * self._rng.random()
+
     def pause(self) -> float:
-        """How long to wait before the next try; random, so that standbys do not all try at once."""
+        """How long to wait after a lost term, so that other candidates try first."""
         return self._intervals.stand * self._rng.uniform(0.5, 1.0)

@@ -44,6 +44,10 @@ class Contact:
         if self._since is None:
             self._since = self._monotonic()
 
+    def forget(self) -> None:
+        """Begin again: this process was suspended, and cannot know who was too."""
+        self._since = None
+
     @property
     def clean_seconds(self) -> float:
         """Seconds since the first call after the last failure."""
@@ -81,5 +85,6 @@ class LeaderContext:
     intervals: Intervals
     contact: Contact
     clock: StoreClock
+    """As the rescuer last read it. Only the rescuer uses it: its age tells how long ago its last pass was."""
     counts: dict[str, int]
     """Under the names in `COUNTED`. They only grow."""

@@ -16,8 +16,6 @@ from ..model.job import MOST_JOBS_PER_CALL, CronSlot, NewJob
 from ..model.schedule import StoredSchedule, Timetable, job_from
 from .leader_context import LeaderContext, log
 
-UNREAD_REST = 0.05
-"""How long to wait while the store's clock was not read yet."""
 SHORTEST_REST = 0.01
 IDLE_FACTOR = 5
 """How much longer to rest without schedules. The first one that is declared catches up with the slots it missed."""
@@ -40,9 +38,7 @@ class Scheduler:
             stored = await context.store.declare([])
         if not stored:
             return IDLE_FACTOR * context.intervals.schedule
-        now = context.clock.now()
-        if now is None:
-            return min(UNREAD_REST, context.intervals.schedule)
+        now = stored[0].now
         jobs: list[NewJob] = []
         rest = context.intervals.schedule
         for each in stored:

@@ -34,7 +34,8 @@ class Intervals(msgspec.Struct, frozen=True, kw_only=True):
     leader_lease: float = 10.0
     leader_renew: float = 3.0
     stand: float = 2.0
-    """A standby tries to lead this often."""
+    """A standby tries to lead within this time after the term that it knows of has ended; at a random moment, so that
+    standbys do not all try at once."""
     caution: float = 10.0
     """The rescuer declares no session dead before its process has been this long without a store error."""
     clock_slack: float = 2.0

@@ -169,8 +169,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
         names.check_key("id", self.id)
         names.check_name("task", self.task)
         names.check_name("queue", self.queue)
-        names.check_size("payload", self.payload, names.PAYLOAD_BYTES)
-        _check_json("payload", self.payload)
+        check_payload(self.payload)
         if self.lane is not None:
             names.check_key("lane", self.lane)
         if type(self.priority) is not Priority:
@@ -397,6 +396,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
     error_group: str | None
     attempts: tuple[Attempt, ...]
+    first_due_at: float | None = None
+    """When it was to run first; None if it was sent to run at once. `due_at` is None from then on."""
 
     def as_new(self, id: str) -> NewJob:
         """Return a request that runs this job again under a new `id`; its `retry_of` names this job."""
@@ -427,6 +428,12 @@ def check_ids(ids: Sequence[str]) -> None:
     """Reject more ids than one call takes."""
     if len(ids) > MOST_JOBS_PER_CALL:
         raise InvalidInput("ids", f"at most {MOST_JOBS_PER_CALL} in one call, not {len(ids)}; send them in batches")
+
+
+def check_payload(payload: bytes) -> None:
+    """Reject what cannot be the payload of a job: anything but JSON, or more than `names.PAYLOAD_BYTES`."""
+    names.check_size("payload", payload, names.PAYLOAD_BYTES)
+    _check_json("payload", payload)
 
 
 def _check_json(field: str, value: bytes) -> None:

@@ -16,6 +16,8 @@ class LaneTerms(msgspec.Struct, frozen=True):
     ordered: bool = False
     max_pending: int | None = None
     paused: bool = False
+    own_limit: int | None = None
+    """The limit of its rule, which applies again once the lane is resumed."""
 
 
 OPEN_TERMS = LaneTerms()
@@ -39,6 +41,7 @@ def terms(settings: QueueSettings, key: str | None) -> LaneTerms:
         ordered=ordered,
         max_pending=best.max_pending,
         paused=best.paused,
+        own_limit=best.limit,
     )
 
 

@@ -87,7 +87,11 @@ class LineCursor(msgspec.Struct, frozen=True):
             found = cls(kind == "w", float(first), int(second), int(place))
         except ValueError:
             raise InvalidInput("cursor", "is not a cursor that a page returned") from None
-        if kind not in ("r", "w") or not 0 <= found.first < 1e12 or not (0 <= found.second < 2**62 > found.place >= 0):
+        if (
+            kind not in ("r", "w")
+            or not -1 <= found.first < 1e12
+            or not (-1 <= found.second < 2**62 > found.place >= 0)
+        ):
             raise InvalidInput("cursor", "is not a cursor that a page returned")
         return found
 
@@ -102,6 +106,10 @@ class LineCursor(msgspec.Struct, frozen=True):
         if not self.waiting or rank > self.first:
             return -1
         return self.second if rank == self.first else None
+
+
+WAITING_LINE = LineCursor(waiting=True).text
+"""The cursor at which the waiting jobs of a lane begin, however many run."""
 
 
 def check_lane(queue: str, lane: str | None) -> None:

@@ -15,6 +15,8 @@ class Promoted(msgspec.Struct, frozen=True, kw_only=True):
     more: bool
     next_due: float | None
     """Seconds until the next job becomes due or expires; None when there is none."""
+    late: float | None
+    """Seconds since the due time of the longest overdue job that this pass promoted; None when it promoted none."""
 
 
 class Admitted(msgspec.Struct, frozen=True, kw_only=True):

@@ -199,7 +199,7 @@ def count_text(count: int, *, exact: bool) -> str:
     return f"more than {count - 1:,}" if count > EXACT_PLACES else f"about {count}"
 
 
-class Rival(msgspec.Struct, frozen=True, kw_only=True):
+class CompetingLane(msgspec.Struct, frozen=True, kw_only=True):
     """Another lane with jobs of the same class, as input of an estimate."""
 
     waiting: float
@@ -211,27 +211,27 @@ class Rival(msgspec.Struct, frozen=True, kw_only=True):
     """How many lanes it represents, when only a sample of the lanes was read."""
 
 
-def starts_before(own: int, rivals: Sequence[Rival], servers: int, *, higher: int = 0) -> int:
+def starts_before(own: int, competing: Sequence[CompetingLane], servers: int, *, higher: int = 0) -> int:
     """Estimate how many jobs of a queue start before a job that has `own` jobs ahead of it in its lane and class.
 
     Each competing lane starts as many jobs as fair order puts first, if it has them. A lane with a limit starts at most
     that many per service time, so its number depends on how long the wait takes; the estimate is iterated. `higher`:
     jobs of higher classes, which all start first, except for the one start in ten that every class keeps.
     """
-    most = sum(rival.lanes * min(rival.waiting, rival.turns) for rival in rivals)
+    most = sum(lane.lanes * min(lane.waiting, lane.turns) for lane in competing)
     sent = most
     for _ in range(ROUNDS):
         start = _behind(higher, own + sent)
         took = (start + 1) / max(1, servers)
-        before, sent = sent, sum(rival.lanes * _sends(rival, took) for rival in rivals)
+        before, sent = sent, sum(lane.lanes * _sends(lane, took) for lane in competing)
         if before - sent < 0.5:
             break
     return round(_behind(higher, own + sent))
 
 
-def _sends(rival: Rival, took: float) -> float:
-    sent = min(rival.waiting, rival.turns)
-    return sent if rival.limit is None else min(sent, rival.limit * took)
+def _sends(lane: CompetingLane, took: float) -> float:
+    sent = min(lane.waiting, lane.turns)
+    return sent if lane.limit is None else min(sent, lane.limit * took)
 
 
 def _behind(higher: int, among: float) -> float:

@@ -46,6 +46,11 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 DEFAULT_BACKOFF = Backoff()
 
 
+def counted(attempt: int, retries: int) -> str:
+    """A run and the budget in text, such as "2 of 4". Celery may retry a task beyond it, and then only "5"."""
+    return f"{attempt} of {retries + 1}" if attempt <= retries + 1 else str(attempt)
+
+
 def may_retry(attempt: int, retries: int) -> bool:
     """Whether a job that was charged `attempt` runs may run again: the budget is ``retries + 1`` runs."""
     return attempt <= retries

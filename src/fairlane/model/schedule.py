@@ -112,6 +112,8 @@ class StoredSchedule(msgspec.Struct, frozen=True, kw_only=True):
     stored_at: float
     declared_at: float
     last_slot: float | None
+    now: float
+    """The store's clock when the schedule was read."""
 
     def due(self, now: float) -> list[float]:
         """Return the slots that fire now; none if the schedule has not been declared for a day."""
@@ -139,12 +141,17 @@ def template_of(job: NewJob) -> bytes:
     return msgspec.json.encode(fields)
 
 
+def slot_id(schedule: str, slot: float) -> str:
+    """Return the id of the job of one slot."""
+    named = f"{slot:.0f}" if float(slot).is_integer() else repr(slot)
+    return f"cron:{schedule}:{named}"
+
+
 def job_from(template: bytes, schedule: str, slot: float) -> NewJob:
     """Return the job of one slot. Raises `InvalidInput` for an invalid template."""
-    named = f"{slot:.0f}" if float(slot).is_integer() else repr(slot)
     try:
         fields = msgspec.json.decode(template, type=dict[str, object])
-        fields |= {"id": f"cron:{schedule}:{named}", "cron": {"schedule": schedule, "slot": slot}}
+        fields |= {"id": slot_id(schedule, slot), "cron": {"schedule": schedule, "slot": slot}}
         return msgspec.convert(fields, NewJob)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise InvalidInput("template", f"is not the template of a job ({exc})") from None

@@ -6,6 +6,7 @@ session is *declared* dead, which is final.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from hashlib import sha256
 
@@ -17,6 +18,8 @@ from .job import MOST_BYTES_PER_CALL, Claimed, Held, Verdict
 from .slots import Ask, Slots
 
 DEFAULT_LEASE = 15.0
+LARGEST_JOB = names.PAYLOAD_BYTES + names.ERROR_BYTES + 1024
+"""The most bytes that one job can add to a claim: payload, headers, and a little that a store keeps beside them."""
 MOST_TASKS = 10_000
 """Tasks that one session can declare."""
 
@@ -132,12 +135,16 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     asks: tuple[Ask, ...]
     total: int
-    told: bool = False
+    notified: bool = False
     """The worker is idle and was notified of a job, most likely of a single one. A store may search differently for it,
     but must return the same jobs."""
     most_bytes: int = MOST_BYTES_PER_CALL
     """The most bytes of payloads and headers to return: the first job beyond it ends the claim, unless it is the
     only one. A store may count a few bytes more per job."""
+
+    def may_be_cut(self, jobs: Sequence[Claimed]) -> bool:
+        """Whether the limit of bytes may have ended the claim that was answered with these jobs."""
+        return sum(job.size for job in jobs) > self.most_bytes - LARGEST_JOB
 
     def __post_init__(self) -> None:
         names.check_count("most_bytes", self.most_bytes, least=1, most=2**53)
@@ -172,3 +179,4 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
     session: str
     lease: float
     remaining: float
+    """Seconds until it ends, by the store's clock, unless it is extended or resigned from."""

@@ -29,7 +29,7 @@ class Reserved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Slots(msgspec.Struct, frozen=True, kw_only=True):
-    """A hard limit with reservations in it."""
+    """How many jobs run at once at most, and how many of these slots are reserved for higher priorities."""
 
     total: int
     reserved: Reserved = Reserved()

@@ -12,7 +12,7 @@ import msgspec
 
 from ..errors import InvalidInput
 from . import names
-from .job import CANCELLED_REASONS, FAILED_REASONS, Held, JobState, Reason
+from .job import CANCELLED_REASONS, FAILED_REASONS, Held, JobState, Reason, check_payload
 from .retry import Backoff, may_retry
 
 S = JobState
@@ -85,6 +85,8 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reason: Reason | None = None
     error: str | None = None
     error_group: str | None = None
+    payload: bytes | None = None
+    """For a retry or a snooze: what replaces the payload of the job."""
 
     def __post_init__(self) -> None:
         # Identity before the set: hashing an enum member is slow, and nearly every transition is a completion.
@@ -106,14 +108,18 @@ def fail(held: Held, reason: Reason, error: str, *, group: str | None = None) ->
     return Transition(held=held, move=Move.FAIL, reason=reason, error=_cut(error), error_group=_group(group, reason))
 
 
-def retry(held: Held, delay: float, reason: Reason, error: str, *, group: str | None = None) -> Transition:
-    """The attempt failed and is charged; the job runs again after `delay`.
+def retry(
+    held: Held, delay: float, reason: Reason, error: str, *, group: str | None = None, payload: bytes | None = None
+) -> Transition:
+    """The attempt failed and is charged; the job runs again after `delay`, with `payload` if one is given.
 
     `Reason.CRASHED` means that the process of the run died: the job becomes a suspect.
     """
     if reason not in FAILED_REASONS:
         raise InvalidInput("reason", f"{reason.value!r} is not a reason to retry")
     names.check_seconds("delay", delay)
+    if payload is not None:
+        check_payload(payload)
     return Transition(
         held=held,
         move=Move.RETRY,
@@ -121,13 +127,16 @@ def retry(held: Held, delay: float, reason: Reason, error: str, *, group: str | 
         reason=reason,
         error=_cut(error),
         error_group=_group(group, reason),
+        payload=payload,
     )
 
 
-def snooze(held: Held, delay: float) -> Transition:
-    """The task function requested another run after `delay`, uncharged."""
+def snooze(held: Held, delay: float, *, payload: bytes | None = None) -> Transition:
+    """The task function requested another run after `delay`, uncharged, with `payload` if one is given."""
     names.check_seconds("delay", delay)
-    return Transition(held=held, move=Move.SNOOZE, delay=delay)
+    if payload is not None:
+        check_payload(payload)
+    return Transition(held=held, move=Move.SNOOZE, delay=delay, payload=payload)
 
 
 def hand_back(held: Held) -> Transition:

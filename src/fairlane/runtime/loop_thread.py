@@ -39,6 +39,13 @@ class LoopThread:
             raise FairlaneError(
                 "a blocking call inside an event loop would stop the loop: use the async version, with await"
             )
+        return self.wait(work)
+
+    def wait(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Like `run`, but also inside an event loop, which stands still meanwhile.
+
+        For integrations whose own blocking calls are made there anyway.
+        """
         future = asyncio.run_coroutine_threadsafe(_awaited(work), self._started())
         try:
             return future.result()

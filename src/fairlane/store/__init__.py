@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ..errors import InvalidInput
 from .clock import Clock
+from .deployment import split_redis
 from .port import Store
 from .wakeups import Wakeups
 
@@ -24,6 +25,10 @@ async def open_store(url: str, *, clock: Clock | None = None, create: bool = Tru
 
         return await SqliteStore.open(url, clock=clock, create=create)
     if scheme in ("postgresql", "postgres"):
+        if split_redis(url)[1] is not None:
+            from .postgresql_redis.store import PostgresqlRedisStore
+
+            return await PostgresqlRedisStore.open(url, clock=clock, create=create)
         from .postgresql.store import PostgresqlStore
 
         return await PostgresqlStore.open(url, clock=clock, create=create)

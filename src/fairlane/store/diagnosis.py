@@ -36,7 +36,7 @@ class Diagnosable(Protocol):
 
 @runtime_checkable
 class Counted(Protocol):
-    """A store whose server counts events that should not happen, such as deadlocks."""
+    """A store whose servers keep counts, such as the deadlocks of PostgreSQL or what became of tokens in Redis."""
 
     async def counters(self) -> dict[str, int]:
         """The counters by name. They increase until the server's statistics are reset."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from .. import events as news
 from ..model.binding import Binding, Release
+from ..model.ended import EndedPage
 from ..model.job import Acceptance, Claimed, Enqueued, Held, Job, JobState, NewJob, Reason, Verdict
 from ..model.listings import FailureGroup, LaneListing, LanePage
 from ..model.maintenance import Admitted, Promoted, Pruned, Recount, Rescued, Retention
@@ -225,7 +226,7 @@ class InstrumentedStore:
 
     async def lead(self, session: str, *, lease: float, term: int | None = None) -> Term | None:
         answer = await self._timed("lead", self._inner.lead(session, lease=lease, term=term))
-        if term is None and answer is not None and self._events.active:
+        if term is None and answer is not None and answer.session == session and self._events.active:
             self._events.emit(news.Led(session, answer.number))
         return answer
 
@@ -281,6 +282,9 @@ class InstrumentedStore:
         self, *, queue: str | None = None, task: str | None = None, limit: int = 50
     ) -> list[FailureGroup]:
         return await self._timed("failures", self._inner.failures(queue=queue, task=task, limit=limit))
+
+    async def ended(self, after: str | None, *, limit: int = 1_000) -> EndedPage:
+        return await self._timed("ended", self._inner.ended(after, limit=limit))
 
     async def sessions(self) -> list[Session]:
         return await self._timed("sessions", self._inner.sessions())

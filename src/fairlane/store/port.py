@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..model.binding import Binding, Release
+from ..model.ended import EndedPage
 from ..model.job import Claimed, Enqueued, Held, Job, JobState, NewJob, Verdict
 from ..model.listings import FailureGroup, LaneListing, LanePage
 from ..model.maintenance import Admitted, Promoted, Pruned, Recount, Rescued, Retention
@@ -78,6 +79,9 @@ class Store(Protocol):
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """Store up to 1,000 jobs, all or none, and admit those that are due.
 
+        Where several calls meet at one queue, the next call that looks at it may admit them instead: a claim, an
+        enqueue or `admit`. Until then a job has no arrival. Calls that follow each other arrive in their order.
+
         A known id with the same content returns ``created=False``; with other content it raises `Conflict`. A
         `unique` value held by another job of the same task returns that job. Raises `QueueFull` (with
         `fairlane.model.reading.room_after` as its `retry_after`), and `InvalidInput` for a lane outside a closed
@@ -111,6 +115,10 @@ class Store(Protocol):
         `states.MOST_HAND_BACKS` times in a row: with the last of them the job becomes a suspect, and every further
         one is charged like a crash, until a run ends otherwise. A take-back is for a claim that never began: it is
         never charged and changes nothing else. A job that has started no longer expires.
+
+        The `payload` of a retry or a snooze replaces that of the job in the same step, also for `as_new`; not when
+        the write is stale or the job becomes cancelled. The id still stands for the content that was enqueued:
+        repeating that enqueue returns ``created=False``, and the new payload under this id is a `Conflict`.
 
         A declined job is returned like one that is taken back, but offered only to sessions that know its task or do
         not declare their tasks. A job that only this worker can run, or that was already waiting for such sessions, is
@@ -175,9 +183,10 @@ class Store(Protocol):
     async def lead(self, session: str, *, lease: float, term: int | None = None) -> Term | None:
         """Stand for leadership (`term` None), or extend the session's term.
 
-        Standing returns a new, higher term if there is no leader; its own term if the session leads already (its reply
-        was lost); otherwise None. Extending returns the same term, or None once it has ended, even if no other session
-        leads since. The session need not be registered.
+        Standing returns the term that is current afterwards: a new, higher one of this session if there was no leader;
+        its own if the session leads already (its reply was lost); otherwise that of the leader, unchanged, with what
+        remains of it. So a standby knows when to try again. Extending returns the same term, or None once it has ended,
+        even if no other session leads since. The session need not be registered.
         """
 
     async def resign(self, term: int) -> None:
@@ -193,7 +202,7 @@ class Store(Protocol):
         """
 
     async def declare(self, schedules: Sequence[Schedule]) -> list[StoredSchedule]:
-        """Store schedules, or refresh the known ones; returns all schedules.
+        """Store schedules, or refresh the known ones; returns all schedules, with the store's clock (`now`).
 
         A changed timetable counts as newly stored: no slot from before the change fires.
         """
@@ -253,6 +262,24 @@ class Store(Protocol):
 
         The newest `listings.MOST_FAILURES` failed jobs, of the queue if one is given, are examined; if there are more,
         `exact` of the groups is False. An unknown queue or task has no groups.
+        """
+
+    async def ended(self, after: str | None, *, limit: int = 1_000) -> EndedPage:
+        """Jobs that ended as failed or cancelled since a page of this feed was read, oldest end first.
+
+        `after` is the cursor of that page, in any process and however long ago. None begins at the present: the page is
+        empty, and its cursor leads to what ends from now on. Every way to end counts, and every kind of job: the parent
+        and the copies of a broadcast, turns and clean-ups too. Completed jobs do not appear.
+
+        At least once: no job is left out because its end became visible later than that of a job that ended after it,
+        or because the clock was set back by less than a minute. A job may be returned again: when its record was
+        written to since, when another transaction was open on the server at the time of the last read (PostgreSQL), and
+        when the store went back to an earlier state, which returns all of them again. A job that is pruned or forgotten
+        before it is read is left out, and a record that cannot be read is omitted.
+
+        A page has at most `limit` jobs, 1,000 at most, and fewer if their errors are long; `more` says whether to read
+        on at once. The cost of a page depends on its length and, on PostgreSQL, on the number of queues and on the jobs
+        that ended in the last minute; never on how many have ended. `InvalidInput` for a cursor of another store.
         """
 
     async def sessions(self) -> list[Session]:

@@ -13,7 +13,7 @@ import msgspec
 from ..model.fairness import charge, tag
 from ..model.job import JobKind, JobState, Priority
 from ..model.lanes import terms
-from ..model.reading import Gate, JobPosition, Rival, starts_before
+from ..model.reading import CompetingLane, Gate, JobPosition, starts_before
 from ..model.settings import QueueSettings
 from ..model.slots import Reserved, Slots
 from .codes import ARRIVING, CLEANUP, SCHEDULED, UNBOUND
@@ -94,7 +94,7 @@ class WaitingJob(msgspec.Struct, kw_only=True):
     """Until when another job of the lane keeps its place for a retry."""
     workers: list[Worker] | None
     """The worker that its inbox names, if any: only that one could run it."""
-    line: CompetingLanes | None
+    competing: CompetingLanes | None
     exact: bool = True
     """Whether the jobs ahead of it were counted completely; otherwise `place` is a lower bound."""
     of_exact: bool = True
@@ -193,10 +193,12 @@ class _PositionBuilder:
             return 0
         if job.kind == JobKind.TURN:
             return job.place - 1
-        rivals = [] if job.line is None else _RivalEstimate(job, job.line, self.queue.settings).rivals()
+        competing = (
+            [] if job.competing is None else _CompetitionEstimate(job, job.competing, self.queue.settings).competing()
+        )
         higher = self._higher()
         waiting = higher + self.queue.pending[job.priority]
-        ahead = starts_before(job.own, rivals, all_slots, higher=higher)
+        ahead = starts_before(job.own, competing, all_slots, higher=higher)
         return max(job.own, min(waiting - 1, ahead))
 
     def _higher(self) -> int:
@@ -254,7 +256,7 @@ class _PositionBuilder:
         return slots is not None and slots.room(self.queue.busy, Priority(self.job.priority)) == 0
 
 
-class _RivalEstimate:
+class _CompetitionEstimate:
     """Estimates how many jobs of each other lane start before a given job."""
 
     def __init__(self, job: WaitingJob, lanes: CompetingLanes, settings: QueueSettings) -> None:
@@ -265,36 +267,39 @@ class _RivalEstimate:
         # The tag it will start with, if only fair order holds it.
         self.start = head + job.own * self._charge(job.lane, job.cost)
 
-    def rivals(self) -> list[Rival]:
+    def competing(self) -> list[CompetingLane]:
         return self._ready() + self._blocked()
 
-    def _ready(self) -> list[Rival]:
+    def _ready(self) -> list[CompetingLane]:
         rows = self.lanes.ready
         lanes = 1.0
         # They are in fair order: after a lane that starts later than this job, no lane starts earlier.
         if len(rows) == MOST_LANES and rows[-1][1] <= self.start:
             lanes = max(1.0, self.lanes.active / MOST_LANES)
         return [
-            self._rival(lane, next_tag, cost, places, waiting, lanes) for lane, next_tag, cost, places, waiting in rows
+            self._competing_lane(lane, next_tag, cost, places, waiting, lanes)
+            for lane, next_tag, cost, places, waiting in rows
         ]
 
-    def _blocked(self) -> list[Rival]:
+    def _blocked(self) -> list[CompetingLane]:
         rows = self.lanes.blocked
         lanes = 1.0
         if len(rows) == MOST_LANES:
             # Lanes with claimable jobs are counted in `_ready`.
             lanes = max(1.0, (self.lanes.limited - self.lanes.active) / MOST_LANES)
         return [
-            self._rival(lane, tag(self.lanes.clock, finish or 0), self.cost, places, waiting, lanes)
+            self._competing_lane(lane, tag(self.lanes.clock, finish or 0), self.cost, places, waiting, lanes)
             for lane, finish, places, waiting in rows
             if waiting
         ]
 
-    def _rival(self, lane: str, next_tag: int, cost: float, places: int | None, waiting: int, lanes: float) -> Rival:
+    def _competing_lane(
+        self, lane: str, next_tag: int, cost: float, places: int | None, waiting: int, lanes: float
+    ) -> CompetingLane:
         # Of two jobs with the same tag either may start first.
         turns = max(0.0, (self.start - next_tag) / self._charge(lane, cost) + 0.5)
         most = self.lanes.counted
-        return Rival(waiting=waiting if waiting < most else UNCOUNTED, turns=turns, limit=places, lanes=lanes)
+        return CompetingLane(waiting=waiting if waiting < most else UNCOUNTED, turns=turns, limit=places, lanes=lanes)
 
     def _charge(self, lane: str | None, cost: float) -> int:
         return charge(cost, terms(self.settings, lane or None).weight)

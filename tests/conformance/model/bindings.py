@@ -1,4 +1,4 @@
-"""Bindings: which worker a sticky key belongs to, and how it is let go."""
+"""Bindings: which worker a sticky key belongs to, and how it is released."""
 
 from __future__ import annotations
 

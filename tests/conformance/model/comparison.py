@@ -34,6 +34,7 @@ def differences(model: Model, sight: Sight, unranked: frozenset[str] = frozenset
     found += _queues(records, sight)
     found += _sessions(records, sight)
     found += _bindings(records, sight)
+    found += _ended(records, sight)
     leader = None if sight.leader is None else sight.leader.number
     ruled = None if model.leads is None else model.leads.number
     if leader != ruled:
@@ -48,7 +49,9 @@ def _differing(**pairs: tuple[object, object]) -> Iterator[str]:
 
 
 def _job(records: Records, job: JobRecord, shown: Job) -> Iterator[str]:
-    yield from _differing(state=(shown.state, job.state), reason=(shown.reason, job.reason))
+    yield from _differing(
+        state=(shown.state, job.state), reason=(shown.reason, job.reason), payload=(shown.payload, job.payload)
+    )
     if job.new.kind is JobKind.BROADCAST or job.start_unsaid:
         return
     yield from _differing(fence=(shown.fence, job.fence))
@@ -69,15 +72,24 @@ def _job(records: Records, job: JobRecord, shown: Job) -> Iterator[str]:
         yield f"due_at is {shown.due_at}, by the rules {job.due_at}"
 
 
+def _ended(records: Records, sight: Sight) -> Iterator[str]:
+    for job in records.jobs.values():
+        reported = sight.ended.get(job.id)
+        if (reported is not None) != (job.state in (JobState.FAILED, JobState.CANCELLED)):
+            yield f"{job.id} is {job.state}, and the feed of ended jobs has {reported}"
+        elif reported is not None and (reported.state, reported.reason) != (job.state, job.reason):
+            yield f"the feed of ended jobs has {reported}, by the rules {job.state} for {job.reason}"
+
+
 def _standing(records: Records, job: JobRecord, sight: Sight) -> Iterator[str]:
-    standing = sight.standings.get(job.id)
-    if (standing is not None) != job.waiting:
-        yield f"its standing is {standing}, and it is {job.state}"
-    elif standing is not None:
+    position = sight.positions.get(job.id)
+    if (position is not None) != job.waiting:
+        yield f"its position is {position}, and it is {job.state}"
+    elif position is not None:
         place, of = lines.place(records, job)
-        yield from _differing(place=(standing.place, place))
+        yield from _differing(place=(position.place, place))
         if place is not None:
-            yield from _differing(of=(standing.of, of))
+            yield from _differing(of=(position.of, of))
 
 
 def _arrivals(records: Records, queue: str, sight: Sight) -> Iterator[str]:

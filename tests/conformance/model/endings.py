@@ -40,10 +40,12 @@ def write(records: Records, job: JobRecord, transition: Transition) -> None:
         job.suspect = transition.reason is Reason.CRASHED
         job.crashes += job.suspect
         job.returns, job.started = 0, True
+        job.replaced = transition.payload or job.replaced
         lines.wait(records, job, transition.delay, keeps_arrival=False)
     elif move is Move.SNOOZE:
         job.suspect = False
         job.returns, job.started = 0, True
+        job.replaced = transition.payload or job.replaced
         _refund(records, job, certain=False)
         job.attempt -= 1
         lines.wait(records, job, transition.delay, keeps_arrival=False)

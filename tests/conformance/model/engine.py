@@ -1,6 +1,6 @@
 """The model: one method for each verb of the port.
 
-Each method takes the arguments of the verb and `told`, what the store answered. It raises the error that the verb must
+Each method takes the arguments of the verb and `reply`, what the store returned. It raises the error that the verb must
 raise, having changed nothing; or `Mismatch` when the answer is not one that the rules allow.
 """
 
@@ -24,7 +24,7 @@ from . import bindings, claims, endings, lines, requests, sessions
 from .records import Mismatch, Records, Sight
 
 T = TypeVar("T")
-Told: TypeAlias = T | Exception
+Reply: TypeAlias = T | Exception
 
 
 class Model:
@@ -42,7 +42,7 @@ class Model:
         self.records.look(sight)
 
     def settle(self) -> None:
-        """What every step does last: let go what nobody uses, start the turns that hold a place."""
+        """What every step does last: drop what is not used, start the turns that hold a place."""
         records = self.records
         bindings.adopt(records, "default")
         bindings.lose_copies(records)
@@ -56,43 +56,43 @@ class Model:
 
     # -- sessions ------------------------------------------------------------------------------------------------
 
-    def register(self, session: NewSession, *, told: Told[Session]) -> None:
+    def register(self, session: NewSession, *, reply: Reply[Session]) -> None:
         record = sessions.register(self.records, session)
-        answer = _answer(told)
+        answer = _answer(reply)
         if (answer.id, answer.index, answer.state) != (session.id, record.index, record.state):
             raise Mismatch(f"registered as {answer}, by the rules index {record.index}")
 
     def renew(
-        self, session: str, held: Sequence[Held], *, claim: int, stopping: bool = False, told: Told[Renewal]
+        self, session: str, held: Sequence[Held], *, claim: int, stopping: bool = False, reply: Reply[Renewal]
     ) -> None:
-        answer = None if isinstance(told, Exception) else told
+        answer = None if isinstance(reply, Exception) else reply
         sessions.renew(self.records, session, held, claim, stopping, answer)
 
-    def leave(self, session: str, *, begun: Sequence[Held] | None = None, told: Told[None]) -> None:
+    def leave(self, session: str, *, begun: Sequence[Held] | None = None, reply: Reply[None]) -> None:
         sessions.leave(self.records, session, begun)
-        _answer(told)
+        _answer(reply)
 
     # -- jobs ----------------------------------------------------------------------------------------------------
 
-    def enqueue(self, jobs: Sequence[NewJob], *, told: Told[list[Enqueued]]) -> None:
+    def enqueue(self, jobs: Sequence[NewJob], *, reply: Reply[list[Enqueued]]) -> None:
         answers = requests.enqueue(self.records, jobs)
-        given = _answer(told)
+        given = _answer(reply)
         self.settle()
         _same("enqueue", given, requests.answer(self.records, answers))
 
-    def claim(self, session: str, claim: Claim, *, told: Told[list[Claimed]]) -> None:
+    def claim(self, session: str, claim: Claim, *, reply: Reply[list[Claimed]]) -> None:
         refusal = claims.refusal(self.records, session, claim)
         if refusal is not None:
             raise refusal
-        claims.check(self.records, session, claim, _answer(told))
+        claims.check(self.records, session, claim, _answer(reply))
 
     def finish(
-        self, session: str, transitions: Sequence[Transition], *, claim: Claim | None = None, told: Told[Finished]
+        self, session: str, transitions: Sequence[Transition], *, claim: Claim | None = None, reply: Reply[Finished]
     ) -> None:
         refusal = claims.refusal(self.records, session, claim) if claim is not None else None
         if refusal is not None:
             raise refusal
-        answer = _answer(told)
+        answer = _answer(reply)
         if len(answer.verdicts) != len(transitions):
             raise Mismatch(f"{len(answer.verdicts)} verdicts for {len(transitions)} transitions")
         for transition, verdict in zip(transitions, answer.verdicts, strict=True):
@@ -132,8 +132,8 @@ class Model:
         if verdict not in allowed:
             raise Mismatch(f"the repeated {transition.move.name} was answered {verdict}, allowed is {allowed}")
 
-    def progress(self, session: str, reports: Sequence[tuple[Held, bytes]], *, told: Told[list[Verdict]]) -> None:
-        for (held, _), verdict in zip(reports, _answer(told), strict=True):
+    def progress(self, session: str, reports: Sequence[tuple[Held, bytes]], *, reply: Reply[list[Verdict]]) -> None:
+        for (held, _), verdict in zip(reports, _answer(reply), strict=True):
             job = self.records.jobs.get(held.id)
             state = None if job is None else job.state
             taken = Acceptance.APPLIED if self._holds(session, held) else Acceptance.STALE
@@ -144,26 +144,27 @@ class Model:
         running = job is not None and job.state is JobState.RUNNING
         return job is not None and running and (job.holder, job.fence) == (session, held.fence)
 
-    def cancel(self, ids: Sequence[str], *, told: Told[list[JobState]]) -> None:
+    def cancel(self, ids: Sequence[str], *, reply: Reply[list[JobState]]) -> None:
         requests.cancel(self.records, ids)
-        answer = _answer(told)
+        answer = _answer(reply)
         self.settle()
         _same("cancel", answer, [self.records.jobs[id].state for id in ids])
 
-    def release(self, pool: str, key: str, cleanup: NewJob | None = None, *, told: Told[Release]) -> None:
-        requests.release(self.records, pool, key, cleanup, _answer(told))
+    def release(self, pool: str, key: str, cleanup: NewJob | None = None, *, reply: Reply[Release]) -> None:
+        requests.release(self.records, pool, key, cleanup, _answer(reply))
 
     # -- the leader's passes -------------------------------------------------------------------------------------
 
-    def promote(self, *, term: int | None = None, told: Told[Promoted]) -> None:
+    def promote(self, *, term: int | None = None, reply: Reply[Promoted]) -> None:
         self._check_term(term)
         records = self.records
-        answer = _answer(told)
+        answer = _answer(reply)
         expired = [job for job in records.jobs.values() if job.waiting and records.past_expiry(job)]
         due = [j for j in records.jobs.values() if j.due_at is not None and j.due_at <= records.now]
         arriving = sorted(
             (job for job in due if job not in expired), key=lambda j: (j.new.priority, j.due_at or 0, j.id)
         )
+        late = max((records.now - job.due_at for job in arriving if job.due_at is not None), default=None)
         for job in expired:
             endings.end(records, job, JobState.CANCELLED, Reason.EXPIRED)
         # A binding that drains ends with its last job, also if that expires just before another one of its key arrives.
@@ -174,25 +175,27 @@ class Model:
             if job.new.kind is JobKind.BROADCAST and records.now >= job.enqueued_at + job.new.ttl:
                 job.swept = True
         _same("promoted, expired", (answer.promoted, answer.expired), (len(arriving), len(expired)))
+        if (answer.late is None) != (late is None) or abs((answer.late or 0.0) - (late or 0.0)) > 1e-3:
+            raise Mismatch(f"the longest overdue job was late by {late} s, the promoter got {answer.late}")
         waits = [job.due_at - records.now for job in records.jobs.values() if job.due_at is not None]
         if waits and (answer.next_due is None or answer.next_due > min(waits) + 1e-3):
-            raise Mismatch(f"the next job is due in {min(waits)} s, the promoter was told {answer.next_due}")
+            raise Mismatch(f"the next job is due in {min(waits)} s, the promoter got {answer.next_due}")
 
-    def admit(self, *, term: int | None = None, told: Told[Admitted]) -> None:
+    def admit(self, *, term: int | None = None, reply: Reply[Admitted]) -> None:
         """Bind what waits unbound. Every verb hands places on by itself: without faults there is nothing to repair."""
         self._check_term(term)
-        answer = _answer(told)
+        answer = _answer(reply)
         _same("moved, repaired, more", (answer.moved, answer.repaired, answer.more), (0, 0, False))
         bindings.rebind(self.records, "default")
 
-    def rescue(self, *, declare: bool = True, term: int | None = None, told: Told[Rescued]) -> None:
+    def rescue(self, *, declare: bool = True, term: int | None = None, reply: Reply[Rescued]) -> None:
         self._check_term(term)
-        sessions.rescue(self.records, declare=declare, told=_answer(told))
+        sessions.rescue(self.records, declare=declare, reply=_answer(reply))
 
-    def prune(self, retention: Retention, *, term: int | None = None, told: Told[Pruned]) -> None:
+    def prune(self, retention: Retention, *, term: int | None = None, reply: Reply[Pruned]) -> None:
         """Nothing here ever gets as old as retention allows."""
         self._check_term(term)
-        _same("pruned jobs", _answer(told).jobs, 0)
+        _same("pruned jobs", _answer(reply).jobs, 0)
 
     # -- leading -------------------------------------------------------------------------------------------------
 
@@ -205,12 +208,15 @@ class Model:
         if term is not None and (self.leads is None or self.leads.number != term):
             raise TermLost(str(term))
 
-    def lead(self, session: str, *, lease: float, term: int | None = None, told: Told[Term | None]) -> None:
-        answer = _answer(told)
+    def lead(self, session: str, *, lease: float, term: int | None = None, reply: Reply[Term | None]) -> None:
+        answer = _answer(reply)
         present = self.leads
         if term is None:
             if present is not None and present.session != session:
-                _same("standing while another session leads", answer, None)
+                left = self.term_ends - self.records.clock.monotonic()
+                if answer is not None and abs(answer.remaining - left) < 1e-3:
+                    answer = msgspec.structs.replace(answer, remaining=present.remaining)
+                _same("standing while another session leads", answer, present)
                 return
             if present is not None:
                 term = present.number
@@ -226,15 +232,15 @@ class Model:
         self.leader = answer
         self.term_ends = self.records.clock.monotonic() + answer.remaining
 
-    def resign(self, term: int, *, told: Told[None]) -> None:
-        _answer(told)
+    def resign(self, term: int, *, reply: Reply[None]) -> None:
+        _answer(reply)
         if self.leads is not None and self.leads.number == term:
             self.term_ends = 0.0
 
-    # -- settings and upkeep -------------------------------------------------------------------------------------
+    # -- settings and maintenance -------------------------------------------------------------------------------------
 
-    def configure(self, changes: Sequence[SettingsChange], *, told: Told[None]) -> None:
-        _answer(told)
+    def configure(self, changes: Sequence[SettingsChange], *, reply: Reply[None]) -> None:
+        _answer(reply)
         for change in changes:
             queue = self.records.queue(change.queue)
             if change.declared is not None and change.version >= queue.version:
@@ -242,16 +248,16 @@ class Model:
             if not isinstance(change.override, msgspec.UnsetType):
                 queue.override = change.override
 
-    def recount(self, *, told: Told[Recount]) -> None:
-        _same("recount", _answer(told).differences, ())
+    def recount(self, *, reply: Reply[Recount]) -> None:
+        _same("recount", _answer(reply).differences, ())
 
 
-def _answer(told: Told[T]) -> T:
-    if isinstance(told, Exception):
-        raise Mismatch(f"refused with {told!r}, and nothing was wrong")
-    return told
+def _answer(reply: Reply[T]) -> T:
+    if isinstance(reply, Exception):
+        raise Mismatch(f"refused with {reply!r}, and nothing was wrong")
+    return reply
 
 
-def _same(what: str, told: object, ruled: object) -> None:
-    if told != ruled:
-        raise Mismatch(f"{what}: told {told}, by the rules {ruled}")
+def _same(what: str, reply: object, ruled: object) -> None:
+    if reply != ruled:
+        raise Mismatch(f"{what}: returned {reply}, by the rules {ruled}")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fairlane.model.binding import Binding, BindingState
+from fairlane.model.ended import EndedJob
 from fairlane.model.job import Job, JobKind, JobState, NewJob, Priority, Reason
 from fairlane.model.lanes import LaneTerms, terms
 from fairlane.model.reading import JobPosition, QueueReading
@@ -29,11 +30,13 @@ class Sight:
     """What readers of the store see after a step."""
 
     jobs: Mapping[str, Job]
-    standings: Mapping[str, JobPosition | None]
+    positions: Mapping[str, JobPosition | None]
     queues: Mapping[str, QueueReading]
     sessions: Mapping[str, Session]
     bindings: tuple[Binding, ...]
     leader: Term | None
+    ended: Mapping[str, EndedJob]
+    """What the feed of ended jobs has returned since the store was opened."""
 
 
 @dataclass
@@ -45,6 +48,8 @@ class JobRecord:
     enqueued_at: float
     due_at: float | None = None
     finished_at: float | None = None
+    replaced: bytes | None = None
+    """The payload that the last retry with one gave it."""
     reason: Reason | None = None
     attempt: int = 0
     fence: int = 0
@@ -84,6 +89,10 @@ class JobRecord:
     @property
     def id(self) -> str:
         return self.new.id
+
+    @property
+    def payload(self) -> bytes:
+        return self.new.payload if self.replaced is None else self.replaced
 
     @property
     def line(self) -> tuple[str, str | None]:

@@ -125,7 +125,7 @@ def cancel(records: Records, ids: Sequence[str]) -> None:
             cancel(records, [copy.id for copy in records.children(id) if not copy.state.final])
 
 
-def release(records: Records, pool: str, key: str, cleanup: NewJob | None, told: Release) -> None:
+def release(records: Records, pool: str, key: str, cleanup: NewJob | None, reply: Release) -> None:
     """Let a key go: clean-up first and alone, release last."""
     binding = bindings.active(records, pool, key)
     if binding is None:
@@ -134,8 +134,8 @@ def release(records: Records, pool: str, key: str, cleanup: NewJob | None, told:
         )
         # A release that is repeated when it is over may be answered like the first one, or like one of a free key.
         allowed = {Release.NOTHING, Release.RELEASED} if was_released else {Release.NOTHING}
-        if told not in allowed:
-            raise Mismatch(f"{key} is not bound, and releasing it was answered {told}")
+        if reply not in allowed:
+            raise Mismatch(f"{key} is not bound, and releasing it returned {reply}")
         return
     if binding.state is BindingState.OPEN:
         binding.state = BindingState.DRAINING
@@ -147,5 +147,5 @@ def release(records: Records, pool: str, key: str, cleanup: NewJob | None, told:
             lines.arrive(records, job)
     bindings.settle(records)
     ruled = Release.RELEASED if binding.state is BindingState.RELEASED else Release.DRAINING
-    if told is not ruled:
-        raise Mismatch(f"releasing {key} was answered {told}, by the rules it is {ruled}")
+    if reply is not ruled:
+        raise Mismatch(f"releasing {key} returned {reply}, by the rules it is {ruled}")

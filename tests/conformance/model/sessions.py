@@ -54,12 +54,12 @@ def _extend(records: Records, session: SessionRecord) -> None:
         bindings.rebind(records, session.new.pool)
 
 
-def renew(records: Records, id: str, held: Sequence[Held], claim: int, stopping: bool, told: Renewal | None) -> None:
-    """Extend the lease, take back what is not named, and check what the session was told."""
+def renew(records: Records, id: str, held: Sequence[Held], claim: int, stopping: bool, reply: Renewal | None) -> None:
+    """Extend the lease, take back what is not named, and check the reply to the session."""
     session = records.sessions.get(id)
     if session is None or not session.present:
         raise SessionLost(id)
-    if told is None:
+    if reply is None:
         raise Mismatch(f"{id} is alive, and its renewal was refused")
     if stopping:
         session.state = SessionState.STOPPING
@@ -71,23 +71,25 @@ def renew(records: Records, id: str, held: Sequence[Held], claim: int, stopping:
         if name not in held and job.new.kind is not JobKind.TURN and job.claim <= claim
     }
     cancelled_back = {job for job in taken_back if records.jobs[job].cancel_requested}
-    _check_told(records, id, held, mine, told)
+    _check_renewal(records, id, held, mine, reply)
     # Whether a job that is cancelled as it is taken back counts as taken back, the rules do not say.
-    if not taken_back - cancelled_back <= set(told.taken_back) <= taken_back:
-        raise Mismatch(f"{id} was told {told.taken_back} were taken back, by the rules {sorted(taken_back)}")
+    if not taken_back - cancelled_back <= set(reply.taken_back) <= taken_back:
+        raise Mismatch(f"{id}: {reply.taken_back} were taken back, by the rules {sorted(taken_back)}")
     for job in taken_back:
         _take_back(records, records.jobs[job])
 
 
-def _check_told(records: Records, id: str, held: Sequence[Held], mine: dict[Held, JobRecord], told: Renewal) -> None:
+def _check_renewal(
+    records: Records, id: str, held: Sequence[Held], mine: dict[Held, JobRecord], reply: Renewal
+) -> None:
     lost = {name for name in held if name not in mine}
     # A claim that the session itself has ended is not its own any more, but it was not lost either.
     ended = {h for h in lost if h.id in records.jobs and (id, h.fence) in records.jobs[h.id].written}
-    if not lost - ended <= set(told.lost) <= lost:
-        raise Mismatch(f"{id} was told that {told.lost} are lost, by the rules {lost}")
+    if not lost - ended <= set(reply.lost) <= lost:
+        raise Mismatch(f"{id}: {reply.lost} are lost, by the rules {lost}")
     named = {job.id for name, job in mine.items() if name in held and job.cancel_requested}
-    if not named <= set(told.cancel) <= {job.id for job in mine.values() if job.cancel_requested}:
-        raise Mismatch(f"{id} was told to cancel {told.cancel}, by the rules {sorted(named)}")
+    if not named <= set(reply.cancel) <= {job.id for job in mine.values() if job.cancel_requested}:
+        raise Mismatch(f"{id}: must cancel {reply.cancel}, by the rules {sorted(named)}")
 
 
 def leave(records: Records, id: str, begun: Sequence[Held] | None) -> None:
@@ -129,7 +131,7 @@ def _take_back(records: Records, job: JobRecord) -> None:
     endings.give_back(records, job)
 
 
-def rescue(records: Records, *, declare: bool, told: Rescued) -> None:
+def rescue(records: Records, *, declare: bool, reply: Rescued) -> None:
     """Declare sessions dead whose lease has ended, and take back their jobs and bindings."""
     now = records.clock.monotonic()
     before = {id for id, job in records.jobs.items() if job.state is JobState.CANCELLED}
@@ -151,11 +153,11 @@ def rescue(records: Records, *, declare: bool, told: Rescued) -> None:
         bindings.rebind(records, pool, [key for other, key in lost if other == pool])
     cancelled = len({id for id, job in records.jobs.items() if job.state is JobState.CANCELLED} - before)
     ruled = ({session.new.id for session in dead}, outcomes["failed"], len(lost))
-    if (set(told.declared), told.failed, told.lost_bindings) != ruled:
-        raise Mismatch(f"rescue told {told}, by the rules declared, failed, lost bindings are {ruled}")
+    if (set(reply.declared), reply.failed, reply.lost_bindings) != ruled:
+        raise Mismatch(f"rescue returned {reply}, by the rules declared, failed, lost bindings are {ruled}")
     # Whether clean-ups, copies and waiting turns count as rescued, the rules do not say.
-    if not outcomes["retried"] - copies <= told.retried <= outcomes["retried"] or told.cancelled > cancelled:
-        raise Mismatch(f"rescue told {told}, by the rules {outcomes}")
+    if not outcomes["retried"] - copies <= reply.retried <= outcomes["retried"] or reply.cancelled > cancelled:
+        raise Mismatch(f"rescue returned {reply}, by the rules {outcomes}")
 
 
 def _index_is_held(records: Records, session: SessionRecord) -> bool:

@@ -74,7 +74,7 @@ async def test_a_savepoint_of_the_bodys_own_is_its_own(app: Fairlane, ledger: Le
     assert await ledger.effects() == [("kept", 1)]
 
 
-async def test_bodies_wait_for_each_other_and_nobody_waits_for_bodies(
+async def test_transactions_of_jobs_wait_for_each_other_and_store_calls_do_not_wait_for_them(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "WAIT_SECONDS", 1.0)
@@ -138,7 +138,7 @@ async def test_a_process_that_freezes_right_before_its_commit_is_cut_off(
     async with working(app):
         await asyncio.wait_for(frozen.wait(), 30)
         began = time.monotonic()
-        # This one needs the store for itself, and so waits for everybody who finishes something.
+        # This call needs the store lock exclusively, so it waits for every call that finishes jobs.
         change = SettingsChange(queue="default", declared=QueueSettings(limit=5), version=1)
         await (await app.connection.store()).configure([change])
         assert time.monotonic() - began < 1.5
@@ -198,7 +198,7 @@ async def test_a_body_that_swallowed_an_error_of_the_server_cannot_commit(app: F
     assert await ledger.effects() == []
 
 
-async def test_who_waits_in_the_lane_is_told_after_the_commit(app: Fairlane) -> None:
+async def test_workers_and_watchers_are_notified_after_the_commit(app: Fairlane) -> None:
     store: Any = await app.connection.store()
     lanes = (LaneRule(pattern="narrow", limit=1),)
     await store.configure([SettingsChange(queue="default", declared=QueueSettings(lanes=lanes))])
@@ -206,13 +206,13 @@ async def test_who_waits_in_the_lane_is_told_after_the_commit(app: Fairlane) -> 
     worker = await (await kit_of(app)).worker()
     [held] = await worker.claim()
     opened = await store.inner.transactions.begin()
-    ear = store.wakeups.subscribe([queue_topic("default"), job_topic("a")])
+    subscription = store.wakeups.subscribe([queue_topic("default"), job_topic("a")])
     assert await opened.commit(worker.id, complete(held.held, b"1"), None)
-    heard: set[str] = set()
+    received: set[str] = set()
     async with asyncio.timeout(5):
-        while len(heard) < 2:
-            heard |= await ear.wait(5)
-    ear.close()
+        while len(received) < 2:
+            received |= await subscription.wait(5)
+    subscription.close()
     assert [job.id for job in await worker.claim()] == ["b"]
 
 
@@ -223,7 +223,7 @@ async def _all_are_final(handles: list[Handle[None]]) -> bool:
         return False
 
 
-async def test_a_server_that_restarts_under_bodies_doubles_and_loses_nothing() -> None:
+async def test_a_server_restart_during_transactions_doubles_and_loses_nothing() -> None:
     with own_server(durable=True) as mine:
         url = mine.fresh_database()
         app = Fairlane(settings=Settings(url=url, intervals=QUICK))

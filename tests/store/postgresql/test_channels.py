@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fairlane.store.postgresql.channels import PAYLOAD_BYTES, Channels, payloads
+from fairlane.store.postgresql.notifier import PAYLOAD_BYTES, Channels, payloads
 from fairlane.store.shared.topics import EVERYTHING, MOST_WAITING, Waiting
 
 
@@ -13,8 +13,7 @@ def test_channels_have_names_that_the_server_takes_and_no_two_schemas_share() ->
     channels = [channel for name in names for channel in Channels.of(name)]
     assert len(set(channels)) == len(channels)
     assert max(len(channel.encode()) for channel in channels) <= 63
-    assert Channels.of("a").carrying("job:1") == "fairlane.jobs.a"
-    assert Channels.of("a").carrying("queue:b") == "fairlane.topics.a"
+    assert Channels.of("a") == ("fairlane.jobs.a", "fairlane.topics.a")
 
 
 @pytest.mark.parametrize("letter", ["x", "ü", "日", "🙂", "\ud800"])

@@ -214,7 +214,7 @@ async def test_a_collision_is_repeated_without_a_word(database: Database, code: 
         await database.execute("DROP SEQUENCE tries")
 
 
-async def test_collisions_without_end_are_told(database: Database) -> None:
+async def test_endless_collisions_raise_an_error(database: Database) -> None:
     await database.execute("CREATE SEQUENCE tries")
     try:
         error = await failure(

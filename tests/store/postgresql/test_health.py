@@ -79,7 +79,7 @@ async def test_an_application_reads_what_its_server_has_counted(store_url: str) 
     assert set(counters) <= {"deadlocks"}
 
 
-async def test_calls_that_collide_are_repeated_and_told(kit: Kit, caplog: pytest.LogCaptureFixture) -> None:
+async def test_calls_that_collide_are_repeated_and_logged(kit: Kit, caplog: pytest.LogCaptureFixture) -> None:
     assert isinstance(kit.store, PostgresqlStore)
     database = kit.store._database
     await database.execute("CREATE SEQUENCE collisions")
@@ -92,7 +92,9 @@ async def test_calls_that_collide_are_repeated_and_told(kit: Kit, caplog: pytest
     assert "40P01" in told
 
 
-async def test_collisions_are_told_once_a_minute_with_their_number(kit: Kit, caplog: pytest.LogCaptureFixture) -> None:
+async def test_collisions_are_logged_once_a_minute_with_their_number(
+    kit: Kit, caplog: pytest.LogCaptureFixture
+) -> None:
     assert isinstance(kit.store, PostgresqlStore)
     moment = 0.0
     collisions = Collisions(kit.store._address, lambda: moment)

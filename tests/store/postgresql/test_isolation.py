@@ -64,7 +64,7 @@ async def level_of_calls(store: PostgresqlStore) -> str:
 
 
 @pytest.mark.parametrize("where", WHERE)
-async def test_calls_run_at_read_committed_whoever_has_set_another_level(url: str, level: str, where: str) -> None:
+async def test_calls_run_at_read_committed_wherever_another_level_is_set(url: str, level: str, where: str) -> None:
     set_level(url, level, where)
     store = await PostgresqlStore.open(url)
     try:
@@ -185,7 +185,7 @@ async def test_a_job_stored_in_a_transaction_of_the_users_at_that_level_runs_onc
         assert position is not None
         assert (position.place, position.of) == (1, 1)
 
-        # The same id was stored since: the transaction must be repeated, as with any row that somebody else wrote.
+        # The same id was stored since: the transaction must be repeated, as with any row that another one wrote.
         transaction = users.transaction()
         await transaction.start()
         await users.fetchval("SELECT 1 FROM pg_class LIMIT 1")
@@ -201,7 +201,7 @@ async def test_a_job_stored_in_a_transaction_of_the_users_at_that_level_runs_onc
     await store.close()
 
 
-async def test_the_doctor_names_the_level_and_who_has_set_it(url: str, level: str) -> None:
+async def test_the_doctor_names_the_level_and_where_it_is_set(url: str, level: str) -> None:
     store = await PostgresqlStore.open(url)
     [finding] = [each for each in await store.findings() if each.topic == "isolation"]
     assert finding.level is Level.WARN

@@ -1,5 +1,5 @@
-"""The schema: made, brought up to date by whoever comes, shared by old and new code, and left alone by whoever may
-not change it."""
+"""The schema: created, migrated by any role that may, shared by old and new code, and unchanged by roles that may
+not."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ async def test_an_owner_needs_no_right_on_the_database_once_the_schema_is_there(
 # -- surroundings ------------------------------------------------------------------------------------------------------
 
 
-async def test_somebody_who_holds_a_table_is_waited_for_and_then_told_of(
+async def test_a_migration_waits_for_a_table_lock_and_then_reports_its_holder(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await migrate(database)
@@ -307,7 +307,7 @@ async def test_schemas_of_one_database_know_nothing_of_each_other(url: str, data
     await two.close()
 
 
-async def test_a_table_of_somebody_else_under_our_name(database: Database) -> None:
+async def test_a_foreign_table_under_our_name(database: Database) -> None:
     await database.execute("CREATE SCHEMA fairlane; CREATE TABLE fairlane.migration (version text)")
 
     with pytest.raises(SchemaMismatch):

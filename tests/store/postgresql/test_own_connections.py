@@ -141,7 +141,7 @@ async def test_a_refusal_leaves_the_transaction_as_it_was(
     assert await ids(app) == {"known", "good"}, "of a call that was refused, nothing is stored"
 
 
-async def test_the_driver_of_every_kind_tells_that_somebody_holds_an_id(
+async def test_every_driver_reports_that_another_transaction_holds_an_id(
     app: Fairlane, double: Task[[int], int], url: str
 ) -> None:
     held = double.options(id="held").call(1)
@@ -183,7 +183,7 @@ async def test_a_connection_without_a_transaction_is_refused(
 
 
 @pytest.mark.parametrize("kind", DRIVERS)
-async def test_a_connection_of_the_other_kind_of_code_is_told_which_call_to_use(
+async def test_a_connection_of_the_other_kind_raises_an_error_that_names_the_right_call(
     app: Fairlane, double: Task[[int], int], url: str, kind: str
 ) -> None:
     async with opened(DRIVERS[kind], url) as own:
@@ -200,7 +200,7 @@ async def test_a_connection_of_the_other_kind_of_code_is_told_which_call_to_use(
 # -- what others wait for --------------------------------------------------------------------------------------------
 
 
-async def test_an_open_transaction_keeps_nobody_waiting(app: Fairlane, double: Task[[int], int], url: str) -> None:
+async def test_an_open_transaction_blocks_no_other_call(app: Fairlane, double: Task[[int], int], url: str) -> None:
     """Jobs of a queue that is new, of a limited lane, of a sticky key and with a unique value are in it."""
     store = await app.connection.store()
     lanes = (LaneRule(pattern="narrow", limit=1),)
@@ -325,12 +325,10 @@ async def test_a_transaction_that_sees_only_the_past_can_use_a_queue_that_is_new
 # -- hints -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_commit_wakes_who_listens_and_nothing_else_does(
-    app: Fairlane, double: Task[[int], int], url: str
-) -> None:
+async def test_only_the_commit_notifies_listeners(app: Fairlane, double: Task[[int], int], url: str) -> None:
     other = Fairlane(settings=Settings(url=url, intervals=QUICK))
     async with other:
-        ear = (await other.connection.store()).wakeups.subscribe([queue_topic("default"), queue_topic("mail")])
+        subscription = (await other.connection.store()).wakeups.subscribe([queue_topic("default"), queue_topic("mail")])
         for kind in (Asyncpg, SqlalchemySession):
             async with opened(kind, url) as own:
                 await own.enqueue(app, double.call(1))
@@ -338,15 +336,15 @@ async def test_a_commit_wakes_who_listens_and_nothing_else_does(
                 await own.begin()
                 await own.enqueue(app, double.call(1), double.options(queue="mail").call(1))
                 await own.enqueue(app, double.call(2))
-                assert await ear.wait(0.3) == frozenset()
+                assert await subscription.wait(0.3) == frozenset()
                 await own.commit()
                 async with asyncio.timeout(5):
-                    heard: set[str] = set()
-                    while len(heard) < 2:
-                        heard |= await ear.wait(5)
-                # The second call may be heard of on its own.
-                await ear.wait(0.2)
-        ear.close()
+                    received: set[str] = set()
+                    while len(received) < 2:
+                        received |= await subscription.wait(5)
+                # The second call may be received of on its own.
+                await subscription.wait(0.2)
+        subscription.close()
 
 
 async def test_a_worker_starts_a_committed_job_at_once(app: Fairlane, double: Task[[int], int], url: str) -> None:

@@ -64,7 +64,7 @@ def double(app: Fairlane) -> Task[[int], int]:
     [object(), None, "postgresql://", sqlite3.connect(":memory:"), Fairlane],
     ids=["object", "none", "text", "sqlite", "class"],
 )
-async def test_what_is_no_connection_to_postgresql_is_told_what_there_is(
+async def test_an_object_that_is_no_connection_raises_an_error_that_lists_the_drivers(
     app: Fairlane, double: Task[[int], int], connection: object
 ) -> None:
     for call in (app.enqueue_on, lambda *given: asyncio.to_thread(app.blocking.enqueue_on, *given)):
@@ -94,7 +94,7 @@ async def test_a_connection_to_another_database_is_refused(
 
 
 @pytest.mark.parametrize("kind", [Asyncpg, SqlalchemySession, Django])
-async def test_a_role_that_may_not_is_told_what_to_grant(
+async def test_a_role_without_permission_gets_an_error_that_names_the_grant(
     app: Fairlane, double: Task[[int], int], url: str, kind: Callable[[], Own]
 ) -> None:
     async with connected(url) as connection:

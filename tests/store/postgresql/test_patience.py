@@ -25,7 +25,7 @@ async def test_a_call_that_takes_too_long_is_an_outage_and_its_task_goes_on(kit:
     began = loop.time()
     with pytest.raises(StoreUnavailable, match="did not answer in time"):
         await database.fetchrow("SELECT pg_sleep(30)", timeout=0.3)
-    assert 0.3 <= loop.time() - began < 3
+    assert 0.3 <= loop.time() - began < 15
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
@@ -45,7 +45,7 @@ async def test_the_shortest_of_several_ends_first(kit: Kit) -> None:
     assert ended == [0.2, 0.5, 0.9]
 
 
-async def test_whoever_is_cancelled_while_his_time_runs_out_is_cancelled(kit: Kit) -> None:
+async def test_a_call_that_is_cancelled_while_it_times_out_is_cancelled(kit: Kit) -> None:
     database = database_of(kit)
     call = asyncio.create_task(database.fetchrow("SELECT pg_sleep(30)", timeout=5))
     await asyncio.sleep(0.2)

@@ -18,7 +18,7 @@ from fairlane.model.job import JobState
 from fairlane.model.listings import LineCursor
 from fairlane.model.reading import LANES_LOOKED_AT, Filter
 from fairlane.store.positions import MOST_COUNTED
-from fairlane.store.postgresql import lane_order, positions, reading
+from fairlane.store.postgresql import ended, lane_order, positions, reading
 from fairlane.store.postgresql.address import driver
 from fairlane.store.postgresql.statements import queries
 from tests.servers import installation
@@ -66,6 +66,11 @@ def _standing(*numbers: int) -> Read:
 
 def _line(lane: str | None, cursor: str | None = None) -> Read:
     return lambda view: lane_order.lane_line(view, "crowd", lane, PAGE, LineCursor.read(cursor))
+
+
+def _ended(since: float) -> Read:
+    cursor = ended.EndedCursor(ended.Snapshot(since, 0, 1, since, 0)).text
+    return lambda view: ended.read_ended(view, cursor, PAGE)
 
 
 PAGES: dict[str, tuple[Read, set[str]]] = {
@@ -127,6 +132,8 @@ OTHERS: dict[str, Read] = {
     "the line of one lane of many": _line("user:101"),
     "failures": lambda view: view.all("read_failures", None, None, 50, FAILURES, 2_000),
     "failures of a queue": lambda view: view.all("read_failures", "calm", "rare", 50, FAILURES, 2_000),
+    "ended jobs": _ended(0.0),
+    "ended jobs, none of them new": _ended(1e9),
     "queues": reading.queues,
     "sessions": reading.sessions,
     "one session": lambda view: reading.session(view, "worker"),
@@ -185,7 +192,7 @@ async def _collect(bare: str, grown: str) -> Collected:
     await _begin(old)
     await fill(old, FEW)
     await old.execute("ANALYZE")
-    # Often enough for whoever makes a plan to keep it.
+    # Often enough for the planner to switch to a generic plan.
     for _ in range(6):
         await _read_all(old)
     young = await _connect(grown)

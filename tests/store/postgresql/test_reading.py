@@ -17,7 +17,7 @@ from fairlane.model.settings import LaneRule
 from fairlane.store import open_store
 from fairlane.store.clock import ManualClock
 from fairlane.store.port import Store
-from fairlane.store.postgresql import lane_order, positions, reading, service_times
+from fairlane.store.postgresql import ended, lane_order, positions, reading, service_times
 from fairlane.store.postgresql.address import driver
 from fairlane.store.postgresql.statements import placed, queries
 from tests.conformance.kit import Kit
@@ -61,7 +61,7 @@ async def store(url: str, clock: ManualClock) -> AsyncIterator[Store]:
 
 @pytest.fixture
 async def connection(url: str) -> AsyncIterator[Any]:
-    """A connection of somebody else's to the same database."""
+    """Another connection to the same database."""
     opened = await driver().connect(url)
     yield opened
     await opened.close()
@@ -108,6 +108,7 @@ READINGS: dict[str, Read] = {
     "queues": reading.queues,
     "lanes": lambda view: reading.lanes(view, "default", 10),
     "lane_line": lambda view: lane_order.lane_line(view, "default", "user", 10, LineCursor()),
+    "ended": lambda view: ended.read_ended(view, ended.EndedCursor(ended.Snapshot(0.0, 0, 1, 0.0, 0)).text, 10),
     "sessions": reading.sessions,
     "session": lambda view: reading.session(view, "worker"),
     "bindings": lambda view: reading.bindings(view, None, None, 10),
@@ -212,10 +213,10 @@ async def test_where_a_job_stands_is_read_out_of_one_snapshot(kit: Kit, connecti
         await connection.execute(
             "DELETE FROM fairlane.active_job WHERE seq < (SELECT max(seq) FROM fairlane.active_job)"
         )
-    standing = await reading
+    position = await reading
 
-    assert standing is not None
-    assert (standing.place, standing.of) == (3, 3)
+    assert position is not None
+    assert (position.place, position.of) == (3, 3)
     after = await kit.positions("job-3")
     assert after is not None
     assert (after.place, after.of) == (1, 1)
@@ -227,14 +228,14 @@ async def test_where_a_job_stands_is_read_out_of_one_snapshot(kit: Kit, connecti
 async def test_a_job_that_is_stored_and_not_admitted_is_pending_in_every_reading(kit: Kit, connection: Any) -> None:
     await kit.enqueue()
     async with connection.transaction():
-        # Nobody can be admitted while somebody holds the store alone.
+        # No job can be admitted while another call holds the store lock exclusively.
         await connection.execute(placed("SELECT fairlane.lock_alone()", "fairlane"))
         await kit.enqueue()
-    [standing] = await kit.store.positions(["job-2"])
+    [position] = await kit.store.positions(["job-2"])
     [queue] = await kit.store.queues()
 
-    assert standing is not None
-    assert (standing.gate, standing.place) == (Gate.ARRIVING, None)
+    assert position is not None
+    assert (position.gate, position.place) == (Gate.ARRIVING, None)
     assert await kit.state("job-2") is JobState.PENDING
     assert [job.id for job in (await kit.store.find(Filter(state=JobState.PENDING))).jobs] == ["job-2", "job-1"]
     assert queue.counts.pending == 2
@@ -264,15 +265,15 @@ async def test_times_are_exact_whatever_the_database_is_set_to(url: str, connect
         worker = await kit.worker()
         await kit.enqueue()
         await worker.retry(*await worker.claim(), delay=60.000001)
-        standing = await kit.positions("job-1")
+        position = await kit.positions("job-1")
         [attempt] = (await kit.job("job-1")).attempts
     finally:
         await store.close()
         await connection.execute(f'ALTER DATABASE "{name}" RESET extra_float_digits')
 
     assert attempt.started_at == clock.now()
-    assert standing is not None
-    assert (standing.now, standing.until) == (clock.now(), clock.now() + 60.000001)
+    assert position is not None
+    assert (position.now, position.until) == (clock.now(), clock.now() + 60.000001)
 
 
 async def test_a_schedule_that_this_machine_cannot_read_does_not_hide_the_others(kit: Kit, connection: Any) -> None:

@@ -44,6 +44,7 @@ LENT = {
     "enqueue_any",
     "enqueue_one",
     "insert_arriving",
+    "read_claimable",
     "read_jobs",
     "read_seconds",
     "read_positions",
@@ -55,7 +56,7 @@ EVERYTHING = Claim(number=1, asks=tuple(Ask("default", priority, 10) for priorit
 
 
 class Site:
-    """A database with a schema of an owner who is nobody special, and the roles he has made."""
+    """A database with a schema whose owner is not a superuser, and the roles that the owner created."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -188,6 +189,7 @@ async def look_around(store: Store) -> None:
     await store.lanes("default")
     await store.lane_line("default", "user:ann")
     await store.failures()
+    await store.ended((await store.ended(None)).cursor)
     await store.sessions()
     await store.bindings()
     await store.leader()
@@ -218,9 +220,9 @@ async def test_a_producer_sends_jobs_and_gets_its_answers(opened: Open) -> None:
     special = [NewJob(id="u", task="task", unique="x"), NewJob(id="s", task="task", sticky="key", queue="new")]
     assert len(await store.enqueue(special)) == 2
     assert await store.enqueue([NewJob(id="all", task="task", kind=JobKind.BROADCAST)])
-    [standing] = await store.positions(["a"])
-    assert standing is not None
-    assert standing.place == 1
+    [position] = await store.positions(["a"])
+    assert position is not None
+    assert position.place == 1
 
     await run_one(worker, "a")
     [job] = await store.get(["a"])
@@ -265,7 +267,7 @@ async def test_a_producer_may_store_jobs_in_its_own_transaction(site: Site, open
     assert await store.get(["mine"]) != [None]
 
 
-async def test_a_producer_that_is_refused_hears_when_to_come_back(opened: Open) -> None:
+async def test_the_error_of_a_rejected_producer_says_when_to_retry(opened: Open) -> None:
     worker, store = await opened("worker"), await opened("producer")
     small = [SettingsChange(queue="default", declared=QueueSettings(max_pending=1), version=1)]
     await worker.configure(small)
@@ -278,7 +280,7 @@ async def test_a_producer_that_is_refused_hears_when_to_come_back(opened: Open) 
         await store.enqueue([NewJob(id="c", task="task")])
 
 
-async def test_a_producer_reads_nobody_elses_payload_and_breaks_nothing(site: Site, opened: Open) -> None:
+async def test_a_producer_reads_no_other_payload_and_breaks_nothing(site: Site, opened: Open) -> None:
     worker, store = await opened("worker"), await opened("producer")
     await worker.enqueue([NewJob(id="a", task="task", payload=b'["secret"]', headers=b'{"h": "secret"}')])
     await worker.register(NewSession(id="w", kind=SessionKind.WORKER, queues=("default",), slots=Slots(total=10)))
@@ -308,7 +310,7 @@ async def test_a_producer_reads_nobody_elses_payload_and_breaks_nothing(site: Si
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_nobody_but_the_owner_changes_the_schema(site: Site, kind: str) -> None:
+async def test_only_the_owner_changes_the_schema(site: Site, kind: str) -> None:
     database = Database(parse(site.url_of(kind)))
     place = quoted(SCHEMA)
     for sql in (
@@ -323,10 +325,10 @@ async def test_nobody_but_the_owner_changes_the_schema(site: Site, kind: str) ->
     await database.close()
 
 
-async def test_whoever_was_granted_nothing_can_call_nothing(site: Site, url: str) -> None:
+async def test_a_role_without_grants_can_call_nothing(site: Site, url: str) -> None:
     admin, stranger = Database(parse(url)), Database(parse(site.url_of("stranger")))
     await denied(migrate(stranger))
-    # Even when somebody lets him into the schema, he cannot borrow the owner's rights there.
+    # Even with USAGE on the schema, the role does not get the owner's rights there.
     await admin.execute(f"GRANT USAGE ON SCHEMA {quoted(SCHEMA)} TO {site.role('stranger')}")
     rows = await admin.fetch(
         "SELECT oid::regprocedure::text AS name, has_function_privilege($1, oid, 'EXECUTE') AS may FROM pg_proc "

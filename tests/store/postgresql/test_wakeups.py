@@ -39,22 +39,22 @@ async def test_what_is_published_after_a_silence_goes_at_once(
 @pytest.mark.parametrize(
     ("channel", "topic"), [("fairlane.topics.fairlane", "queue:b"), ("fairlane.jobs.fairlane", "job:1")]
 )
-async def test_whoever_knows_the_channels_of_a_schema_may_wake_its_listeners(
+async def test_any_role_that_knows_the_channels_of_a_schema_can_wake_its_listeners(
     carrier: Carrier, opened: Open, channel: str, topic: str
 ) -> None:
-    ear = opened().subscribe(["queue:a", "queue:b", "job:1"])
+    subscription = opened().subscribe(["queue:a", "queue:b", "job:1"])
     with psycopg.connect(carrier.url, autocommit=True) as anybody:
         anybody.execute("SELECT pg_notify(%s, %s)", [channel, topic])
-    assert await ear.wait(5) == {topic}
+    assert await subscription.wait(5) == {topic}
 
 
 async def test_without_listening_nothing_leaves_the_process(carrier: Carrier, opened: Open) -> None:
     wakeups, other = NotifyWakeups(carrier.url, carrier.name, listen=False), opened()
-    ear, outside = wakeups.subscribe(["queue:a", "job:1"]), other.subscribe(["queue:a", "job:1"])
+    subscription, outside = wakeups.subscribe(["queue:a", "job:1"]), other.subscribe(["queue:a", "job:1"])
     wakeups.publish(["queue:a", "job:1"])
-    assert await ear.wait(0) == {"queue:a", "job:1"}
+    assert await subscription.wait(0) == {"queue:a", "job:1"}
     other.publish(["queue:a"])
     assert await outside.wait(5) == {"queue:a"}
-    assert await ear.wait(0.2) == NOTHING
+    assert await subscription.wait(0.2) == NOTHING
     assert carrier.connected() == 1
     wakeups.close()

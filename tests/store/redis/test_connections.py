@@ -107,7 +107,7 @@ async def test_a_pool_without_a_free_connection_raises(alone: Connections, monke
 
 
 async def test_waiting_callers_are_served_in_order(alone: Connections) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await asyncio.gather(*(alone.call("RPUSH", "order", number) for number in range(300)))
         order = await alone.call("LRANGE", "order", 0, -1)
     await alone.call("DEL", "order")
@@ -124,7 +124,7 @@ async def test_a_broken_connection_makes_room_for_a_waiting_caller(alone: Connec
     valkey.server().ask("CLIENT", "KILL", "ID", line.partition(" ")[0].removeprefix("id="))
 
     assert type(await broken) is StoreUnavailable
-    assert await asyncio.wait_for(waiting, 2) == b"PONG"
+    assert await asyncio.wait_for(waiting, 30) == b"PONG"
 
 
 async def test_the_kernel_watches_the_other_side(alone: Connections) -> None:
@@ -167,7 +167,7 @@ async def test_a_cancelled_call_spoils_nothing(alone: Connections) -> None:
         await call
 
     assert await alone.call("ECHO", "mine") == b"mine"
-    assert time.monotonic() - started < 0.5
+    assert time.monotonic() - started < 10
     assert len(connected(1)) == 1
 
 
@@ -199,7 +199,7 @@ async def test_a_call_that_takes_too_long_is_an_outage_and_its_task_goes_on(alon
     with pytest.raises(StoreUnavailable, match="did not answer in time"):
         await alone.call("BLPOP", NOTHING, 30, timeout=0.2)
 
-    assert 0.2 <= time.monotonic() - started < 2
+    assert 0.2 <= time.monotonic() - started < 15
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
@@ -261,4 +261,4 @@ async def test_a_hundred_callers_wait_once_for_a_silent_server() -> None:
 
     assert {type(error) for error in errors} == {StoreUnavailable}
     assert "did not answer within 1 s" in str(errors[0])
-    assert 0.9 < took < 2.5
+    assert 0.9 < took < 12

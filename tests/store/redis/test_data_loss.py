@@ -261,7 +261,7 @@ async def test_answers_that_overtake_each_other_are_no_loss(store: Store, record
 
 async def until_renewed(store: Store, worker: str) -> None:
     """Renew as a worker does: again, if the connection was found broken."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while True:
             try:
                 await store.renew(worker, [], claim=0)

@@ -71,7 +71,7 @@ async def test_a_lane_that_is_freed_keeps_its_order_for_jobs_that_arrive_meanwhi
     late = bulk(kit, "slow", 2, priority=Priority.LOW)
     slow += [await kit.enqueue(lane="slow", priority=Priority.LOW), *[job.id for job in await kit.enqueue_all(late)]]
     assert not await worker.claim(50)
-    assert [standing.place for standing in await kit.store.positions(slow) if standing] == list(range(1, 11))
+    assert [position.place for position in await kit.store.positions(slow) if position] == list(range(1, 11))
     await settling.end()
     assert await worker.claim_ids(50) == slow
 
@@ -251,8 +251,8 @@ async def test_places_are_not_called_exact_while_a_lane_settles(settling: Settli
     await kit.worker()
     slow = [await kit.enqueue(lane="slow", sticky="key") for _ in range(5)]
     assert await settling.change(TWO)
-    assert not any(standing.exact for standing in await kit.store.positions(slow) if standing)
+    assert not any(position.exact for position in await kit.store.positions(slow) if position)
     await settling.end()
-    settled = [standing for standing in await kit.store.positions(slow) if standing]
-    assert [standing.place for standing in settled] == [1, 2, 3, 4, 5]
-    assert all(standing.exact for standing in settled)
+    settled = [position for position in await kit.store.positions(slow) if position]
+    assert [position.place for position in settled] == [1, 2, 3, 4, 5]
+    assert all(position.exact for position in settled)

@@ -89,9 +89,9 @@ async def test_nothing_of_what_was_refused_is_there(mine: ValkeyServer, kit: Kit
     assert await kit.store.get([job.id for job in batch]) == [None] * 50
     assert [queue.name for queue in await kit.store.queues()] == ["default"]
     assert len((await kit.store.recount()).differences) == 0
-    [standing] = await kit.store.positions([taken[-1]])
-    assert standing is not None
-    assert standing.place == len(taken)
+    [position] = await kit.store.positions([taken[-1]])
+    assert position is not None
+    assert position.place == len(taken)
 
 
 async def test_what_is_there_runs_on_and_what_was_refused_finds_room_then(mine: ValkeyServer, kit: Kit) -> None:

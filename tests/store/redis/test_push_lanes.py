@@ -62,9 +62,9 @@ async def test_a_place_that_was_taken_ahead_is_taken(idle: Idle) -> None:
     other = await idle.kit.worker()
     assert await other.claim(10) == []
     assert [await idle.kit.state(id) for id in (first, second)] == [JobState.RUNNING, JobState.PENDING]
-    standing = await idle.kit.positions(second)
-    assert standing is not None
-    assert standing.place == 1
+    position = await idle.kit.positions(second)
+    assert position is not None
+    assert position.place == 1
     [claimed] = await idle.claim(104)
     await idle.worker.finish(complete(claimed.held))
     assert [job.id for job in await other.claim(10)] == [second]
@@ -101,12 +101,12 @@ async def test_a_start_ahead_is_paid_for_by_its_lane(idle: Idle) -> None:
 async def test_jobs_that_wait_in_the_lane_are_notified_of_a_pushed_start(idle: Idle) -> None:
     job = idle.kit.new(lane="one:1")
     topics = {job_topic(job.id), place_topic("default", "one:1")}
-    ear = idle.kit.store.wakeups.subscribe(topics)
+    subscription = idle.kit.store.wakeups.subscribe(topics)
     await idle.kit.store.enqueue([job])
     received: set[str] = set()
     while received != topics:
-        received |= await ear.wait(5)
-    ear.close()
+        received |= await subscription.wait(10)
+    subscription.close()
 
 
 async def test_a_job_of_a_higher_class_takes_the_place_of_one_that_waits(idle: Idle) -> None:

@@ -94,6 +94,7 @@ async def look_around(store: Store) -> None:
     await store.lanes("default")
     await store.lane_line("default", "user:ann")
     await store.failures()
+    await store.ended((await store.ended(None)).cursor)
     assert await store.sessions()
     await store.bindings()
     await store.leader()
@@ -102,10 +103,10 @@ async def look_around(store: Store) -> None:
 
 async def receives(listener: Store, sender: Store, queue: str) -> None:
     """The listener is notified of what the sender stores."""
-    ear = listener.wakeups.subscribe([f"queue:{queue}"])
+    subscription = listener.wakeups.subscribe([f"queue:{queue}"])
     await sender.enqueue([NewJob(id=queue, task="task", queue=queue)])
-    assert await ear.wait(5) == {f"queue:{queue}"}
-    ear.close()
+    assert await subscription.wait(10) == {f"queue:{queue}"}
+    subscription.close()
 
 
 @pytest.mark.parametrize("kind", ["owner", "worker"])

@@ -81,8 +81,8 @@ async def test_the_sentinels_are_asked_in_turn_and_the_one_that_knew_first_the_n
             assert (ignorant.asked, knowing.asked) == (1, 2)
             await connections.close()
 
-    assert 0.9 < first < 2.5, "a silent sentinel does not delay the others"
-    assert time.monotonic() - started < 0.5
+    assert 0.9 < first < 10, "a silent sentinel does not delay the others"
+    assert time.monotonic() - started < 0.9
 
 
 async def test_a_named_master_must_report_the_same_role(replica: ValkeyServer) -> None:

@@ -182,7 +182,7 @@ async def test_a_call_that_does_not_end_is_ended(alone: Connections, monkeypatch
     await alone.close()
 
     assert type(await call) is StoreUnavailable
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 15
 
 
 async def test_closing_reaches_event_loops_of_other_threads() -> None:

@@ -48,13 +48,13 @@ async def test_a_verb_notifies_its_own_process_and_others_through_the_server(
     store: RedisStore, opened: Open, tap: Tap
 ) -> None:
     other = opened()
-    ears = [wakeups.subscribe(["queue:default", "job:1"]) for wakeups in (store.wakeups, other)]
+    subscriptions = [wakeups.subscribe(["queue:default", "job:1"]) for wakeups in (store.wakeups, other)]
     await store.enqueue([NewJob(id="1", task="t")])
-    for ear in ears:
-        assert await ear.wait(5) == {"queue:default"}
+    for subscription in subscriptions:
+        assert await subscription.wait(10) == {"queue:default"}
     await store.cancel(["1"])
-    for ear in ears:
-        assert "job:1" in await until(ear, "job:1")
+    for subscription in subscriptions:
+        assert "job:1" in await until(subscription, "job:1")
     # The functions alone have published: nothing bears the mark of a process.
     assert not tap.marks
     other.publish(["leader"])
@@ -68,10 +68,10 @@ async def test_a_step_with_too_many_topics_publishes_one_for_everything(
     ids = [f"{number}" for number in range(MOST_IN_A_STEP + 1)]
     for part in (ids[:MOST_IN_A_STEP], ids[MOST_IN_A_STEP:]):
         await store.enqueue([NewJob(id=id, task="t") for id in part])
-    ear = opened().subscribe(["job:other", "queue:other"])
+    subscription = opened().subscribe(["job:other", "queue:other"])
     tap.forget()
     await store.cancel(ids)
-    assert await ear.wait(5) == {"job:other"}
+    assert await subscription.wait(10) == {"job:other"}
     await tap.until("jobs", "*")
     assert ("jobs", ["*"]) in tap.messages
     assert not tap.marks
@@ -96,12 +96,12 @@ async def test_a_store_that_was_forgotten_ends_its_wakeups(carrier: Carrier) -> 
 async def test_a_lost_connection_for_publishing_is_made_anew(mine: valkey.ValkeyServer) -> None:
     carrier = RedisCarrier(mine)
     with opening(carrier) as opened:
-        ear, other = opened().subscribe(["queue:a"]), opened()
+        subscription, other = opened().subscribe(["queue:a"]), opened()
         other.publish(["queue:a"])
-        assert await ear.wait(5) == {"queue:a"}
+        assert await subscription.wait(10) == {"queue:a"}
         mine.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        async with asyncio.timeout(5):
-            while not await ear.wait(0.05):
+        async with asyncio.timeout(30):
+            while not await subscription.wait(0.05):
                 # The first finds out that the connection is gone, and is lost with it.
                 other.publish(["queue:a"])
         assert carrier.connected() == 2
@@ -112,10 +112,10 @@ async def test_a_listener_that_the_server_refuses_polls_on(
 ) -> None:
     mine.ask("ACL", "SETUSER", "deaf", "on", "nopass", "+@all", "-subscribe", "&*")
     wakeups = wakeups_at(f"redis://deaf:x@127.0.0.1:{mine.port}", mine.fresh_prefix())
-    ear = wakeups.subscribe(["queue:a"])
+    subscription = wakeups.subscribe(["queue:a"])
     wakeups.publish(["queue:a"])
-    assert await ear.wait(0) == {"queue:a"}
-    async with asyncio.timeout(5):
+    assert await subscription.wait(0) == {"queue:a"}
+    async with asyncio.timeout(30):
         while "permissions" not in caplog.text:
             await asyncio.sleep(0.01)
     wakeups.close()

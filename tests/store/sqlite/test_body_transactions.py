@@ -18,7 +18,7 @@ from fairlane.store.sqlite import transactions
 from fairlane.store.sqlite.file_lock import FileLock
 from fairlane.store.sqlite.store import SqliteStore
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 OPEN_SECONDS = 0.4
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
 
@@ -87,7 +87,7 @@ async def test_a_transaction_that_begins_while_the_loop_is_blocked_does_not_keep
     await asyncio.sleep(0)
     time.sleep(0.2)  # noqa: ASYNC251 - its thread begins it meanwhile, while the loop is blocked
     other = Waiting(path)
-    time.sleep(4 * OPEN_SECONDS)  # noqa: ASYNC251
+    time.sleep(4 * OPEN_SECONDS)  # noqa: ASYNC251 - the loop stays blocked
     assert other.waited is not None
     opened = await asyncio.wait_for(beginning, PATIENCE)
     with pytest.raises(StoreUnavailable):

@@ -242,7 +242,7 @@ def test_a_refused_file_holds_no_resources(path: Path, url: str) -> None:
     before = set(threading.enumerate())
     refusals = []
     for _ in range(3):
-        # Kept: what a refusal holds on to is not let go of by chance.
+        # Kept: what a rejection holds is not released by chance.
         with pytest.raises(SchemaMismatch) as refusal:
             asyncio.run(make(url))
         refusals.append(refusal)
@@ -256,7 +256,7 @@ def test_a_refused_file_holds_no_resources(path: Path, url: str) -> None:
 
 
 def told_to_nobody(url: str) -> str:
-    """What an unprivileged process hears when it opens the store and writes to it."""
+    """The errors that an unprivileged process gets when it opens the store and writes to it."""
     return python(WRITE_AS_NOBODY, url).communicate(timeout=30)[0]
 
 
@@ -283,7 +283,7 @@ def test_a_file_that_may_not_be_written_is_read_only(public: Path) -> None:
     assert told_to_nobody(url).startswith("StoreReadOnly: ")
 
 
-def test_a_file_that_everybody_may_write_is_written_by_anybody(public: Path) -> None:
+def test_a_world_writable_file_is_written_by_any_user(public: Path) -> None:
     # The contrast: it is the permissions that the tests before meet, and nothing else.
     url = f"sqlite:///{public}/fairlane.db"
     asyncio.run(make(url, "b"))

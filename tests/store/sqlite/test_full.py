@@ -49,7 +49,7 @@ def test_a_full_disk_refuses_whole_calls_and_is_over_when_there_is_room(tmp_path
 @pytest.mark.parametrize("limit", [0, 4_096, 20_000, 40_000, 100_000])
 def test_a_store_that_there_is_no_room_for_is_made_once_there_is(tmp_path: Path, limit: int) -> None:
     path = tmp_path / "fairlane.db"
-    heard = play("make", path, limit)
-    assert heard is not None
-    assert "cannot grow" in heard
+    received = play("make", path, limit)
+    assert received is not None
+    assert "cannot grow" in received
     assert dump(path) == asyncio.run(fresh_dump())

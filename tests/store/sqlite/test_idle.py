@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 
 TIMES = 20
 LONG = 100_000.0
-PATIENCE = 20.0
+PATIENCE = 45.0
 SETTINGS = SettingsChange(
     queue="default",
     declared=QueueSettings(limit=3, lanes=(LaneRule(pattern="one", limit=1), LaneRule(pattern="shut", paused=True))),

@@ -25,7 +25,7 @@ from fairlane.store.sqlite.wakeups import meeting_place
 
 from ..lock_holder import lock_held_elsewhere
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 DEADLINE = 0.5
 
 FORKED = """
@@ -99,7 +99,7 @@ def test_the_lock_of_a_killed_process_does_not_live_on_in_its_children(path: Pat
             lock = FileLock.of(path)
             began = time.monotonic()
             with lock:
-                assert time.monotonic() - began < 2
+                assert time.monotonic() - began < 20
             lock.close()
         finally:
             os.kill(child, signal.SIGKILL)
@@ -197,7 +197,7 @@ async def test_a_call_that_cannot_get_the_lock_fails_and_names_the_holder(
     assert [found and found.id for found in await store.get(["a", "b", "c"])] == [None, None, "c"]
 
 
-async def test_a_holder_that_is_stopped_is_said_to_be(store: SqliteStore, path: Path, short: None) -> None:
+async def test_a_stopped_holder_is_described_as_stopped(store: SqliteStore, path: Path, short: None) -> None:
     with lock_held_elsewhere(path) as pid:
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(StoreUnavailable, match=rf"by process {pid} .*, which is stopped"):
@@ -213,6 +213,8 @@ async def test_a_store_can_be_closed_while_the_lock_is_held(path: Path, short: N
     store = await SqliteStore.open(f"sqlite:///{path}")
     with lock_held_elsewhere(path):
         await asyncio.wait_for(store.close(), PATIENCE)
+    # It leaves its connection open. From 3.13 on, Python warns of that, whenever the connection is collected.
+    store._writer._connection.close()
 
 
 async def test_a_transaction_of_a_body_has_a_deadline(store: SqliteStore, path: Path, short: None) -> None:
@@ -266,7 +268,7 @@ def modes(folder: Path) -> dict[str, str]:
 
 
 async def test_the_files_of_a_store_are_private(store: SqliteStore, path: Path) -> None:
-    ear = store.wakeups.subscribe(["q:default"])
+    subscription = store.wakeups.subscribe(["q:default"])
     await store.enqueue([job("a")])
     sockets = meeting_place(path)
     assert stat.S_IMODE(sockets.lstat().st_mode) == 0o700
@@ -275,7 +277,7 @@ async def test_the_files_of_a_store_are_private(store: SqliteStore, path: Path) 
     found.pop(sockets.name, None)
     assert set(found) == {path.name, f"{path.name}-wal", f"{path.name}-shm", f"{path.name}-lock"}
     assert set(found.values()) == {"0o600"}
-    ear.close()
+    subscription.close()
 
 
 async def test_a_file_that_was_made_for_a_group_stays_one(path: Path) -> None:

@@ -44,7 +44,7 @@ async def store(path: Path, clock: ManualClock) -> AsyncIterator[SqliteStore]:
 
 @pytest.fixture
 def connection(store: SqliteStore, path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection as a user has it, with a table of his own in the same file."""
+    """A connection of a user, with another table in the same file."""
     opened = sqlite3.connect(path)
     opened.execute("CREATE TABLE orders (id TEXT PRIMARY KEY)")
     opened.commit()
@@ -63,8 +63,8 @@ async def job(store: SqliteStore, id: str) -> Job | None:
 
 
 async def gate(store: SqliteStore, id: str) -> Gate | None:
-    [standing] = await store.positions([id])
-    return None if standing is None else standing.gate
+    [position] = await store.positions([id])
+    return None if position is None else position.gate
 
 
 async def claimed(store: SqliteStore, number: int) -> list[str]:
@@ -143,7 +143,7 @@ async def test_what_needs_more_than_an_insert_is_refused(
     order(connection, "o")
     with pytest.raises(InvalidInput, match="plain jobs"):
         store.enqueue_on(connection, [job])
-    # The user's transaction is his own: it goes on.
+    # The user's transaction is not ended.
     connection.commit()
     assert await store.get(["a"]) == [None]
     assert connection.execute("SELECT id FROM orders").fetchall() == [("o",)]
@@ -194,7 +194,7 @@ async def test_a_connection_to_another_file_is_refused(store: SqliteStore, tmp_p
     elsewhere.close()
 
 
-async def test_whatever_forms_the_user_chose_for_his_rows_stay_his(
+async def test_the_row_and_text_factories_of_the_user_are_kept(
     store: SqliteStore, connection: sqlite3.Connection
 ) -> None:
     connection.row_factory = sqlite3.Row

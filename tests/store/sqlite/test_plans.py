@@ -50,7 +50,7 @@ MAY_SCAN = {
     # Changing settings looks at every job of a queue, and is rare.
     "unlimited_lanes_of_queue": "a change of settings",
     # Passes in the background, each over records that are few beside the jobs.
-    "lanes_with_room": "the granter: only lanes with a free place are in the index",
+    "lanes_with_room": "the admitter: only lanes with a free place are in the index",
     "bindings_unserved": "the rescuer: only open bindings are in the index",
     "domains_idle": "the pruner: lanes that were used lately",
     "flows_tidy": "the pruner: lanes that were used lately",
@@ -121,6 +121,7 @@ HOT: dict[str, tuple[str, ...]] = {
     "find_lane": ("fairlane_job_lane (queue=? AND lane=? AND seq<?)",),
     "find_task": ("fairlane_job_task (task=? AND seq<?)",),
     "find_queue": ("fairlane_job_queue (queue=? AND seq<?)",),
+    "ended_after": ("fairlane_outcome_ending (ending>?)", ROWID, ROWID),
     "find_failed": ("fairlane_outcome_state (state=? AND seq<?)",),
     "find_cancelled": ("fairlane_outcome_state (state=? AND seq<?)",),
     "find_scheduled": ("fairlane_active_job_later (seq<?)",),

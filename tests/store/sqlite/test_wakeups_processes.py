@@ -34,16 +34,16 @@ def wakeups(database: Path) -> Iterator[DatagramWakeups]:
 
 async def test_processes_wake_each_other_within_milliseconds(wakeups: DatagramWakeups, database: Path) -> None:
     spans = await echoed(wakeups, 300, SQLITE, str(database))
-    sys.stdout.write(f"heard in another process after {median(spans):.3f} ms, p99 {spans[-4]:.3f} ms\n")
+    sys.stdout.write(f"received in another process after {median(spans):.3f} ms, p99 {spans[-4]:.3f} ms\n")
     assert median(spans) < 20
 
 
 async def test_a_killed_process_leaves_a_name_that_the_next_message_removes(
     wakeups: DatagramWakeups, database: Path
 ) -> None:
-    ear = wakeups.subscribe(["session:ready"])
+    subscription = wakeups.subscribe(["session:ready"])
     with running("echo", SQLITE, str(database)) as echo:
-        assert await ear.wait(30) == {"session:ready"}
+        assert await subscription.wait(30) == {"session:ready"}
         echo.send_signal(signal.SIGKILL)
         echo.wait()
     [left] = [path for path in meeting_place(database).iterdir() if path.name.startswith("lq-")]
@@ -51,7 +51,7 @@ async def test_a_killed_process_leaves_a_name_that_the_next_message_removes(
     wakeups.publish(["queue:a"])
     assert not left.exists()
     wakeups.publish(["session:ready"])
-    assert await ear.wait(5) == {"session:ready"}
+    assert await subscription.wait(30) == {"session:ready"}
 
 
 async def test_processes_with_different_temporary_directories_meet(
@@ -60,12 +60,12 @@ async def test_processes_with_different_temporary_directories_meet(
     database = tmp_path / ("long" * 25) / "a.db"
     database.parent.mkdir()
     wakeups = DatagramWakeups(database)
-    ear = wakeups.subscribe(["job:*", "session:ready"])
+    subscription = wakeups.subscribe(["job:*", "session:ready"])
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with running("echo", SQLITE, str(database)) as echo:
-        assert await ear.wait(30) == {"session:ready"}
+        assert await subscription.wait(30) == {"session:ready"}
         wakeups.publish(["queue:7"])
-        [answer] = await ear.wait(5)
+        [answer] = await subscription.wait(30)
         assert answer.startswith("job:7/")
         wakeups.publish(["leader"])
         assert await asyncio.to_thread(echo.wait, 10) == 0
@@ -79,9 +79,9 @@ async def test_a_forked_child_may_publish_and_takes_nothing_from_its_parent(data
 
 
 async def test_waiting_costs_no_processor_time(wakeups: DatagramWakeups) -> None:
-    ear = wakeups.subscribe(["queue:a"])
+    subscription = wakeups.subscribe(["queue:a"])
     before = time.process_time()
-    assert not await ear.wait(1.0)
+    assert not await subscription.wait(1.0)
     spent = time.process_time() - before
     sys.stdout.write(f"an idle second of waiting: {spent * 1e3:.2f} ms of processor time\n")
     assert spent < 0.05

@@ -215,7 +215,7 @@ async def test_a_mistake_that_only_sqlite_notices_takes_nothing_of_the_others_wi
 # -- callers who give up -----------------------------------------------------------------------------------------
 
 
-async def test_a_caller_who_gives_up_before_his_turn_changes_nothing(store: SqliteStore, path: Path) -> None:
+async def test_a_call_that_is_cancelled_before_it_runs_changes_nothing(store: SqliteStore, path: Path) -> None:
     async with writer_waiting(store, path):
         calls = [asyncio.ensure_future(store.enqueue([job(number)])) for number in range(20)]
         await asyncio.sleep(0)
@@ -231,7 +231,7 @@ async def test_a_caller_who_gives_up_before_his_turn_changes_nothing(store: Sqli
     assert again.created
 
 
-async def test_callers_who_give_up_at_any_time_do_not_stop_the_writer(store: SqliteStore) -> None:
+async def test_calls_that_are_cancelled_at_any_time_do_not_stop_the_writer(store: SqliteStore) -> None:
     for turn in range(10):
         calls = [asyncio.ensure_future(store.enqueue([job(100 * turn + number)])) for number in range(20)]
         for _ in range(turn):

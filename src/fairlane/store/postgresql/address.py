@@ -81,8 +81,8 @@ def parse(url: str) -> Address:
         raise InvalidInput("url", "has a character that is not printable")
     if "#" in url:
         raise InvalidInput("url", "has a '#'; in a password or a name write it as %23")
-    place, _, query = url[begins.end() :].partition("?")
-    authority, _, database = place.partition("/")
+    base, _, query = url[begins.end() :].partition("?")
+    authority, _, database = base.partition("/")
     if "@" in database or "@" in query:
         # What stands before it is a part of a password, so nothing of it is looked at.
         raise InvalidInput("url", "has a '/' or a '?' before an '@'; in a password write them as %2F, %3F and %40")
@@ -204,5 +204,5 @@ def _told(text: str) -> str:
     return repr(text) if len(text) <= 80 else f"{text[:77]!r}…"
 
 
-def _with_query(place: str, options: dict[str, str]) -> str:
-    return f"{place}?{urlencode(options, quote_via=quote, safe='/*,')}" if options else place
+def _with_query(base: str, options: dict[str, str]) -> str:
+    return f"{base}?{urlencode(options, quote_via=quote, safe='/*,')}" if options else base

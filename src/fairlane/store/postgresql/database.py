@@ -36,8 +36,9 @@ NO_TIMEOUT = asyncpg.protocol.NO_TIMEOUT
 WAIT_SECONDS = 10.0
 """For a free connection of the pool."""
 CLOSING_SECONDS = connection_pools.CLOSING_SECONDS
-IDLE_SECONDS = 10.0
-"""A connection that was not used for so long is closed."""
+IDLE_SECONDS = 15.0
+"""A connection that was not used for so long is closed. Longer than an idle worker goes without a call: with tokens it
+polls every 10 s or so, and the first claim of a new connection takes several times as long as one that is prepared."""
 GROW_SECONDS = 0.25
 """In a thread beside the program's work a call waits so long for a connection in use before it opens another."""
 SETTLED_SECONDS = 0.1
@@ -346,7 +347,7 @@ class _Pool(connection_pools.Pool):
         """Done with it after a failure. It may be in the middle of something, which no call waits for."""
         if self._loop.is_closed():
             # The call was left behind with its loop, and is unwound only now.
-            sockets.hang_up(connection)
+            sockets.abort(connection)
             return
         task = self._loop.create_task(self.give_back(connection))
         self._beside.add(task)
@@ -376,7 +377,7 @@ class _Pool(connection_pools.Pool):
     def cut(self) -> None:
         for holder in self._pool._holders:
             if holder._con is not None:
-                sockets.hang_up(holder._con)
+                sockets.abort(holder._con)
 
     async def _connect(self, *args: Any, **options: Any) -> Any:
         failed_at, failure = self._failed
@@ -387,7 +388,7 @@ class _Pool(connection_pools.Pool):
         try:
             connection = await asyncio.shield(connecting)
         except asyncio.CancelledError:
-            connecting.add_done_callback(_hang_up)
+            connecting.add_done_callback(_abort)
             self._beside.add(connecting)
             connecting.add_done_callback(self._beside.discard)
             raise
@@ -434,7 +435,7 @@ async def _at_read_committed(connection: Any, verb: str, sql: str, args: tuple[A
     return answer
 
 
-def _hang_up(connecting: asyncio.Task[Any]) -> None:
+def _abort(connecting: asyncio.Task[Any]) -> None:
     """No call wants the connection any more."""
     if not connecting.cancelled() and connecting.exception() is None:
         connecting.result().terminate()

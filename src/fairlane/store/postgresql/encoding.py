@@ -32,6 +32,11 @@ def is_plain(job: NewJob) -> bool:
     return job.kind is JobKind.JOB and not placed and job.unique is None and job.cron is None
 
 
+def is_due(job: NewJob) -> bool:
+    """Whether a new job may start as soon as it is admitted."""
+    return not job.delay and job.run_at is None
+
+
 def job_columns(jobs: Sequence[NewJob]) -> list[list[Any] | None]:
     """Jobs as `enqueue` takes them: one array for each column, None where all jobs have the usual value.
 
@@ -89,7 +94,7 @@ def _backoff(job: NewJob) -> bytes | None:
     return None if job.backoff is DEFAULT_BACKOFF else encode_backoff(job.backoff)
 
 
-def job_values(job: NewJob, channel: str) -> list[Any]:
+def job_values(job: NewJob, channel: str | None) -> list[Any]:
     """One plain job that is due, as `enqueue_one` takes it. What it has as most jobs do is left out."""
     values = [job.id, job.task, job.queue, job.payload, channel]
     rest = [
@@ -114,6 +119,16 @@ def transition_columns(transitions: Sequence[Transition], seqs: dict[str, int]) 
         None if usual else [t.error for t in transitions],
         None if usual else [t.error_group for t in transitions],
     ]
+
+
+MOVES = 3
+"""The column of the moves, None when all are completions."""
+
+
+def payload_columns(transitions: Sequence[Transition]) -> list[list[bytes | None]]:
+    """The array that ends the arguments of `exchange` when a transition has a payload."""
+    payloads = [t.payload for t in transitions]
+    return [payloads] if any(payload is not None for payload in payloads) else []
 
 
 NOTHING_TO_FINISH: list[Any] = [[], [], [], None, None, None, None, None, None]

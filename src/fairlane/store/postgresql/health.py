@@ -131,7 +131,7 @@ async def _deadlocks_found(database: Database) -> Finding:
         "deadlocks",
         f"the server ended {count:,} deadlock{'s' if count > 1 else ''} in this database since {since}",
         "calls of Fairlane cannot deadlock with each other: the server's log names the statements; if all of "
-        "them are Fairlane's, report it. SELECT pg_stat_reset() counts anew",
+        "them are Fairlane's, report it. SELECT pg_stat_reset() resets the count",
     )
 
 

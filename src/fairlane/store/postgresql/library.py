@@ -25,7 +25,7 @@ RENEWAL_SECONDS = 86_400.0
 UNUSED_DAYS = 30
 
 OWNER_RIGHTS = (
-    "admit_queues", "cancel", "enqueue", "enqueue_any", "enqueue_one", "insert_arriving", "read_jobs",
+    "admit_queues", "cancel", "enqueue", "enqueue_any", "enqueue_one", "insert_arriving", "read_claimable", "read_jobs",
     "read_seconds", "read_positions", "read_workers", "use_library",
 )  # fmt: skip
 """Functions that run with the rights of the schema's owner: a role that only sends jobs must neither read the payloads
@@ -34,9 +34,9 @@ of others nor be able to break the fair order. Of `read_jobs` this is the one th
 ENTRY_POINTS = (
     "add_token", "admit", "admit_queues", "cancel", "claim_one", "configure", "declare", "enqueue", "enqueue_any",
     "enqueue_one", "exchange", "forget_final", "insert_arriving", "lead", "leave", "promote", "prune",
-    "read_bindings", "read_failures", "read_jobs", "read_lane_line", "read_lanes", "read_page", "read_queues",
-    "read_sessions", "read_positions", "recount", "register", "release", "renew", "report", "rescue", "resign",
-    "revoke_token",
+    "read_bindings", "read_claimable", "read_ended", "read_failures", "read_jobs", "read_lane_line", "read_lanes",
+    "read_page", "read_queues", "read_sessions", "read_positions", "recount", "register", "release", "renew", "report",
+    "rescue", "resign", "revoke_token",
 )  # fmt: skip
 """Functions that the store calls; all others are called by these."""
 

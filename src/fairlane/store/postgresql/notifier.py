@@ -8,22 +8,33 @@ when it begins and every `ANNOUNCE_SECONDS`, on the channel of the other topics.
 channel sends `ASK` on the channel of the jobs, and sends all topics until the answers must have arrived. A process that
 does not listen to it always sends all topics. Topics that were held back just before a listener announced itself are
 sent then: a listener therefore receives whatever changes after the server began to listen for it.
+
+A payload is topics joined by line breaks, or one of three signs: `HERE`, `ASK` and `EVERYTHING`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
+from ..shared import topics as shared_topics
 from ..shared.notifier import CLOSE_SECONDS, COMMAND_SECONDS, CONNECT_SECONDS, Listeners, ServerNotifier
 from ..shared.topics import EVERYTHING, Waiting, by_kind
 from .address import driver
-from .channels import ASK, HERE, Channels, payloads
 
+HERE = "+"
+"""A process listens to jobs. Sent on the channel of the other topics."""
+ASK = "?"
+"""Asks whether any process listens to jobs. Sent on the channel of the jobs."""
+PAYLOAD_BYTES = 7_900
+"""The server takes less than 8,000."""
+NAME_BYTES = 40
+"""A longer schema is named by its hash: the name of a channel has at most 63 bytes."""
 GATHER_SECONDS = 0.002
 MOST_KEPT, KEEP_SECONDS = 5_000, 0.5
 """Topics of jobs that no process listened to: how many are held back, and how long."""
@@ -39,6 +50,38 @@ GRACE_SECONDS = 1.0
 NOTIFY = "SELECT pg_notify(channel, payload) FROM unnest($1::text[], $2::text[]) AS sent(channel, payload)"
 Connection = Any
 """The driver's, which has no types."""
+
+
+class Channels(shared_topics.Channels):
+    """The two channels of a schema."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, schema: str) -> Channels:
+        """Names that no other schema of the database has."""
+        name = schema.encode(errors="replace")
+        if len(name) > NAME_BYTES:
+            schema = f"#{hashlib.sha256(name).hexdigest()[:32]}"
+        return cls(f"fairlane.jobs.{schema}", f"fairlane.topics.{schema}")
+
+
+def payloads(topics: Iterable[str]) -> Iterator[str]:
+    """The topics, as many to a payload as fit. One that cannot travel stands for all."""
+    data = "\n".join(topics).encode(errors="replace")
+    if b"\0" in data:
+        yield EVERYTHING
+        return
+    start = 0
+    while start < len(data):
+        end = len(data)
+        if end - start > PAYLOAD_BYTES:
+            end = data.rfind(b"\n", start, start + PAYLOAD_BYTES + 1)
+        if end < 0:
+            yield EVERYTHING
+            return
+        yield data[start:end].decode()
+        start = end + 1
 
 
 class Notifier(ServerNotifier[Connection]):

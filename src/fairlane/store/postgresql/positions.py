@@ -1,4 +1,4 @@
-"""Where waiting jobs stand, out of figures that the server counts in one call."""
+"""Positions of waiting jobs, from what the server counts in one call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Queue(msgspec.Struct):
     workers: list[Worker]
     seconds: float | None
 
-    def figures(self) -> QueueSnapshot:
+    def snapshot(self) -> QueueSnapshot:
         return QueueSnapshot(
             name=self.name,
             settings=read_settings(self.name, self.declared, self.override).settings,
@@ -33,13 +33,13 @@ class _Queue(msgspec.Struct):
         )
 
 
-class _Line(msgspec.Struct):
+class _Answer(msgspec.Struct):
     now: float
     queues: list[_Queue]
     jobs: list[WaitingJob]
 
 
-_line = msgspec.json.Decoder(_Line)
+_answer = msgspec.json.Decoder(_Answer)
 
 MOST_PLACES = 5 * EXACT_PLACES
 """Places are counted up to here. Each costs a look at a row, so counting further is left to a sample."""
@@ -53,7 +53,7 @@ async def read_positions(view: View, ids: Sequence[str]) -> list[JobPosition | N
     limits = (MOST_PLACES, MOST_LANES, MOST_COUNTED, MANY_LANES)
     row = await view.one("read_positions", asked, *limits, view.now, view.lease)
     assert row is not None
-    line = _line.decode(row[0])
-    queues = {queue.id: queue.figures() for queue in line.queues}
-    found = {job.id: job_position(job, queues[job.queue], line.now) for job in line.jobs}
+    answer = _answer.decode(row[0])
+    queues = {queue.id: queue.snapshot() for queue in answer.queues}
+    found = {job.id: job_position(job, queues[job.queue], answer.now) for job in answer.jobs}
     return [found.get(id) for id in ids]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ...model import listings
 from ...model.binding import Binding
+from ...model.ended import EndedPage, check_ended
 from ...model.job import Job
 from ...model.listings import FailureGroup, LaneListing, LanePage, LanesCursor, LineCursor, check_failures, check_lane
 from ...model.reading import DeclinedTask, Filter, JobPosition, Page, QueueReading, check_page
@@ -14,7 +15,7 @@ from ...model.schedule import StoredSchedule
 from ...model.session import Session, Term
 from ...model.tokens import AccessToken
 from ..shared.token_rows import token_of
-from . import lane_order, positions, reading
+from . import ended, lane_order, positions, reading
 
 
 class Reader(ABC):
@@ -61,6 +62,9 @@ class Reader(ABC):
         most = listings.MOST_FAILURES
         rows = await self._view().all("read_failures", queue, task, limit, most, listings.ERROR_TAIL)
         return [FailureGroup.of(tuple(row)[:-1], exact=row["exact"]) for row in rows]
+
+    async def ended(self, after: str | None, *, limit: int = 1_000) -> EndedPage:
+        return await ended.read_ended(self._view(), after, check_ended(limit))
 
     async def sessions(self) -> list[Session]:
         return await reading.sessions(self._view())

@@ -235,4 +235,4 @@ async def leader(view: View) -> Term | None:
 
 async def schedules(view: View) -> list[StoredSchedule]:
     """Every schedule, by name."""
-    return schedules_of(await view.all("read_schedules"))
+    return schedules_of(await view.all("read_schedules", view.now))

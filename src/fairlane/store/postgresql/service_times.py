@@ -30,7 +30,7 @@ class Service:
 
 
 async def service(view: View, queue: str, class_: int) -> Service | None:
-    """The figures of a queue for a class; None for a queue that is unknown."""
+    """What is known of a queue for a class; None for a queue that is unknown."""
     row = await view.one("read_service", view.lease, queue, class_, MANY_LANES)
     if row is None:
         return None

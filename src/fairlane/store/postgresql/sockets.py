@@ -19,8 +19,8 @@ def is_alive(connection: Any) -> bool:
     """Whether the connection is open, and the server has sent nothing on it unasked."""
     if is_closed(connection):
         return False
-    line = socket_of(connection)
-    if line is None or line.fileno() < 0 or sockets.is_silent(line):
+    sock = socket_of(connection)
+    if sock is None or sock.fileno() < 0 or sockets.is_silent(sock):
         return True
     connection.terminate()
     return False
@@ -28,13 +28,13 @@ def is_alive(connection: Any) -> bool:
 
 def notice_silence(connection: Any) -> None:
     """Let the kernel find out that the other side has vanished."""
-    line = socket_of(connection)
-    if line is not None:
-        sockets.notice_silence(line)
+    sock = socket_of(connection)
+    if sock is not None:
+        sockets.notice_silence(sock)
 
 
-def hang_up(connection: Any) -> None:
+def abort(connection: Any) -> None:
     """Close the connection for the other side too, without an event loop."""
-    line = socket_of(connection)
-    if line is not None:
-        sockets.hang_up(line)
+    sock = socket_of(connection)
+    if sock is not None:
+        sockets.abort(sock)

@@ -4,71 +4,61 @@ transaction, and no lock that a frozen client could hold."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from contextlib import nullcontext, suppress
-from typing import Any
+from typing import Any, Self
 from weakref import WeakKeyDictionary, WeakValueDictionary
-
-import msgspec
 
 from ...errors import Busy, InvalidInput, NotFound, QueueFull, StoreUnavailable
 from ...model.binding import Release
 from ...model.job import MOST_JOBS_PER_CALL, Claimed, Enqueued, Held, JobKind, JobState, NewJob, Verdict, check_ids
 from ...model.maintenance import Admitted, Promoted, Pruned, Recount, Rescued, Retention
 from ...model.names import PAYLOAD_BYTES, check_count, check_key, check_name, check_seconds, check_size
-from ...model.schedule import Schedule, StoredSchedule
 from ...model.session import Claim, Finished, NewSession, Renewal, Session, SessionKind, Term
-from ...model.settings import SettingsChange
 from ...model.states import Transition
-from ...model.tokens import AccessToken, NewToken, stored
 from ..clock import Clock
 from ..diagnosis import Finding
 from ..shared.claimed_jobs import fail_unreadable, problem_of
-from ..shared.token_rows import check_token, same_token, token_of, token_row, unknown_token
 from ..wakeups import job_topic, queue_topic
-from . import encoding, health, migrator, reading, service_times, settings
+from . import encoding, health, migrator, reading, service_times
 from .address import Address, parse
 from .database import Connection, Database, Record
+from .declarations import LONG_SECONDS, Declarations
 from .driver_errors import FullQueue
 from .enqueue_batcher import MOST_SHARED, EnqueueBatcher
-from .reader import Reader
 from .statements import placed, queries
 from .store_clock import StoreClock
-from .transactions import PostgresqlTransactions
-from .wakeups import BorrowedWakeups, NotifyWakeups, wakeups_for
+from .transactions import PostgresqlTransactions, StoredJob
+from .wakeups import ServerWakeups, wakeups_for
 
 MOST_REMEMBERED_SEQS = 200_000
-LONG_SECONDS = 600.0
-"""For the two verbs that look at everything there is."""
 RENEWAL_SECONDS = 5.0
 """A renewal that is not answered is better sent again while there is lease left."""
-ONE_FIRST, ONE_TOLD, ONE_ARRIVING = 2, 4, 8
+ONE_FIRST, ONE_TOLD = 2, 4
 """What the answer of `enqueue_one` is made of."""
-SETTINGS = "SELECT name, stamp, version, declared, override FROM fairlane.queue WHERE name = ANY($1)"
+USUAL_EXCHANGE = 19  # the arguments of `exchange` without payloads
 NUMBER = "SELECT id FROM fairlane.queue WHERE name = $1"
 
 
-class PostgresqlStore(Reader):
+class PostgresqlStore(Declarations):
     """Implements `fairlane.store.port.Store` on a schema of a database. Open it with `open`."""
 
     def __init__(self, address: Address, clock: Clock | None) -> None:
         self._address = address
         self._database = Database(address)
         self._clock = StoreClock(clock)
-        self._wakeups = wakeups_for(address)
+        self._wakeups = self._make_wakeups()
         self._batchers: WeakKeyDictionary[asyncio.AbstractEventLoop, EnqueueBatcher] = WeakKeyDictionary()
         self._seqs: dict[str, int] = {}
         """The numbers of jobs claimed through this object: where to look first, never an answer."""
         self._numbers: dict[str, int] = {}
         self._calls: dict[tuple[str, int], str] = {}
         self._locks: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
-        self._exchange = self._function("exchange", 19)
-        self._settings = placed(SETTINGS, address.schema)
-        self.transactions = PostgresqlTransactions(self, self._database, self._clock)
+        self.transactions = PostgresqlTransactions(self, self._database, self._clock, self._wakeups.transaction_channel)
         self._closed = False
 
     @classmethod
-    async def open(cls, url: str, *, clock: Clock | None = None, create: bool = True) -> PostgresqlStore:
+    async def open(cls, url: str, *, clock: Clock | None = None, create: bool = True) -> Self:
         """Open the schema a URL names, made and migrated when it is new and this role may do so."""
         store = cls(parse(url), clock)
         try:
@@ -78,9 +68,20 @@ class PostgresqlStore(Reader):
             raise
         return store
 
+    def _make_wakeups(self) -> ServerWakeups:
+        return wakeups_for(self._address)
+
     @property
-    def wakeups(self) -> NotifyWakeups | BorrowedWakeups:
+    def wakeups(self) -> ServerWakeups:
         return self._wakeups
+
+    def announce(self, topics: Collection[str]) -> None:
+        """Publish topics of a call that has committed."""
+        self._wakeups.publish(topics)
+
+    def announce_stored(self, jobs: Sequence[StoredJob]) -> None:
+        """Announce jobs that were stored in a user's transaction, which has committed."""
+        self.announce({queue_topic(job.queue) for job in jobs})
 
     # -- how calls get there -------------------------------------------------------------------------------------
 
@@ -92,14 +93,19 @@ class PostgresqlStore(Reader):
         return call
 
     async def _call(self, name: str, *values: Any, timeout: float | None = None, sent: int = 0) -> Record:
-        """Call a verb's function with the time behind its arguments, and publish the topics it returns."""
+        """Call a verb's function with the time behind its arguments, and announce the topics it returns."""
+        row = await self._call_quietly(name, *values, timeout=timeout, sent=sent)
+        topics = row.get("topics")
+        if topics:
+            self.announce(topics)
+        return row
+
+    async def _call_quietly(self, name: str, *values: Any, timeout: float | None = None, sent: int = 0) -> Record:
+        """The same; the caller announces the topics."""
         arguments = (*values, *self._clock.readings())
         call = self._function(name, len(arguments))
         row = await self._database.fetchrow(call, *arguments, timeout=timeout, sent=sent)
         assert row is not None
-        topics = row.get("topics")
-        if topics:
-            self._wakeups.publish(topics)
         return row
 
     def _view(self) -> reading.View:
@@ -165,7 +171,7 @@ class PostgresqlStore(Reader):
         # one was made ready while another was under way.
         async with self._lock("enqueue") if len(jobs) > MOST_SHARED else nullcontext():
             row = await self._stored(jobs, "enqueue", *values, f"{patience * 1000:.0f}ms")
-        if row["arriving"]:
+        if row["arriving"] and any(job.delay or job.run_at is not None for job in jobs):
             await self._admit(jobs)
         states = row["states"]
         if states is None:
@@ -178,7 +184,7 @@ class PostgresqlStore(Reader):
     async def _enqueue_one(self, jobs: Sequence[NewJob], patience: float) -> list[Enqueued]:
         """The hottest path, for a job that is new and has nothing special."""
         [job] = jobs
-        values = encoding.job_values(job, self._wakeups.channels.others)
+        values = encoding.job_values(job, self._wakeups.enqueue_channel)
         now, lease = self._clock.readings()
         if now is not None:
             values = [*values, *encoding.USUAL[len(values) - 5 :], now, lease]
@@ -187,16 +193,18 @@ class PostgresqlStore(Reader):
         answer: int = row[0]
         if not answer:
             return await self._enqueue_several(jobs, patience)
+        self._announce_one(job, answer)
+        return [Enqueued(job.id, True, JobState.PENDING)]
+
+    def _announce_one(self, job: NewJob, answer: int) -> None:
         if answer & ONE_TOLD:
             self._wakeups.was_sent((queue_topic(job.queue),))
         elif answer & ONE_FIRST:
-            self._wakeups.publish((queue_topic(job.queue),))
-        if answer & ONE_ARRIVING:
-            await self._admit(jobs)
-        return [Enqueued(job.id, True, JobState.PENDING)]
+            self.announce((queue_topic(job.queue),))
 
     async def _admit(self, jobs: Sequence[NewJob]) -> None:
-        """Admit jobs that were stored while another call had the locks. They are safe, but not in line yet."""
+        """Admit jobs with due times that were stored while another call had the locks. They are safe, but would become
+        due only once the next call of the queue has admitted them."""
         with suppress(Busy, StoreUnavailable):
             await self._call("admit_queues", list({job.queue for job in jobs}))
 
@@ -209,18 +217,25 @@ class PostgresqlStore(Reader):
 
     async def _stored(self, jobs: Sequence[NewJob], function: str, *values: Any) -> Record:
         try:
-            return await self._call(function, *values, sent=sum(job.size for job in jobs))
+            row = await self._call_quietly(function, *values, sent=sum(job.size for job in jobs))
         except FullQueue as exc:
             raise QueueFull(str(exc), await service_times.room(self._view(), exc.where)) from None
+        self._announce_several(jobs, row)
+        return row
+
+    def _announce_several(self, jobs: Sequence[NewJob], row: Record) -> None:
+        if row["topics"]:
+            self.announce(row["topics"])
 
     async def claim(self, session: str, claim: Claim) -> list[Claimed]:
         # Claims of one session go one after the other: on two connections their numbers could overtake each other.
         async with self._lock(f"claim {session}"):
-            found = await self._claim_one(session, claim) if claim.told and claim.total > 0 else None
-            return list((await self._exchange_once(session, (), claim)).claimed) if found is None else [found]
+            found = await self._claim_one(session, claim) if claim.notified and claim.total > 0 else None
+            return list((await self._exchange_once(session, (), claim)).claimed) if found is None else found
 
-    async def _claim_one(self, session: str, claim: Claim) -> Claimed | None:
-        """The quickest way to the only job there is; None when there is none, or more to decide."""
+    async def _claim_one(self, session: str, claim: Claim) -> list[Claimed] | None:
+        """The quickest way to the only job there is, or to the answer that there is none; None if there is more to
+        decide."""
         queue, *others = {ask.queue: None for ask in claim.asks if ask.queue is not None} or [None]
         number = None if queue is None or others else await self._number(queue)
         if queue is None or number is None:
@@ -229,15 +244,15 @@ class PostgresqlStore(Reader):
         row = await self._database.fetchrow(self._function("claim_one", len(values)), *values)
         assert row is not None
         if row["seq"] is None:
-            return None
+            return None if row["more"] else []
         self._remember([row["id"]], [row["seq"]])
         try:
             job = encoding.one_claimed_of(row, queue)
         except Exception as exc:
             await fail_unreadable(self, session, [(Held(row["id"], row["fence"]), problem_of(exc))], claim)
             return None
-        self._wakeups.publish(encoding.topics_of(job))
-        return job
+        self.announce(encoding.topics_of(job))
+        return [job]
 
     async def _number(self, queue: str) -> int | None:
         """The number of a queue, which never changes; None while the queue does not exist."""
@@ -257,7 +272,9 @@ class PostgresqlStore(Reader):
     async def _exchange_once(self, session: str, transitions: Sequence[Transition], claim: Claim | None) -> Finished:
         arguments = self._exchange_arguments(session, transitions, claim)
         sent = sum(len(t.result) for t in transitions if t.result is not None)
-        row = await self._database.fetchrow(self._exchange, *arguments, sent=sent)
+        if len(arguments) > USUAL_EXCHANGE:
+            sent += sum(len(payload) for payload in arguments[-1] if payload is not None)
+        row = await self._database.fetchrow(self._function("exchange", len(arguments)), *arguments, sent=sent)
         assert row is not None
         finished, broken = self._take_in(transitions, row)
         if broken and claim is not None:
@@ -273,12 +290,16 @@ class PostgresqlStore(Reader):
         return lock
 
     def _exchange_arguments(self, session: str, transitions: Sequence[Transition], claim: Claim | None) -> list[Any]:
-        return [
+        columns = encoding.transition_columns(transitions, self._seqs) if transitions else encoding.NOTHING_TO_FINISH
+        arguments = [
             session,
-            *(encoding.transition_columns(transitions, self._seqs) if transitions else encoding.NOTHING_TO_FINISH),
+            *columns,
             *(encoding.NOTHING_TO_CLAIM if claim is None else encoding.claim_columns(claim)),
             *self._clock.readings(),
         ]
+        if columns[encoding.MOVES] is not None:
+            arguments += encoding.payload_columns(transitions)
+        return arguments
 
     def _take_in(self, transitions: Sequence[Transition], row: Record) -> tuple[Finished, encoding.Broken]:
         """The answer to an exchange, with all that follows from it here."""
@@ -294,7 +315,7 @@ class PostgresqlStore(Reader):
         if row["topics"]:
             topics += row["topics"]
         if topics:
-            self._wakeups.publish(topics)
+            self.announce(topics)
         return Finished(verdicts, tuple(claimed)), broken
 
     def _remember(self, ids: Sequence[str], seqs: Sequence[int]) -> None:
@@ -309,7 +330,8 @@ class PostgresqlStore(Reader):
 
         Answers also with the topics to publish once it has.
         """
-        row = await connection.fetchrow(self._exchange, *self._exchange_arguments(session, transitions, None))
+        arguments = self._exchange_arguments(session, transitions, None)
+        row = await connection.fetchrow(self._function("exchange", len(arguments)), *arguments)
         assert row is not None
         verdicts = encoding.verdicts_of([t.held for t in transitions], row)
         return verdicts, [*(job_topic(t.held.id) for t in transitions), *(row["topics"] or ())]
@@ -326,7 +348,7 @@ class PostgresqlStore(Reader):
             if not reading.storable(id):
                 raise NotFound(f"there is no job {id!r}")
         row = await self._call("cancel", list(ids))
-        self._wakeups.publish(map(job_topic, ids))
+        self.announce([job_topic(id) for id in ids])
         return [encoding.state_of(code) for code in row["states"]]
 
     async def forget(self, ids: Sequence[str], retention: Retention) -> list[bool]:
@@ -346,7 +368,12 @@ class PostgresqlStore(Reader):
 
     async def promote(self, *, limit: int = 1_000, term: int | None = None) -> Promoted:
         row = await self._pass("promote", limit, term)
-        return Promoted(promoted=row["promoted"], expired=row["expired"], more=row["more"], next_due=row["next_due"])
+        if row["queues"]:
+            self._announce_promoted(row["queues"])
+        return Promoted(**{field: row[field] for field in Promoted.__struct_fields__})
+
+    def _announce_promoted(self, queues: Sequence[str]) -> None:
+        """Jobs of these queues were promoted. Where workers need a notification, the answer has its topic."""
 
     async def admit(self, *, limit: int = 1_000, term: int | None = None) -> Admitted:
         row = await self._pass("admit", limit, term)
@@ -380,42 +407,10 @@ class PostgresqlStore(Reader):
         row = await self._call("lead", session, lease, term)
         if row["number"] is None:
             return None
-        return Term(number=row["number"], session=session, lease=lease, remaining=lease)
+        return Term(number=row["number"], session=row["session"], lease=row["lease"], remaining=row["remaining"])
 
     async def resign(self, term: int) -> None:
         await self._call("resign", term)
-
-    # -- settings ------------------------------------------------------------------------------------------------
-
-    async def configure(self, changes: Sequence[SettingsChange]) -> None:
-        if not changes:
-            return
-        names = list({change.queue for change in changes})
-        while True:
-            rows = await self._database.fetch(self._settings, names)
-            row = await self._call("configure", settings.changes_of(changes, rows), timeout=LONG_SECONDS)
-            if row["applied"]:
-                return
-
-    async def declare(self, schedules: Sequence[Schedule]) -> list[StoredSchedule]:
-        if schedules:
-            await self._call(
-                "declare", [s.name for s in schedules],
-                [msgspec.json.encode(s.timetable).decode() for s in schedules], [s.job for s in schedules],
-            )  # fmt: skip
-        return await self.schedules()
-
-    async def add_token(self, token: NewToken) -> AccessToken:
-        id, name, digest, scopes, queues, lane_prefix, _, _, _, hint = token_row(stored(token, 0.0))
-        row = await self._call("add_token", id, name, digest, scopes, queues, lane_prefix, token.expires, hint)
-        return same_token(token_of(row), token)
-
-    async def revoke_token(self, id: str) -> bool:
-        check_token(id)
-        revoked = (await self._call("revoke_token", id))["revoked"]
-        if revoked is None:
-            raise unknown_token(id)
-        return bool(revoked)
 
     # -- the store itself ----------------------------------------------------------------------------------------
 

@@ -9,26 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import msgspec
 
 from ...errors import FairlaneError, InvalidInput, StoreUnavailable
-from ...model.job import Enqueued, JobKind, NewJob, Verdict
+from ...model.job import Enqueued, JobKind, NewJob, Priority, Verdict
 from ...model.states import Transition
 from ..codes import STATES
 from ..shared.rows import encode_backoff
 from ..shared.topics import EVERYTHING
-from ..wakeups import Wakeups, queue_topic
-from .channels import Channels, payloads
+from ..wakeups import queue_topic
 from .database import Connection, Database
 from .driver_errors import OWN_ERRORS, is_ours, translate
+from .encoding import is_due
+from .notifier import payloads
 from .statements import placed
 from .store_clock import StoreClock
-from .user_connections import Statement, async_driver_of, blocking_driver_of, own_error
+from .user_connections import Statement, async_driver_of, blocking_driver_of, call_after_commit, own_error
 
 QUEUES = """SELECT n, fairlane.queue_number(n), current_database()::text
 FROM (SELECT x AS n FROM unnest($1::text[]) x ORDER BY x OFFSET 0) g"""
@@ -40,12 +41,22 @@ ON CONFLICT (seq) DO UPDATE SET value = excluded.value"""
 END_SECONDS = 3.0
 
 
+class StoredJob(NamedTuple):
+    """What is kept of a job until the transaction that stored it has committed."""
+
+    queue: str
+    priority: Priority
+    id: str
+
+
 class Finishing(Protocol):
     """What is needed of the store."""
 
-    @property
-    def wakeups(self) -> Wakeups:
-        """Hints from this store."""
+    def announce(self, topics: Collection[str]) -> None:
+        """Publish topics of a call that has committed."""
+
+    def announce_stored(self, jobs: Sequence[StoredJob]) -> None:
+        """Announce jobs that were stored in a user's transaction, which has committed. The next claim admits them."""
 
     async def finish_on(
         self, connection: Connection, session: str, transitions: Sequence[Transition]
@@ -56,13 +67,15 @@ class Finishing(Protocol):
 class PostgresqlTransactions:
     """What the store on PostgreSQL has beyond the port."""
 
-    def __init__(self, store: Finishing, database: Database, clock: StoreClock) -> None:
+    def __init__(self, store: Finishing, database: Database, clock: StoreClock, channel: str | None) -> None:
         self._store = store
         self._database = database
         self._clock = clock
         self._schema = database.address.schema
         self._statement = Statement(placed("fairlane.insert_arriving", self._schema))
-        self._channel = Channels.of(self._schema).others if database.address.listen else None
+        self._channel = channel
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop of the last caller."""
         self._numbers: dict[str, int] = {}
         """Queues that exist, with their numbers."""
         self._name = ""
@@ -82,6 +95,7 @@ class PostgresqlTransactions:
         for job in jobs:
             if job.kind is not JobKind.JOB or job.cron is not None:
                 raise InvalidInput("job", "only plain jobs can be stored inside a transaction of yours")
+        self._loop = asyncio.get_running_loop()
         # What follows may use connections of the user alone.
         await self._database.renew_use()
         new = {job.queue for job in jobs} - self._numbers.keys()
@@ -94,13 +108,40 @@ class PostgresqlTransactions:
         """Store jobs in the transaction that is open on a connection for asynchronous code."""
         run = async_driver_of(connection)
         with self._translated():
-            return _answers(await run(connection, self._statement, self._request(jobs)))
+            answers = _answers(await run(connection, self._statement, self._request(jobs)))
+        self._announce_after_commit(connection, jobs, answers)
+        return answers
 
     def enqueue_here(self, connection: object, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """Store jobs in the transaction that is open on a connection for plain code."""
         run = blocking_driver_of(connection)
         with self._translated():
-            return _answers(run(connection, self._statement, self._request(jobs)))
+            answers = _answers(run(connection, self._statement, self._request(jobs)))
+        self._announce_after_commit(connection, jobs, answers)
+        return answers
+
+    def _announce_after_commit(self, connection: object, jobs: Sequence[NewJob], answers: Sequence[Enqueued]) -> None:
+        """Where no NOTIFY is part of the transaction, and its end can be seen here. Otherwise the leader finds them."""
+        loop = self._loop
+        # Jobs for one worker wait for the leader, which alone has the lock to admit them.
+        stored = [
+            StoredJob(job.queue, job.priority, job.id)
+            for job, answer in zip(jobs, answers, strict=True)
+            if answer.created and job.sticky is None and job.worker is None and is_due(job)
+        ]
+        if self._channel is not None or loop is None or not stored:
+            return
+
+        def committed() -> None:
+            # The loop may be closed by now. This runs in the user's thread.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._store.announce_stored, stored)
+
+        body = _bodies.get(id(connection))
+        if body is not None:
+            body.after_commit.append(committed)
+        else:
+            call_after_commit(connection, committed)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -182,6 +223,8 @@ class BodyTransaction:
         self._transaction = transaction
         self._holding = holding
         self.connection = connection
+        self.after_commit: list[Callable[[], None]] = []
+        _bodies[id(connection)] = self
 
     async def commit(self, session: str, transition: Transition, progress: bytes | None) -> bool:
         """Write how the job ends, and commit; False when the claim was lost."""
@@ -197,7 +240,9 @@ class BodyTransaction:
         finally:
             await (self.roll_back() if topics is None else self._give_back())
         if topics is not None:
-            self._store.wakeups.publish(topics)
+            self._store.announce(topics)
+            for function in self.after_commit:
+                function()
         return topics is not None
 
     async def _commit(self, session: str, transition: Transition, progress: bytes | None) -> Sequence[str] | None:
@@ -228,6 +273,7 @@ class BodyTransaction:
 
     async def _give_back(self) -> None:
         """Let the next body find the connection as this one did; if that cannot be, it is closed."""
+        _bodies.pop(id(self.connection), None)
         try:
             async with asyncio.timeout(END_SECONDS):
                 await self.connection.reset()
@@ -236,6 +282,10 @@ class BodyTransaction:
                 self.connection.terminate()
         with contextlib.suppress(Exception):
             await self._holding.aclose()
+
+
+_bodies: dict[int, BodyTransaction] = {}
+"""The open ones, by their connection, which some drivers' wrappers forbid to hash."""
 
 
 class _Answer(msgspec.Struct):

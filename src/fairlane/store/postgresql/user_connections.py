@@ -1,6 +1,6 @@
 """Connections of the user's, of whatever driver: how each is recognised, and how one statement is run on it.
 
-A driver is recognised by the names of its classes, and only what the user himself has imported is imported here. The
+A driver is recognised by the names of its classes, and nothing is imported here that the user has not imported. The
 statement takes one text and answers with one, so that no driver's ways with types come into it.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from ...errors import Busy, FairlaneError, InvalidInput, StoreError
 from .driver_errors import OWN_ERRORS
@@ -21,6 +22,8 @@ SUPPORTED = (
 NO_TRANSACTION = "has no open transaction; begin one, or use enqueue"
 MISSING = ("3F000", "42883", "42P01", "42704", "42703")
 """There is no such schema, function, table, type or column."""
+_after_commit: WeakKeyDictionary[Any, list[Callable[[], None]]] = WeakKeyDictionary()
+"""What to call after the open transaction of a session of SQLAlchemy."""
 
 
 class Statement(NamedTuple):
@@ -56,6 +59,8 @@ class Driver(NamedTuple):
     """Whether what is run on it now belongs to a transaction that the user will end."""
     run: Run | None = None
     run_async: AsyncRun | None = None
+    after_commit: Callable[[Any, Callable[[], None]], None] | None = None
+    """Calls a function when the transaction has committed. It may call it after a rollback too."""
 
 
 def async_driver_of(connection: object) -> AsyncRun:
@@ -74,6 +79,13 @@ def blocking_driver_of(connection: object) -> Run:
         raise InvalidInput("connection", f"belongs to asynchronous code; use {ASYNC_CALL} there")
     _check(driver, connection)
     return driver.run
+
+
+def call_after_commit(connection: object, function: Callable[[], None]) -> None:
+    """Call a function when the open transaction has committed, if the driver can tell; perhaps after a rollback too."""
+    after_commit = _driver_of(connection).after_commit
+    if after_commit is not None:
+        after_commit(connection, function)
 
 
 def own_error(exc: BaseException, schema: str) -> FairlaneError | None:
@@ -205,6 +217,29 @@ def _sqlalchemy_began_async(connection: Any) -> bool:
     return _sqlalchemy_began(connection.sync_connection)
 
 
+def _sqlalchemy_session_committed(session: Any, function: Callable[[], None]) -> None:
+    from sqlalchemy import event
+
+    # A scoped session stands for that of the thread or task, and an asynchronous one for one that is not.
+    session = getattr(session, "registry", lambda: session)()
+    session = getattr(session, "sync_session", session)
+
+    functions = _after_commit.get(session)
+    if functions is None:
+        functions = _after_commit[session] = []
+        event.listen(session, "after_transaction_end", _sqlalchemy_ended)
+    functions.append(function)
+
+
+def _sqlalchemy_ended(session: Any, transaction: Any) -> None:
+    """After a COMMIT or a ROLLBACK, which comes to the same here: one listener suffices, and nothing is left behind."""
+    # Savepoints have a parent.
+    if transaction.parent is None:
+        functions, _after_commit[session] = _after_commit[session], []
+        for function in functions:
+            function()
+
+
 def _later(_: Any) -> bool:
     """A session chooses its connection when it is used, so that is looked at then."""
     return True
@@ -224,10 +259,16 @@ def _django_began(connection: Any) -> bool:
     return connection.in_atomic_block or not connection.get_autocommit()
 
 
+def _django_committed(connection: Any, function: Callable[[], None]) -> None:
+    # Django refuses it where the user has turned autocommit off instead.
+    if connection.in_atomic_block:
+        connection.on_commit(function)
+
+
 _ASYNCPG = Driver(_asyncpg_began, run_async=_asyncpg)
-_SESSION = Driver(_later, run=_sqlalchemy_session)
-_ASYNC_SESSION = Driver(_later, run_async=_sqlalchemy_session_async)
-_DJANGO = Driver(_django_began, run=_django)
+_SESSION = Driver(_later, run=_sqlalchemy_session, after_commit=_sqlalchemy_session_committed)
+_ASYNC_SESSION = Driver(_later, run_async=_sqlalchemy_session_async, after_commit=_sqlalchemy_session_committed)
+_DJANGO = Driver(_django_began, run=_django, after_commit=_django_committed)
 DRIVERS: dict[tuple[str, str], Driver] = {
     ("asyncpg", "Connection"): _ASYNCPG,
     ("asyncpg", "PoolConnectionProxy"): _ASYNCPG,

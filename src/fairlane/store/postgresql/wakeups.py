@@ -12,21 +12,43 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
+from typing import Protocol
 from weakref import WeakSet, WeakValueDictionary
 
 from ... import event_loops
 from ..shared.subscriptions import NotifiedWakeups, TopicSubscription
+from ..wakeups import Wakeups
+from ..work import TopicWork
 from .address import Address
-from .channels import Channels
-from .notifier import Notifier
+from .notifier import Channels, Notifier
+
+
+class ServerWakeups(Wakeups, Protocol):
+    """The wake-ups of this store, and how statements send some of them."""
+
+    @property
+    def enqueue_channel(self) -> str | None:
+        """The channel of a NOTIFY that an enqueue sends with its commit; None: it sends none."""
+
+    @property
+    def transaction_channel(self) -> str | None:
+        """The same for jobs stored in a user's transaction."""
+
+    def was_sent(self, topics: Collection[str]) -> None:
+        """Topics that a transaction has sent itself."""
+
+    def close(self) -> None:
+        """Close every subscription and the connection. Closing twice is harmless."""
 
 
 class NotifyWakeups(NotifiedWakeups[Notifier]):
     """The `Wakeups` of one schema. `listen=False` is for servers behind a pooler that cannot LISTEN."""
 
     def __init__(self, dsn: str, schema: str, *, listen: bool = True) -> None:
-        self.channels = Channels.of(schema)
-        super().__init__(partial(Notifier, dsn, self.channels), listen=listen)
+        channels = Channels.of(schema)
+        self.enqueue_channel = channels.others
+        self.transaction_channel = channels.others if listen else None
+        super().__init__(partial(Notifier, dsn, channels), listen=listen)
 
     @property
     def is_open(self) -> bool:
@@ -44,11 +66,12 @@ class BorrowedWakeups:
     """The wake-ups of another store object, as long as those are open; then its own."""
 
     def __init__(self, lender: NotifyWakeups, make: Callable[[], NotifyWakeups]) -> None:
-        self.channels = lender.channels
+        self.enqueue_channel = lender.enqueue_channel
+        self.transaction_channel = lender.transaction_channel
         self._lender = lender
         self._make = make
         self._own: NotifyWakeups | None = None
-        self._ears: WeakSet[TopicSubscription] = WeakSet()
+        self._subscriptions: WeakSet[TopicSubscription] = WeakSet()
         self._closed = False
 
     def _wakeups(self) -> NotifyWakeups:
@@ -66,19 +89,23 @@ class BorrowedWakeups:
         if not self._closed:
             self._wakeups().was_sent(topics)
 
-    def subscribe(self, topics: Iterable[str], ring: Callable[[], None] | None = None) -> TopicSubscription:
+    def subscribe(self, topics: Iterable[str], on_delivery: Callable[[], None] | None = None) -> TopicSubscription:
         """Listen from the running event loop."""
         if self._closed:
             raise RuntimeError("the wake-ups were closed; open the store again")
-        ear = self._wakeups().subscribe(topics, ring)
-        self._ears.add(ear)
-        return ear
+        subscription = self._wakeups().subscribe(topics, on_delivery)
+        self._subscriptions.add(subscription)
+        return subscription
+
+    def work(self, queues: Iterable[str], on_delivery: Callable[[], None]) -> TopicWork:
+        """Announce work to a worker of the running event loop."""
+        return TopicWork(self, queues, on_delivery)
 
     def close(self) -> None:
         """Close the subscriptions made here. The connection stays with the lender. Closing twice is harmless."""
         self._closed = True
-        for ear in list(self._ears):
-            ear.close()
+        for subscription in list(self._subscriptions):
+            subscription.close()
         if self._own is not None:
             self._own.close()
 

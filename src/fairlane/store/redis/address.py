@@ -104,8 +104,8 @@ def parse(url: str) -> Address:
     kind = "+unix" if unix else kind
     if tls and kind == "+unix":
         raise InvalidInput("url", "a socket is on the same machine and has no TLS; write unix:///path/to.sock")
-    place, _, query = url[begins.end() :].partition("?")
-    authority, slash, path = place.partition("/")
+    base, _, query = url[begins.end() :].partition("?")
+    authority, slash, path = base.partition("/")
     if "@" in path or "@" in query:
         # The text before it may be part of a password, so no message quotes it.
         raise InvalidInput("url", "has a '/' or a '?' before an '@'; in a password write them as %2F, %3F and %40")

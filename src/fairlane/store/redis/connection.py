@@ -169,7 +169,7 @@ class Connection:
     def abort(self) -> None:
         """Shut the socket down without using the event loop."""
         if self.socket is not None:
-            sockets.hang_up(self.socket)
+            sockets.abort(self.socket)
 
     def close(self) -> None:
         """Close it at once, even in the middle of a command."""

@@ -190,7 +190,7 @@ def claim_of(claim: Claim, accepts_push: bool) -> bytes:
 
 
 def transitions_of(transitions: Sequence[Transition], first: int) -> tuple[bytes, list[bytes]]:
-    """Encoded transitions, and the results that follow as arguments from number `first` on."""
+    """Encoded transitions, and the results and payloads that follow as arguments from number `first` on."""
     results: list[bytes] = []
     if all(t.move is _COMPLETE for t in transitions) and len({t.held.id for t in transitions}) == len(transitions):
         ids, fences, places = [], [], []
@@ -221,6 +221,10 @@ def transitions_of(transitions: Sequence[Transition], first: int) -> tuple[bytes
         if t.result is not None:
             record["result"] = first + len(results)
             results.append(t.result)
+        if t.payload is not None:
+            # Encoded as in `Content`, where it takes the place of the old one.
+            record["payload"] = first + len(results)
+            results.append(encode(t.payload))
         records.append(record)
     return encode(records), results
 

@@ -28,7 +28,7 @@ BOOT_SECONDS = 1e9
 READING = frozenset(
     {
         *("get", "sessions", "leader", "scan", "queues", "lanes", "lane_line", "bindings", "declined", "schedules"),
-        *("service", "positions", "tokens", "failures"),
+        *("service", "positions", "tokens", "failures", "ended"),
     }
 )
 """The functions flagged `no-writes`. They are called by FCALL_RO, which a user with read-only rights may use."""

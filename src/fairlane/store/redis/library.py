@@ -14,10 +14,10 @@ from importlib.resources import files
 from ..codes import with_lua_codes
 
 MODULES = (
-    "keys", "write_buffer", "step", "queue_cache", "id_sets", "packed_job_record", "job_record", "fair_order",
-    "lane_limits", "lane_limit_changes", "bindings", "broadcasts", "endings", "damage", "enqueue", "enqueue_batch",
-    "idle_workers", "enqueue_one", "sessions", "finish", "claim_answer", "claim_batch", "claim", "settings", "prune",
-    "recount", "reading", "positions", "data_loss", "maintenance", "verbs",
+    "keys", "write_buffer", "step", "queue_cache", "id_sets", "packed_job_record", "job_record", "job_content",
+    "fair_order", "lane_limits", "lane_limit_changes", "bindings", "broadcasts", "endings", "damage", "enqueue",
+    "enqueue_batch", "idle_workers", "enqueue_one", "sessions", "finish", "claim_answer", "claim_batch", "claim",
+    "settings", "prune", "recount", "find", "reading", "ended", "positions", "data_loss", "maintenance", "verbs",
 )  # fmt: skip
 """The files of `lua/` behind `head`, in the order of loading. Each fills the table of its name."""
 

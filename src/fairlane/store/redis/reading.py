@@ -81,11 +81,7 @@ async def schema(functions: Functions, known: int) -> int:
 
 async def leader(functions: Functions) -> Term | None:
     """The current term, or None."""
-    found = (await functions.call("leader"))["leader"]
-    if not found:
-        return None
-    number, session, lease, remaining = found
-    return Term(number=number, session=session, lease=lease, remaining=remaining)
+    return records.term_of(await functions.call("leader"))
 
 
 async def get(functions: Functions, ids: Sequence[str]) -> list[Job | None]:
@@ -96,13 +92,19 @@ async def get(functions: Functions, ids: Sequence[str]) -> list[Job | None]:
 
 
 async def find(functions: Functions, where: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
-    """A page, newest first: the most selective filter picks the index, the others are checked job by job."""
+    """A page, newest first: the most selective filter picks the index, the others are checked job by job.
+
+    Completed jobs have no index of their own, which each of them would pay for; the server passes what is in front of
+    them in blocks, and a call that finds none returns where to continue.
+    """
     check_page(limit)
     found: list[tuple[int, Job]] = []
     before, more = position_of(cursor), True
-    sets = encode(await _sets_of(functions, where))
+    names = await _sets_of(functions, where)
+    in_blocks = where.state is JobState.COMPLETED and all(name.endswith("/") for name in names)
+    asked = encode(names), min(limit + 1, MOST_SCANNED), "1" if in_blocks else ""
     while more and len(found) <= limit:
-        *jobs, rest = (await functions.call("scan", sets, before, min(limit + 1, MOST_SCANNED)))["parts"]
+        *jobs, rest = (await functions.call("scan", before, *asked))["parts"]
         more = bool(rest)
         for parts in jobs:
             before = int(parts[0])
@@ -154,7 +156,7 @@ async def _sets_of_worker(functions: Functions, worker: str) -> list[str]:
 async def queues(functions: Functions) -> list[QueueReading]:
     """Every queue, by name."""
     answer, parts = await functions.call_for_parts("queues", LANES_LOOKED_AT)
-    waits = [_wait(float(answer["now"]), *parts[place : place + 2]) for place in range(0, len(parts), 2)]
+    waits = [_wait(float(answer["now"]), *parts[index : index + 2]) for index in range(0, len(parts), 2)]
     readings = []
     for (name, record, classes), oldest_wait in sorted(
         zip(answer["queues"], waits, strict=True), key=lambda q: q[0][0]
@@ -199,9 +201,9 @@ async def lanes(functions: Functions, queue: str, limit: int, cursor: LanesCurso
     settings = read_settings(queue, answer["settings"], None).settings
     now = float(answer["now"])
     found = []
-    for place, (name, waits, runs) in enumerate(answer["lanes"]):
+    for index, (name, waits, runs) in enumerate(answer["lanes"]):
         if comes_after(cursor, waits, runs, name or None):
-            oldest_wait = _wait(now, *parts[2 * place : 2 * place + 2])
+            oldest_wait = _wait(now, *parts[2 * index : 2 * index + 2])
             terms_of_lane = terms(settings, name or None)
             found.append(
                 LaneReading(
@@ -279,11 +281,13 @@ async def bindings(
 async def schedules(functions: Functions) -> list[StoredSchedule]:
     """All schedules, by name."""
     rows: list[tuple[Any, ...]] = []
-    for name, raw, job in (await functions.call("schedules"))["parts"]:
+    answer, parts = await functions.call_for_parts("schedules")
+    now = float(answer["now"])
+    for name, raw, job in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
         try:
             record = decode(raw)
             moments = record["stored_at"], record["declared_at"], record.get("last_slot")
-            rows.append((name.decode(), record["timetable"], job, *moments))
+            rows.append((name.decode(), record["timetable"], job, *moments, now))
         except (ValueError, TypeError, KeyError):
             continue  # damaged: the others are still listed
     rows.sort(key=lambda row: row[0])
@@ -313,7 +317,7 @@ class _Queue(msgspec.Struct):
     workers: list[Worker]
     seconds: float | None
 
-    def figures(self) -> QueueSnapshot:
+    def snapshot(self) -> QueueSnapshot:
         return QueueSnapshot(
             name=self.name,
             settings=read_settings(self.name, self.settings, None).settings,
@@ -324,7 +328,7 @@ class _Queue(msgspec.Struct):
         )
 
 
-class _Figures(msgspec.Struct):
+class _Positions(msgspec.Struct):
     now: float
     queues: list[_Queue]
     jobs: list[WaitingJob]
@@ -335,14 +339,14 @@ class _Service(msgspec.Struct):
     lanes: int
 
 
-_figures = msgspec.msgpack.Decoder(_Figures)
+_positions = msgspec.msgpack.Decoder(_Positions)
 _service = msgspec.msgpack.Decoder(_Service)
 
 
 def room_of(answer: bytes, class_: int, lane: str | None, limit: int | None) -> float | None:
     """Seconds until a full queue, or a full lane of it, probably has room for one more job."""
     service = _service.decode(answer)
-    queue = service.queue.figures()
+    queue = service.queue.snapshot()
     able = 0 if queue.settings.paused else servers(queue.workers, queue.settings, class_)
     if lane is None:
         return room_after(queue.seconds, able)
@@ -352,13 +356,13 @@ def room_of(answer: bytes, class_: int, lane: str | None, limit: int | None) -> 
 
 def positions_of(answer: bytes) -> dict[str, JobPosition]:
     """The positions of jobs by id; jobs that do not wait are absent."""
-    figures = _figures.decode(answer)
-    queues = {queue.id: queue.figures() for queue in figures.queues}
-    return {job.id: job_position(job, queues[job.queue], figures.now) for job in figures.jobs}
+    read = _positions.decode(answer)
+    queues = {queue.id: queue.snapshot() for queue in read.queues}
+    return {job.id: job_position(job, queues[job.queue], read.now) for job in read.jobs}
 
 
 async def positions(functions: Functions, ids: Sequence[str]) -> list[JobPosition | None]:
-    """The positions of waiting jobs, computed from figures that the server counts in one call."""
+    """The positions of waiting jobs, computed from what the server counts in one call."""
     asked = encode([id for id in ids if storable(id)])
     found = positions_of(await functions.send("positions", asked, encode(_LIMITS)))
     return [found.get(id) for id in ids]

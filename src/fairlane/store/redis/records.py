@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from ...model.binding import Binding, BindingState
-from ...model.job import KEPT_ATTEMPTS, Attempt, Job, JobKind, Priority, Reason
+from ...model.job import KEPT_ATTEMPTS, Attempt, Job, JobKind, Priority, Reason, waiting_since
 from ...model.retry import DEFAULT_BACKOFF
-from ...model.session import Session, SessionKind, SessionState, worker_name
+from ...model.session import Session, SessionKind, SessionState, Term, worker_name
 from ...model.slots import Reserved, Slots
 from ...model.tokens import AccessToken, Scope
 from ..codes import STATES
@@ -23,6 +23,15 @@ LOST = Content(
     None, None,
 )  # fmt: skip
 """Stands in for content that cannot be read."""
+
+
+def term_of(answer: Mapping[str, Any]) -> Term | None:
+    """The term in an answer; None if there is none."""
+    found = answer["leader"]
+    if not found:
+        return None
+    number, session, lease, remaining = found
+    return Term(number=number, session=session, lease=lease, remaining=remaining)
 
 
 def token_record(token: AccessToken) -> dict[str, Any]:
@@ -161,6 +170,9 @@ def job_of(parts: Sequence[bytes]) -> Job:
         error=record.get("error"),
         error_group=record.get("group"),
         attempts=tuple(history[-KEPT_ATTEMPTS:]),
+        first_due_at=waiting_since(enqueued_at, content.delay, content.run_at)
+        if content.delay or content.run_at
+        else None,
     )
 
 

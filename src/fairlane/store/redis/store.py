@@ -16,6 +16,7 @@ import msgspec
 
 from ...errors import InvalidInput, NotFound, QueueFull, SessionLost, StoreMissing
 from ...model.binding import Binding, Release
+from ...model.ended import EndedPage, check_ended
 from ...model.job import (
     MOST_JOBS_PER_CALL,
     Claimed,
@@ -44,6 +45,7 @@ from ..shared.claimed_jobs import fail_unreadable, log_lost
 from ..shared.token_rows import check_token, same_token, unknown_token
 from . import (
     encoding,
+    ended,
     health,
     reading,
     records,
@@ -168,12 +170,12 @@ class RedisStore:
         return [Enqueued(id, created, STATES[state]) for id, created, state in answer["answers"]]
 
     async def _enqueue_many(self, jobs: Sequence[NewJob]) -> dict[str, Any]:
-        bodies = [part for job in jobs for part in (encoding.content_of(job), job.headers or b"")]
+        parts = [part for job in jobs for part in (encoding.content_of(job), job.headers or b"")]
         asked = encode(encoding.requests_of(jobs))
         # Large calls of one event loop are sent one after the other, so that they arrive in the order of the calls.
         # Encoding is done before, while another call is in progress.
         async with self._lock("enqueue") if len(jobs) > MOST_AT_ONCE else nullcontext():
-            return await self._call("enqueue", asked, *bodies)
+            return await self._call("enqueue", asked, *parts)
 
     async def _room(self, where: dict[str, Any]) -> float | None:
         answer = await self._send("service", where["queue"], where["class"])
@@ -271,11 +273,10 @@ class RedisStore:
 
     async def promote(self, *, limit: int = 1_000, term: int | None = None) -> Promoted:
         answer = await self._pass("promote", limit, term)
+        # A number without a fraction comes as an integer.
+        next_due, late = (None if answer.get(key) is None else float(answer[key]) for key in ("next_due", "late"))
         return Promoted(
-            promoted=answer["promoted"],
-            expired=answer["expired"],
-            more=answer["more"],
-            next_due=answer.get("next_due"),
+            promoted=answer["promoted"], expired=answer["expired"], more=answer["more"], next_due=next_due, late=late
         )
 
     async def admit(self, *, limit: int = 1_000, term: int | None = None) -> Admitted:
@@ -297,8 +298,7 @@ class RedisStore:
     async def lead(self, session: str, *, lease: float, term: int | None = None) -> Term | None:
         check_key("session", session)
         check_seconds("lease", lease, least=0.05)
-        number = (await self._call("lead", session, repr(float(lease)), "" if term is None else term))["term"]
-        return Term(number=number, session=session, lease=lease, remaining=lease) if number else None
+        return records.term_of(await self._call("lead", session, repr(float(lease)), "" if term is None else term))
 
     async def resign(self, term: int) -> None:
         await self._call("resign", term)
@@ -366,6 +366,10 @@ class RedisStore:
         check_failures(queue, task)
         check_page(limit)
         return await reading.failures(self._functions, queue, task, limit)
+
+    async def ended(self, after: str | None, *, limit: int = 1_000) -> EndedPage:
+        check_ended(limit)
+        return await ended.read_ended(self._functions, after, limit)
 
     async def sessions(self) -> list[Session]:
         return await reading.sessions(self._functions)

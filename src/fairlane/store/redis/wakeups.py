@@ -17,7 +17,7 @@ from typing import Any
 
 from ..shared.notifier import COMMAND_SECONDS, CONNECT_SECONDS, Listeners, ServerNotifier
 from ..shared.subscriptions import NotifiedWakeups
-from ..shared.topics import EVERYTHING, Channels, by_kind
+from ..shared.topics import ABOUT_JOBS, EVERYTHING, Channels, by_kind
 from .address import Address
 from .connection import Connection, connect
 from .sentinels import Sentinels
@@ -160,9 +160,12 @@ class Notifier(ServerNotifier[PubSub]):
 
     SERVER = "Redis"
 
-    def __init__(self, connect: Connect, channels: Channels, listeners: Listeners) -> None:
+    def __init__(
+        self, connect: Connect, channels: Channels, listeners: Listeners, about_jobs: tuple[str, ...] = ABOUT_JOBS
+    ) -> None:
         super().__init__(channels, listeners)
         self._open_connection = connect
+        self._about_jobs = about_jobs
         self._sender = SENDER + secrets.token_hex(8)
         self._ping_at = 0.0
         self._also: frozenset[str] = frozenset()
@@ -185,7 +188,7 @@ class Notifier(ServerNotifier[PubSub]):
 
     def send(self, topics: Collection[str]) -> None:
         """Send these soon. They are dropped while the server is away."""
-        jobs, others = by_kind(topics)
+        jobs, others = by_kind(topics, self._about_jobs)
         with self._lock:
             if not self._away and not self._closing:
                 self._jobs.add(jobs)

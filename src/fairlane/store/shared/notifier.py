@@ -48,6 +48,22 @@ class Listeners(Protocol):
         """Return whether there are subscriptions to jobs, and to other topics."""
 
 
+class TopicNotifier(Protocol):
+    """What subscriptions need of a server."""
+
+    def send(self, topics: Collection[str]) -> None:
+        """Send topics soon. They are dropped while the server is away."""
+
+    def listens(self, *, jobs: bool, others: bool) -> bool:
+        """Return whether the server listens to these kinds of topics."""
+
+    def listen(self, *, jobs: bool, others: bool) -> bool:
+        """Listen to these kinds of topics. False: topics may be missed until `Listeners.wake_late` is called."""
+
+    def close(self) -> None:
+        """Send waiting topics for a limited time, and end. May be called twice."""
+
+
 class ServerNotifier(ABC, Generic[C]):
     """The connection of one store object, and its thread. Methods outside the section of the thread are thread-safe."""
 
@@ -65,8 +81,11 @@ class ServerNotifier(ABC, Generic[C]):
         self._jobs, self._others = Waiting(), Waiting()
         self._nudged = False
         self._closing = False
-        self._away = False
+        self._there = self._away = False
+        """Both are False until the first attempt to connect has ended."""
         self._callers: list[threading.Event] = []
+        self._silent = False
+        """Whether a caller has waited in vain, and no other needs to."""
         self._listening: frozenset[str] = frozenset()
         # Used by the thread only.
         self._task: asyncio.Task[None] | None = None
@@ -79,6 +98,11 @@ class ServerNotifier(ABC, Generic[C]):
     @abstractmethod
     def send(self, topics: Collection[str]) -> None:
         """Send topics soon. They are dropped while the server is away."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the server was reached, and is not known to be away since."""
+        return self._there
 
     def listens(self, *, jobs: bool, others: bool) -> bool:
         """Return whether the server listens to these kinds of topics."""
@@ -94,7 +118,8 @@ class ServerNotifier(ABC, Generic[C]):
                 return False
             self._callers.append(done)
             self._wake()
-        done.wait(LISTEN_SECONDS)
+        if not self._silent and not done.wait(LISTEN_SECONDS):
+            self._silent = True
         return self.listens(jobs=jobs, others=others)
 
     def close(self) -> None:
@@ -187,11 +212,12 @@ class ServerNotifier(ABC, Generic[C]):
         """Listen to channels that have subscriptions and that the server does not listen to yet."""
         with self._lock:
             callers, self._callers = self._callers, []
-            self._away = False
+            self._there, self._away = True, False
         try:
             new = self._wanted() - self._listening
             if new:
                 await self._subscribe(connection, new)
+            self._silent = False
         finally:
             for caller in callers:
                 caller.set()
@@ -239,6 +265,7 @@ class ServerNotifier(ABC, Generic[C]):
     def _lose(self) -> None:
         """Note that the connection is lost. Waiting topics are dropped."""
         with self._lock:
+            self._there = False
             self._away = self._missed = True
             self._listening = frozenset()
             self._jobs.take()

@@ -9,7 +9,8 @@ import msgspec
 
 from ...errors import InvalidInput
 from ...model.binding import Binding, BindingState
-from ...model.job import KEPT_ATTEMPTS, Attempt, Job, JobKind, Priority, Reason
+from ...model.ended import EndedJob
+from ...model.job import KEPT_ATTEMPTS, Attempt, Job, JobKind, Priority, Reason, waiting_since
 from ...model.retry import DEFAULT_BACKOFF, Backoff
 from ...model.schedule import Schedule, StoredSchedule, Timetable
 from ...model.session import worker_name
@@ -22,6 +23,8 @@ _attempts = msgspec.json.Decoder(list[Attempt])
 _backoff = msgspec.json.Decoder(Backoff)
 _timetable: msgspec.json.Decoder[Timetable] = msgspec.json.Decoder(Timetable)
 _encoder = msgspec.json.Encoder()
+_KINDS = {kind.value: kind for kind in JobKind}
+_REASONS = {reason.value: reason for reason in Reason}
 
 
 def decode_attempts(raw: bytes | str | None) -> list[Attempt]:
@@ -76,6 +79,8 @@ def _readable(row: tuple[Any, ...]) -> tuple[Any, ...]:
     replace(11, decode_backoff, None)
     replace(22, decode_attempts, None)
     replace(24, lambda reason: reason is None or Reason(reason), None)
+    for index in (44, 45):
+        replace(index, lambda seconds: 0.0 + (seconds or 0.0), None)
     return tuple(columns)
 
 
@@ -85,7 +90,7 @@ def _job_of(row: Iterable[Any]) -> Job:
         _seq, id, task, queue, kind, class_, lane, cost, payload, headers, retries, backoff, timeout, uniq, pool,
         sticky, direct, retry_of, parent, enqueued_at, expires_at, progress, attempts, final, reason, result, error,
         error_group, move, finished_at, live, inbox, due, cancel, suspect, arrival, attempt, fence, started_at,
-        refused, session, session_pool, session_index, session_host,
+        refused, session, session_pool, session_index, session_host, delay, run_at,
     ) = row  # fmt: skip
     history = decode_attempts(attempts)
     state = STATES[live if final is None else final]
@@ -145,6 +150,22 @@ def _job_of(row: Iterable[Any]) -> Job:
         error=error,
         error_group=error_group,
         attempts=tuple(history[-KEPT_ATTEMPTS:]),
+        first_due_at=waiting_since(enqueued_at, delay, run_at) if delay or run_at else None,
+    )
+
+
+def ended_of(row: Iterable[Any]) -> EndedJob:
+    """Return a job of the feed. A kind or a reason that cannot be read is replaced, so that its end is reported."""
+    id, task, queue, kind, state, reason, error, finished_at = row
+    return EndedJob(
+        id=id,
+        task=task,
+        queue=queue,
+        kind=_KINDS.get(kind, JobKind.JOB),
+        state=STATES[state],
+        reason=_REASONS.get(reason),
+        error=error,
+        finished_at=float(finished_at),
     )
 
 
@@ -158,20 +179,19 @@ def binding_of(row: Iterable[Any]) -> Binding:
 
 
 def schedules_of(rows: Iterable[Iterable[Any]]) -> list[StoredSchedule]:
-    """Return the schedules of rows, without those that this process cannot read."""
+    """Return the schedules of rows, without those that this process cannot read. The last column is the store's now."""
     found = []
-    for name, raw, job, stored_at, declared_at, last_slot in rows:
+    for name, raw, job, stored_at, declared_at, last_slot, now in rows:
         try:
             schedule = Schedule(name=name, timetable=_timetable.decode(raw), job=_bytes(job))
             times = [None if time is None else float(time) for time in (stored_at, declared_at, last_slot)]
         except (ValueError, TypeError):
             # Damaged, or stored by a process that knows more time zones.
             continue
-        found.append(
-            StoredSchedule(
-                schedule=schedule, stored_at=times[0] or 0.0, declared_at=times[1] or 0.0, last_slot=times[2]
-            )
+        stored = StoredSchedule(
+            schedule=schedule, stored_at=times[0] or 0.0, declared_at=times[1] or 0.0, last_slot=times[2], now=now
         )
+        found.append(stored)
     return found
 
 

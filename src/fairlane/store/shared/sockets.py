@@ -38,7 +38,7 @@ def notice_silence(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def hang_up(connection: socket.socket) -> None:
+def abort(connection: socket.socket) -> None:
     """Shut down a connection without its event loop."""
     # On a copy, because the sockets that uvloop returns cannot be shut down.
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as copy:

@@ -16,18 +16,20 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ...errors import InvalidInput
-from .notifier import ServerNotifier
-from .topics import EVERYTHING, KINDS, is_about_a_job
+from ..wakeups import Work
+from ..work import TopicWork
+from .notifier import TopicNotifier
+from .topics import ABOUT_JOBS, EVERYTHING, KINDS
 
 MOST_DELIVERED = 10_000
 """Topics kept between two waits; a subscription with a wildcard could otherwise be flooded."""
 logger = logging.getLogger("fairlane.store.wakeups")
 
 
-N = TypeVar("N", bound=ServerNotifier[Any])
+N = TypeVar("N", bound=TopicNotifier)
 
 
 class Subscriptions:
@@ -79,10 +81,18 @@ class NotifiedWakeups(Generic[N]):
 
     `make` creates the notifier, anew in each forked child. `listen=False` is for servers that cannot notify: then
     nothing leaves the process, and other processes rely on polling. `close` sends what is left for up to a second.
+    `about_jobs` are the first letters of the topics on the channel of jobs.
     """
 
-    def __init__(self, make: Callable[[Subscriptions], N], *, listen: bool = True) -> None:
+    def __init__(
+        self,
+        make: Callable[[Subscriptions], N],
+        *,
+        listen: bool = True,
+        about_jobs: tuple[str, ...] = ABOUT_JOBS,
+    ) -> None:
         self._make = make
+        self._about_jobs = about_jobs
         self._listen = listen
         self._closed = False
         self._of_parent: list[object] = []
@@ -120,12 +130,17 @@ class NotifiedWakeups(Generic[N]):
         """Return whether this object has subscriptions to other topics than jobs."""
         return self._subscriptions.wants()[1]
 
-    def subscribe(self, topics: Iterable[str], ring: Callable[[], None] | None = None) -> TopicSubscription:
+    def subscribe(self, topics: Iterable[str], on_delivery: Callable[[], None] | None = None) -> TopicSubscription:
         """Subscribe in the running event loop. A topic that ends in ``*`` stands for all topics with this prefix."""
         if self._closed:
             raise RuntimeError("the wake-ups were closed; open the store again")
         self._notice_fork()
-        return TopicSubscription(topics, self._subscriptions, self._notifier if self._listen else None, ring)
+        notifier = self._notifier if self._listen else None
+        return TopicSubscription(topics, self._subscriptions, notifier, on_delivery, self._about_jobs)
+
+    def work(self, queues: Iterable[str], on_delivery: Callable[[], None]) -> Work:
+        """Announce work to a worker of the running event loop."""
+        return TopicWork(self, queues, on_delivery)
 
     def close(self) -> None:
         """Close every subscription, send waiting topics and end the connection. May be called twice."""
@@ -156,11 +171,13 @@ class TopicSubscription:
         self,
         topics: Iterable[str],
         siblings: Subscriptions,
-        notifier: ServerNotifier[Any] | None,
-        ring: Callable[[], None] | None = None,
+        notifier: TopicNotifier | None,
+        on_delivery: Callable[[], None] | None = None,
+        about_jobs: tuple[str, ...] = ABOUT_JOBS,
     ) -> None:
+        self._about_jobs = about_jobs
         self._siblings = siblings
-        self._on_delivery = ring
+        self._on_delivery = on_delivery
         self._notifier = notifier
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
@@ -229,7 +246,7 @@ class TopicSubscription:
     def wake(self, *, jobs: bool, others: bool) -> None:
         """Deliver all topics of these kinds: any of them may have been published."""
         self._add(
-            [t for t in self._topics if t[0] == EVERYTHING or (jobs if is_about_a_job(t) else others)],
+            [t for t in self._topics if t[0] == EVERYTHING or (jobs if t.startswith(self._about_jobs) else others)],
         )
 
     def _add(self, found: Iterable[str]) -> None:
@@ -268,8 +285,8 @@ class TopicSubscription:
                 topic for topic in self._delivered if topic in wanted or topic.startswith(self._prefixes)
             }
             self._announced = bool(self._delivered)
-        self.jobs = any(is_about_a_job(topic) or topic[0] == EVERYTHING for topic in wanted)
-        self.others = any(not is_about_a_job(topic) for topic in wanted)
+        self.jobs = any(topic.startswith((*self._about_jobs, EVERYTHING)) for topic in wanted)
+        self.others = any(not topic.startswith(self._about_jobs) for topic in wanted)
         if self._notifier is None or self._closed or self._pid != os.getpid():
             return
         if not self._notifier.listen(jobs=self.jobs, others=self.others):

@@ -16,15 +16,14 @@ MOST_WAITING = 5_000
 """Most topics of one kind that wait to be sent."""
 
 
-def is_about_a_job(topic: str) -> bool:
-    """Return whether a topic belongs on the channel of jobs: a change of a job, or of places in its lane."""
-    return topic.startswith(("j", "p"))
+ABOUT_JOBS = ("j", "p")
+"""The first letters of topics about jobs: changes of a job, and of places in its lane."""
 
 
-def by_kind(topics: Collection[str]) -> tuple[list[str], list[str]]:
+def by_kind(topics: Collection[str], about_jobs: tuple[str, ...] = ABOUT_JOBS) -> tuple[list[str], list[str]]:
     """Return the topics about jobs, and the others."""
-    jobs = [topic for topic in topics if is_about_a_job(topic)]
-    others = [topic for topic in topics if not is_about_a_job(topic)] if len(jobs) < len(topics) else []
+    jobs = [topic for topic in topics if topic.startswith(about_jobs)]
+    others = [topic for topic in topics if not topic.startswith(about_jobs)] if len(jobs) < len(topics) else []
     return jobs, others
 
 
@@ -33,10 +32,6 @@ class Channels(NamedTuple):
 
     jobs: str
     others: str
-
-    def carrying(self, topic: str) -> str:
-        """Return the channel of a topic."""
-        return self.jobs if is_about_a_job(topic) else self.others
 
     def of_kinds(self, *, jobs: bool, others: bool) -> frozenset[str]:
         """Return the channels of these kinds of topics."""

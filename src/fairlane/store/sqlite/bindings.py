@@ -1,7 +1,7 @@
 """Sticky keys: binding them to workers, draining and releasing them, and losing them with their worker.
 
-`place` decides the inbox and the gate of a job before it arrives. The clean-up of a binding waits behind the gate
-CLEANUP until the binding has no other job; jobs that arrive while it runs wait behind the same gate.
+`assign_worker` decides the inbox and the gate of a job before it arrives. The clean-up of a binding waits behind the
+gate CLEANUP until the binding has no other job; jobs that arrive while it runs wait behind the same gate.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class OpenBinding(msgspec.Struct):
     cleanup: int | None
 
 
-def place(step: Step, e: JobRecord, end: End) -> None:
+def assign_worker(step: Step, e: JobRecord, end: End) -> None:
     """Set the inbox and the gate of a job that arrives. The caller saves it."""
     e.gate = UNGATED
     if e.kind == JobKind.CLEANUP:
@@ -164,7 +164,7 @@ def release(step: Step, pool: str, key: str, store_cleanup: Callable[[OpenBindin
 
 
 def lose(step: Step, pool: str, index: int, end: End) -> int:
-    """Close the bindings of a lost worker, cancel their clean-ups, and place their waiting jobs anew."""
+    """Close the bindings of a lost worker, cancel their clean-ups, and assign their waiting jobs to workers again."""
     lost = [OpenBinding(*row) for row in step.all("bindings_of_worker", pool, index)]
     for binding in lost:
         step.run("binding_close", "lost", step.now, 0, binding.seq)
@@ -174,19 +174,19 @@ def lose(step: Step, pool: str, index: int, end: End) -> int:
                 if e.state != RUNNING:
                     end(step, e, JobState.CANCELLED, Reason.WORKER_LOST)
             elif e.state == PENDING:
-                replace(step, e, end)
+                reassign_worker(step, e, end)
             elif e.state != RUNNING:
-                # A scheduled job is placed when it arrives.
+                # A scheduled job is assigned to a worker when it arrives.
                 e.binding, e.inbox = None, ""
                 step.save(e)
     return len(lost)
 
 
-def replace(step: Step, e: JobRecord, end: End) -> None:
-    """Place a pending job anew. It keeps its arrival and its grant."""
+def reassign_worker(step: Step, e: JobRecord, end: End) -> None:
+    """Move a pending job to where it belongs now. It keeps its arrival and its grant."""
     fair_order.withdraw(step, e)
     e.binding = None
-    place(step, e, end)
+    assign_worker(step, e, end)
     if e.gate == UNGATED and e.granted:
         fair_order.enter(step, e)
     elif e.granted and e.lane is not None:
@@ -199,7 +199,7 @@ def bind_unbound(step: Step, pool: str, limit: int, end: End) -> int:
     bound = 0
     for row in step.all("records_unbound", f"{pool}/", limit):
         e = job_record_of(row)
-        place(step, e, end)
+        assign_worker(step, e, end)
         if e.gate == UNBOUND:
             break
         if e.gate == UNGATED:

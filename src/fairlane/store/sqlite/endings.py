@@ -79,7 +79,7 @@ def end(step: Step, e: JobRecord, state: JobState, reason: Reason | None = None,
         "outcome_insert", e.seq, e.queue, FINAL_CODES[state], reason_value(reason), ending.result, ending.error,
         ending.group,
         e.session if ending.move else None, MOVE_CODES[ending.move] if ending.move else None, e.arrival, e.attempt,
-        e.fence, e.started_at, step.now, e.refused,
+        e.fence, e.started_at, step.now, e.refused, step.next_ending(FINAL_CODES[state]),
     )  # fmt: skip
     step.run("active_job_delete", e.seq)
     count_final(step, e.queue, e.class_, e.state, FINAL_CODES[state])
@@ -164,7 +164,7 @@ def _requeue(step: Step, e: JobRecord, delay: float, *, keep_arrival: bool, inbo
             lane.granted -= granted
             lane_limits.grant_free_places(step, lane)
     if delay <= 0:
-        bindings.place(step, e, end)
+        bindings.assign_worker(step, e, end)
         if inbox is not None:
             e.inbox = inbox
         if keeps_place:
@@ -190,7 +190,7 @@ def promote(step: Step, e: JobRecord) -> None:
 
 def admit(step: Step, e: JobRecord) -> None:
     """Assign a pending job its binding, its arrival and its place. The caller saves it."""
-    bindings.place(step, e, end)
+    bindings.assign_worker(step, e, end)
     if e.lane is not None and e.granted:
         lane_limits.resume(step, e)
     elif e.lane is None:
@@ -292,7 +292,7 @@ def offer_again(step: Step, limit: int) -> int:
         step.run("declined_offered", seq)
         e = step.active_job(seq)
         if e is not None and e.state == PENDING and e.inbox.startswith(UNKNOWN):
-            bindings.replace(step, e, end)
+            bindings.reassign_worker(step, e, end)
     return len(over)
 
 

@@ -68,7 +68,7 @@ def _known(step: Step, ids: list[str]) -> dict[str, tuple[JobState, bytes]]:
     wanted = json_texts(ids)
     known = {}
     for id, final, state, *content in step.all("jobs_known", wanted):
-        known[id] = (STATES[state if final is None else final], fingerprint_of(content))
+        known[id] = (STATES[state if final is None else final], stored_fingerprint(content))
     for id, digest, state in step.all("reserved_ids", wanted, step.now):
         known[id] = (STATES[state], digest)
     return known
@@ -76,7 +76,7 @@ def _known(step: Step, ids: list[str]) -> dict[str, tuple[JobState, bytes]]:
 
 def fingerprint(job: NewJob) -> bytes:
     """Return a digest of what makes two requests the same. Headers are not part of it: a repetition has a new trace."""
-    return fingerprint_of(
+    return _digest(
         (
             job.task, job.queue, job.kind.value, int(job.priority), job.lane, float(job.cost), job.payload, job.retries,
             encode_backoff(job.backoff), job.timeout, job.unique, job.pool, job.sticky, job.worker, job.retry_of,
@@ -85,8 +85,19 @@ def fingerprint(job: NewJob) -> bytes:
     )  # fmt: skip
 
 
-def fingerprint_of(content: Sequence[Any]) -> bytes:
-    """Return the same digest from the columns of a stored job."""
+def stored_fingerprint(row: Sequence[Any]) -> bytes:
+    """Return the same digest from the `fingerprint_columns` of a stored job, as it was enqueued."""
+    *content, replaced = row
+    return _digest(content) if replaced is None else replaced
+
+
+def replace_payload(step: Step, seq: int, payload: bytes) -> None:
+    """Replace the payload of a job. Its id still stands for the content that was enqueued."""
+    row = step.one("job_content", seq)
+    step.run("job_payload", payload, stored_fingerprint(row), seq)
+
+
+def _digest(content: Sequence[Any]) -> bytes:
     numbers = [float(value) if isinstance(value, float | int) else value for value in content]
     return blake2b(msgspec.msgpack.encode(numbers), digest_size=16).digest()
 
@@ -294,9 +305,12 @@ def promote(step: Step, limit: int) -> Promoted:
     for lane in sorted(lanes):
         lane_limits.grant_free_places(step, step.lane(lane))
     promoted = 0
+    late: float | None = None
     for class_ in range(3):
         rows = step.all("records_due", class_, step.now, limit - promoted)
         due = sorted(map(job_record_of, rows), key=lambda e: (e.due, str(e.id)))
+        if due and due[0].due is not None:
+            late = max(late or 0.0, step.now - due[0].due)
         for e in due:
             endings.promote(step, e)
         promoted += len(due)
@@ -310,6 +324,7 @@ def promote(step: Step, limit: int) -> Promoted:
         expired=len(expired),
         more=limit in (len(expired), promoted, closed),
         next_due=max(0.0, min(next_due) - step.now) if next_due else None,
+        late=late,
     )
 
 

@@ -273,12 +273,12 @@ def _described(pid: int) -> str:
     words: list[str] = []
     stopped = ""
     with contextlib.suppress(OSError):
-        place = Path(f"/proc/{pid}")
-        for word in place.joinpath("cmdline").read_text(errors="replace").split("\0")[:MOST_WORDS]:
+        process = Path(f"/proc/{pid}")
+        for word in process.joinpath("cmdline").read_text(errors="replace").split("\0")[:MOST_WORDS]:
             if not word.isprintable() or word.startswith("--") or "://" in word or "=" in word:
                 break
             words.append(word)
-        if place.joinpath("stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt":
+        if process.joinpath("stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt":
             stopped = ", which is stopped"
     command = " ".join(words).strip()[:80]
     return f"process {pid}{f' ({command})' if command else ''}{stopped}"

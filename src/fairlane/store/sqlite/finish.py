@@ -104,6 +104,7 @@ class _PlainEndings:
                 (
                     seq, queue, code, reason_value(t.reason), t.result, t.error, t.error_group, session,
                     move, arrival, attempt, fence, started_at, self.step.now, refused,
+                    self.step.next_ending(code),
                 )
             )  # fmt: skip
         self.gone.append(seq)
@@ -151,6 +152,8 @@ def _apply(step: Step, e: JobRecord, t: Transition, holder: ClaimHolder) -> JobS
         endings.record(step, e, holder, move.value, state, reason, t.error)
         if move is Move.SNOOZE:
             e.attempt -= 1
+        if t.payload is not None:
+            enqueue.replace_payload(step, e.seq, t.payload)
         endings.reschedule(step, e, t.delay, crashed=reason is Reason.CRASHED)
         return state
     state = _FINAL[move]
@@ -213,17 +216,20 @@ def progress(step: Step, session_id: str, reports: Sequence[tuple[Held, bytes]])
 
 def cancel(step: Step, ids: Sequence[str]) -> list[JobState]:
     """Cancel jobs; none is cancelled if one of them is unknown."""
-    found = dict(step.all("job_states", json_texts(ids)))
+    kinds = {id: kind for id, kind, _ in step.all("job_states", json_texts(ids))}
     for id in ids:
-        if id not in found:
+        if id not in kinds:
             raise NotFound(f"there is no job {id!r}")
-    return [_cancel_one(step, id) for id in ids]
+    # The end of another job would grant its place of a lane to a turn that waits for it, which would start at once.
+    turns_first = sorted(ids, key=lambda id: kinds[id] != JobKind.TURN)
+    states = {id: _cancel_one(step, id) for id in turns_first}
+    return [states[id] for id in ids]
 
 
 def _cancel_one(step: Step, id: str) -> JobState:
     row = step.one("record_by_id", id)
     if row is None:
-        [(_, state)] = step.all("job_states", json_texts([id]))
+        [(_, _, state)] = step.all("job_states", json_texts([id]))
         return STATES[state]
     return cancel_job(step, job_record_of(row))
 

@@ -10,7 +10,7 @@ from ...model.job import JobState, check_ids
 from ...model.maintenance import Pruned, Recount, Retention
 from ..codes import FINAL_CODES
 from . import endings, lane_limits
-from .enqueue import fingerprint_of
+from .enqueue import stored_fingerprint
 from .records import json_texts
 from .step import Step
 
@@ -63,7 +63,7 @@ def _forget_job(
 ) -> None:
     until = finished_at + (keep.id_seconds if retry_of is None else keep.retry_id_seconds)
     if until > step.now:
-        step.run("reserved_id_put", id, fingerprint_of(content), code, until)
+        step.run("reserved_id_put", id, stored_fingerprint(content), code, until)
     step.run("outcome_delete", seq)
     step.run("job_delete", seq)
 

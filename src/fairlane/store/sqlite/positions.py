@@ -26,6 +26,9 @@ from .reading import View, is_task_known, median_seconds, workers_of
 from .records import JobRecord, job_record_of, json_texts
 
 FAR = 2**62
+LaneCounts = dict[tuple[int, str, int | None], tuple[int, int, int]]
+"""The waiting jobs of each class of the lanes that were counted in one call: jobs of one lane are often asked for
+together, and all jobs of a lane are many. In an ordered lane, which has one line, they are all in the first number."""
 
 
 def read_positions(view: View, ids: Sequence[str]) -> list[JobPosition | None]:
@@ -33,6 +36,7 @@ def read_positions(view: View, ids: Sequence[str]) -> list[JobPosition | None]:
     settings = view.settings()
     records = {e.id: e for e in map(job_record_of, view.all("records_by_ids", json_texts(ids)))}
     queues: dict[int, QueueSnapshot] = {}
+    lanes: LaneCounts = {}
     answers: list[JobPosition | None] = []
     for id in ids:
         e = records.get(id)
@@ -43,7 +47,7 @@ def read_positions(view: View, ids: Sequence[str]) -> list[JobPosition | None]:
         if queue is None:
             name, _, stored = settings[e.queue]
             queue = queues[e.queue] = _queue_snapshot(view, e.queue, name, stored.settings)
-        answers.append(job_position(_JobCounter(view, e, queue).waiting_job(), queue, view.now))
+        answers.append(job_position(_JobCounter(view, e, queue, lanes).waiting_job(), queue, view.now))
     return answers
 
 
@@ -64,10 +68,11 @@ def _queue_snapshot(view: View, number: int, name: str, settings: QueueSettings)
 class _JobCounter:
     """Counts what matters for the position of one job."""
 
-    def __init__(self, view: View, e: JobRecord, queue: QueueSnapshot) -> None:
+    def __init__(self, view: View, e: JobRecord, queue: QueueSnapshot, lanes: LaneCounts) -> None:
         self.view = view
         self.e = e
         self.queue = queue
+        self.lanes = lanes
         self.ordered = e.lane is not None and terms(queue.settings, e.lane_key).ordered
 
     def waiting_job(self) -> WaitingJob:
@@ -110,25 +115,31 @@ class _JobCounter:
             declined=declined,
             awaited_task=awaited_task,
             known=not declined or is_task_known(view, e.task, self.queue.name, e.inbox),
-            line=None if place is None or e.kind == JobKind.TURN else _competing_lanes(view, e, own),
+            competing=None if place is None or e.kind == JobKind.TURN else _competing_lanes(view, e, own),
         )
 
     def _places(self) -> tuple[int, int, int]:
         """Return its place among the waiting jobs of its lane, their number, and how many of its class are ahead."""
-        before = self._count(self._before())
-        total = self._count(dict.fromkeys(range(3), FAR))
-        own = before
-        if not self.ordered and self.e.class_ > 0:
-            own -= self._count(dict.fromkeys(range(self.e.class_), FAR))
-        return before + 1, total, own
-
-    def _before(self) -> dict[int, int]:
-        """Return up to which arrival the jobs of each class are ahead of this one in its lane."""
         e = self.e
         assert e.arrival is not None
+        counts = self._counts()
         if self.ordered:
-            return dict.fromkeys(range(3), e.arrival)
-        return dict.fromkeys(range(e.class_), FAR) | {e.class_: e.arrival}
+            own = before = self._count(dict.fromkeys(range(3), e.arrival))
+        else:
+            own = self._count({e.class_: e.arrival})
+            before = sum(counts[: e.class_]) + own
+        return before + 1, sum(counts), own
+
+    def _counts(self) -> tuple[int, int, int]:
+        key = (self.e.queue, self.e.flow_key, self.e.lane)
+        found = self.lanes.get(key)
+        if found is None:
+            if self.ordered:
+                found = (self._count(dict.fromkeys(range(3), FAR)), 0, 0)
+            else:
+                found = (self._count({0: FAR}), self._count({1: FAR}), self._count({2: FAR}))
+            self.lanes[key] = found
+        return found
 
     def _count(self, bounds: dict[int, int]) -> int:
         """Count the waiting jobs of the lane: of each class, those up to an arrival."""

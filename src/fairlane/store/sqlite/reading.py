@@ -268,7 +268,7 @@ def leader(view: View) -> Term | None:
 
 def schedules(view: View) -> list[StoredSchedule]:
     """Return every schedule, by name."""
-    return schedules_of(view.all("schedules_read"))
+    return schedules_of(view.all("schedules_read", view.now))
 
 
 def workers_of(queries: Queries, queue: str, inbox: str = "") -> list[Worker]:

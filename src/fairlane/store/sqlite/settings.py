@@ -99,14 +99,15 @@ def lead(step: Step, session: str, lease: float, term: int | None) -> Term | Non
     check_key("session", session)
     check_seconds("lease", lease, least=0.05)
     row = step.one("leader")
-    over = row is None or row[1] is None or lease_left(row[4], row[3], row[2], step.mono, step.boot) <= 0
+    left = 0.0 if row is None or row[1] is None else lease_left(row[4], row[3], row[2], step.mono, step.boot)
+    over = left <= 0
     if term is None:
         if over:
             number = 1 if row is None else row[0] + 1
         elif row[1] == session:
             number = row[0]  # it already leads: the answer to its call was lost
         else:
-            return None
+            return Term(number=row[0], session=row[1], lease=row[2], remaining=left)
     else:
         if over or row[0] != term or row[1] != session:
             return None

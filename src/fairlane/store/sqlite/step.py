@@ -18,7 +18,7 @@ from ...errors import TermLost
 from ...model.lanes import LaneTerms
 from ...model.settings import QueueSettings
 from ..clock import Clock
-from ..codes import RUNNING
+from ..codes import COMPLETED, RUNNING
 from .records import SQL, JobRecord, Queue, QueueCache, job_record_of, lease_left
 
 SLOTLESS = 3
@@ -72,6 +72,7 @@ class Step:
         self.topics: set[str] = set()
         self._fresh = False
         self._arrival: int | None = None
+        self._ending: int | None = None
         self._counts: dict[tuple[int, int], list[int]] = {}
         self._domains: dict[tuple[int, int, str], Domain] = {}
         self._flows: dict[tuple[int, int, str, str], Flow] = {}
@@ -229,6 +230,15 @@ class Step:
         self._arrival += 1
         return self._arrival
 
+    def next_ending(self, code: int) -> int | None:
+        """Return the next number in the order of ends for a job that ends in this state; None for a completed job."""
+        if code == COMPLETED:
+            return None
+        if self._ending is None:
+            self._ending = self.one("ending_get")[0]
+        self._ending += 1
+        return self._ending
+
     def active_job(self, seq: int) -> JobRecord | None:
         """Return an active job, or None if it is final or unknown."""
         row = self.one("record_by_seq", seq)
@@ -271,6 +281,9 @@ class Step:
         if self._arrival is not None:
             self.run("arrival_set", self._arrival)
             self._arrival = None
+        if self._ending is not None:
+            self.run("ending_set", self._ending)
+            self._ending = None
         self.flush_counts()
         flows = [(f.finish, f.tag, f.head, f.id) for f in self._flow_ids.values() if f.dirty]
         if flows:

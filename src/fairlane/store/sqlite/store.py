@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from ...errors import StoreError, StoreMissing
 from ...model.binding import Binding, Release
+from ...model.ended import EndedPage, check_ended
 from ...model.job import Claimed, Enqueued, Held, Job, JobState, NewJob, Verdict
 from ...model.listings import FailureGroup, LaneListing, LanePage, LanesCursor, LineCursor, check_failures, check_lane
 from ...model.maintenance import Admitted, Promoted, Pruned, Recount, Rescued, Retention
@@ -29,6 +30,7 @@ from ..shared.token_rows import check_token, token_of
 from . import claim as claims
 from . import (
     database,
+    ended,
     enqueue,
     finish,
     listings,
@@ -244,6 +246,10 @@ class SqliteStore:
         check_failures(queue, task)
         check_page(limit)
         return await self._read(lambda view: listings.failures(view, queue, task, limit))
+
+    async def ended(self, after: str | None, *, limit: int = 1_000) -> EndedPage:
+        check_ended(limit)
+        return await self._read(lambda view: ended.read_ended(view, after, limit))
 
     async def sessions(self) -> list[Session]:
         return await self._read(reading.sessions)

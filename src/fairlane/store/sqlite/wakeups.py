@@ -27,6 +27,7 @@ from pathlib import Path
 
 from ...errors import InvalidInput
 from ..per_process import PerProcess
+from ..work import TopicWork
 
 KINDS = "jlpqsw"
 """The first letters of job, leader, place, queue, session and worker: what a topic can be about."""
@@ -108,13 +109,17 @@ class DatagramWakeups:
         except (OSError, ValueError):
             return
 
-    def subscribe(self, topics: Iterable[str], ring: Callable[[], None] | None = None) -> DatagramSubscription:
+    def subscribe(self, topics: Iterable[str], on_delivery: Callable[[], None] | None = None) -> DatagramSubscription:
         """Subscribe in the running event loop. A topic that ends in ``*`` stands for all topics with this prefix."""
         if self._closed:
             raise RuntimeError("the wake-ups were closed; open the store again")
-        subscription = DatagramSubscription(self._directory, topics, self._subscriptions, ring)
+        subscription = DatagramSubscription(self._directory, topics, self._subscriptions, on_delivery)
         self._subscriptions.add(subscription)
         return subscription
+
+    def work(self, queues: Iterable[str], on_delivery: Callable[[], None]) -> TopicWork:
+        """Announce work to a worker of the running event loop."""
+        return TopicWork(self, queues, on_delivery)
 
     def close(self) -> None:
         """Close every subscription and stop sending. Closing twice is harmless."""
@@ -200,9 +205,9 @@ class DatagramSubscription:
         directory: str,
         topics: Iterable[str],
         siblings: set[DatagramSubscription],
-        ring: Callable[[], None] | None = None,
+        on_delivery: Callable[[], None] | None = None,
     ) -> None:
-        self._on_delivery = ring
+        self._on_delivery = on_delivery
         self._directory = directory
         self._siblings = siblings
         self._loop = asyncio.get_running_loop()

@@ -1,7 +1,7 @@
 -- The delay before a retry.
 
--- What is wrong with a policy, NULL when nothing is. A job whose policy cannot be read waits by the usual one after a crash, and
--- ends with its next claim.
+-- The error in a back-off policy; NULL for a valid one. After a crash, a job whose policy cannot be read waits by the default
+-- policy, and its next claim fails it.
 CREATE FUNCTION fairlane.backoff_problem(p_backoff bytea) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     v_policy jsonb;
@@ -26,8 +26,8 @@ EXCEPTION WHEN data_exception THEN
     RETURN 'is not JSON';
 END $$;
 
--- Seconds to wait after the `p_attempt`-th charged run: between 0 and base * factor ^ (attempt - 1), at most `most`; without
--- jitter the whole of it. What leaves the range of floats is far beyond the cap, or nothing at all.
+-- Seconds to wait after the `p_attempt`-th charged run: a random part of base * factor ^ (attempt - 1), capped at `most`; all
+-- of it without jitter. A power outside the range of floats is either far above the cap or 0.
 CREATE FUNCTION fairlane.backoff_delay(p_backoff bytea, p_attempt integer, p_draw double precision) RETURNS double precision
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE

@@ -1,11 +1,12 @@
 -- Sticky keys: binding them to workers, draining and releasing them, and losing them with their worker.
 --
--- `place` decides where a job goes, before it arrives. A binding's clean-up waits behind its gate (GATE.CLEANUP) until it is alone;
--- jobs that come while it runs wait behind the same gate. Everything here runs under the lock of its pool, and under those
--- of the queues its jobs are in; see `lock_for`.
+-- `assign_worker` decides where a job goes, before it arrives. A binding's clean-up waits behind its gate (GATE.CLEANUP) until it is
+-- alone; jobs that arrive while it runs wait behind the same gate. Everything here runs under the lock of the pool, and under
+-- the locks of the queues that its jobs are in; see `lock_for`.
 
--- Lock what the end or the admission of jobs may touch: their queues, and for what is bound to a worker its pool and the
--- queues of its clean-up and of what waits behind that. Those are looked up under the pool's lock: they change only under it.
+-- Lock what ending or admitting these jobs may touch: their queues, and for bound jobs their pool and the queues of the
+-- clean-up and of the jobs that wait behind it. Those queues are looked up under the pool's lock, because they change only
+-- under it.
 CREATE FUNCTION fairlane.lock_for(p_seqs bigint[], p_queues integer[] DEFAULT '{}') RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_pools text[];
@@ -20,14 +21,14 @@ BEGIN
     PERFORM fairlane.lock_some('{}', v_queues || p_queues);
 END $$;
 
--- The same for what is bound, without waiting: true when all of it was free.
+-- The same for bound jobs, without waiting: true if all locks were free.
 CREATE FUNCTION fairlane.try_lock_for(p_seqs bigint[]) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     RETURN fairlane.try_lock('{}', ARRAY(SELECT DISTINCT j.pool FROM fairlane.job j WHERE j.seq = ANY (p_seqs) AND j.sticky IS NOT NULL))
         AND fairlane.try_lock(fairlane.bound_queues(p_seqs));
 END $$;
 
--- The queues of the clean-up of what is bound, and of what waits behind that. The caller holds the locks of their pools.
+-- The queues of the clean-ups of bound jobs, and of the jobs that wait behind those. The caller holds the locks of their pools.
 CREATE FUNCTION fairlane.bound_queues(p_seqs bigint[]) RETURNS integer[] LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ARRAY(
@@ -40,14 +41,14 @@ BEGIN
         WHERE j.seq = ANY (p_seqs) AND j.sticky IS NOT NULL);
 END $$;
 
--- Whether a place in a pool has a worker, or one that may come back to it within its lease.
+-- Whether an index of a pool has a worker, or one that may come back to it within its lease.
 CREATE FUNCTION fairlane.served(p_pool text, p_index integer, m fairlane.moment) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT 1 FROM fairlane.session s WHERE s.pool = p_pool AND s.idx = p_index AND s.idx IS NOT NULL
         AND (s.state IN ('live', 'stopping') OR (s.state = 'ended' AND s.named AND s.expires > m.lease)))
 $$;
 
 -- Decide the inbox and the gate of a job that arrives. The caller saves it.
-CREATE FUNCTION fairlane.place(l fairlane.active_job, m fairlane.moment) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.assign_worker(l fairlane.active_job, m fairlane.moment) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
 DECLARE
     j record;
     b fairlane.binding;
@@ -66,7 +67,7 @@ BEGIN
         RETURN l;
     END IF;
     IF l.binding IS NOT NULL THEN
-        -- It comes back (a retry, a rescue) and belongs to its binding still: that is no late job.
+        -- The job comes back (a retry, a rescue) and still belongs to its binding: it does not reopen it.
         SELECT * INTO b FROM fairlane.binding x WHERE x.seq = l.binding AND x.closed_at IS NULL;
         IF FOUND THEN
             l.inbox := b.pool || '/' || b.idx;
@@ -97,8 +98,8 @@ BEGIN
     UPDATE fairlane.binding SET used_at = m.now WHERE seq = p_binding AND used_at < m.now - 60;
 END $$;
 
--- Bind a key to the live worker with the fewest open bindings, and of those the lowest index; nothing (a NULL number) when
--- the pool has none. A binding that drains is about to leave: it does not count.
+-- Bind a key to the live worker with the fewest open bindings, and among those to the lowest index. Returns a NULL number if
+-- the pool has no live worker. A draining binding is about to be released and does not count.
 CREATE FUNCTION fairlane.bind(p_pool text, p_key text, m fairlane.moment) RETURNS fairlane.binding LANGUAGE plpgsql AS $$
 DECLARE
     b fairlane.binding;
@@ -112,13 +113,14 @@ BEGIN
     RETURN b;
 END $$;
 
--- A late job. Before the clean-up has started it cancels it and opens the binding; afterwards (false) it waits behind it.
+-- A job arrives for a draining binding. Before the clean-up has started, the job cancels it and reopens the binding; afterwards
+-- (false) the job waits behind it.
 CREATE FUNCTION fairlane.reopen(b fairlane.binding, m fairlane.moment) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     c fairlane.active_job;
 BEGIN
     SELECT * INTO c FROM fairlane.active_job x WHERE x.seq = b.cleanup;
-    -- Once claimed it counts as started, even if it was handed back since: jobs may wait behind it already.
+    -- Once claimed, the clean-up counts as started even if it was handed back: jobs may already wait behind it.
     IF c.fence > 0 THEN
         RETURN false;
     END IF;
@@ -129,7 +131,7 @@ BEGIN
     RETURN true;
 END $$;
 
--- A job of a binding is final, or has left it: the binding may go on with its release.
+-- A job of a binding is final, or has left it: the release may continue.
 CREATE FUNCTION fairlane.used(p_binding bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     b fairlane.binding;
@@ -149,7 +151,7 @@ CREATE FUNCTION fairlane.busy(b fairlane.binding) RETURNS boolean LANGUAGE sql S
     SELECT EXISTS (SELECT 1 FROM fairlane.job_extra x WHERE x.binding = b.seq AND x.seq IS DISTINCT FROM b.cleanup)
 $$;
 
--- Take a draining binding as far as it can go; true when it is released.
+-- Advance a draining binding as far as possible; true when it is released.
 CREATE FUNCTION fairlane.drain(b fairlane.binding, m fairlane.moment) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     c fairlane.active_job;
@@ -182,7 +184,7 @@ BEGIN
     END IF;
     v_held := ARRAY(SELECT x.seq FROM fairlane.job_extra x WHERE x.binding = b.seq AND x.gate = GATE.CLEANUP ORDER BY x.arrival);
     IF cardinality(v_held) > 0 THEN
-        -- Jobs came while it ran: the binding is open again for them.
+        -- Jobs arrived while the clean-up ran: reopen the binding for them.
         UPDATE fairlane.binding SET state = 'open', cleanup = NULL, used_at = m.now, cleanup_failed = p_state <> STATE.COMPLETED
         WHERE seq = b.seq;
         FOREACH v_seq IN ARRAY v_held LOOP
@@ -190,7 +192,7 @@ BEGIN
             PERFORM fairlane.save(fairlane.ungate(w, m));
         END LOOP;
     ELSIF fairlane.busy(b) THEN
-        -- It was cancelled before its turn came: the release goes on without it.
+        -- The clean-up was cancelled before it could start: the release continues without it.
         UPDATE fairlane.binding SET cleanup = NULL WHERE seq = b.seq;
     ELSE
         UPDATE fairlane.binding SET state = 'released', closed_at = m.now, cleanup_failed = cleanup_failed OR p_state <> STATE.COMPLETED
@@ -198,7 +200,7 @@ BEGIN
     END IF;
 END $$;
 
--- A worker is gone: close its bindings as lost, cancel their clean-ups, and place their waiting jobs anew. Returns how many
+-- A worker is gone: close its bindings as lost, cancel their clean-ups, and assign their waiting jobs to workers again. Returns how many
 -- bindings were closed.
 CREATE FUNCTION fairlane.lose(p_pool text, p_index integer, m fairlane.moment) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
@@ -214,16 +216,16 @@ BEGIN
     SELECT coalesce(array_agg(c.seq ORDER BY c.seq), '{}') INTO v_lost FROM closed c;
     FOREACH v_binding IN ARRAY v_lost LOOP
         FOR v_seq IN SELECT x.seq FROM fairlane.job_extra x WHERE x.binding = v_binding ORDER BY x.arrival LOOP
-            -- Read now: what was placed before it may have changed it.
+            -- Read here, because placing an earlier job may have changed this one.
             SELECT * INTO l FROM fairlane.active_job x WHERE x.seq = v_seq AND x.state <> STATE.RUNNING;
             IF NOT FOUND THEN
                 CONTINUE;
             ELSIF l.kind = KIND.CLEANUP THEN
                 PERFORM fairlane.end_job(l, STATE.CANCELLED::smallint, 'worker_lost', NULL, NULL, NULL, NULL, m);
             ELSIF l.state = STATE.PENDING THEN
-                PERFORM fairlane.replace_job(l, m);
+                PERFORM fairlane.reassign_worker(l, m);
             ELSE
-                -- It waits for its retry, and is placed when it arrives.
+                -- The job waits for its retry, and is placed when it arrives.
                 l.binding := NULL;
                 l.inbox := '';
                 PERFORM fairlane.save(l);
@@ -234,11 +236,11 @@ BEGIN
 END $$;
 
 -- Move a pending job to where it belongs now. It keeps its arrival and its grant.
-CREATE FUNCTION fairlane.replace_job(l fairlane.active_job, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fairlane.reassign_worker(l fairlane.active_job, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     l := fairlane.withdraw(l);
     l.binding := NULL;
-    l := fairlane.place(l, m);
+    l := fairlane.assign_worker(l, m);
     IF l.gate = GATE.NONE AND l.granted THEN
         l := fairlane.enter(l, m);
     ELSIF l.granted AND l.lane IS NOT NULL THEN
@@ -252,7 +254,7 @@ CREATE FUNCTION fairlane.unbound(p_pool text, p_limit integer) RETURNS bigint[] 
     SELECT ARRAY(SELECT x.seq FROM fairlane.job_extra x WHERE x.gate = GATE.UNBOUND AND x.inbox = p_pool || '/' ORDER BY x.arrival LIMIT p_limit)
 $$;
 
--- Bind them, now that their pool has a live worker. Returns how many were bound.
+-- Bind unbound jobs whose pool has a live worker now. Returns how many were bound.
 CREATE FUNCTION fairlane.bind_unbound(p_seqs bigint[], m fairlane.moment) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     l fairlane.active_job;
@@ -262,7 +264,7 @@ BEGIN
     FOREACH v_seq IN ARRAY p_seqs LOOP
         SELECT * INTO l FROM fairlane.active_job x WHERE x.seq = v_seq AND x.gate = GATE.UNBOUND;
         CONTINUE WHEN NOT FOUND;
-        l := fairlane.place(l, m);
+        l := fairlane.assign_worker(l, m);
         CONTINUE WHEN l.gate = GATE.UNBOUND;
         IF l.gate = GATE.NONE THEN
             l := fairlane.ungate(l, m);
@@ -273,8 +275,8 @@ BEGIN
     RETURN v_bound;
 END $$;
 
--- The next job that can run with the place of an unordered lane that this one holds and cannot use; NULL when there is none,
--- or it can start.
+-- A job (`p_seq`) holds a place of an unordered lane but cannot start: the next waiting job that could use the place. NULL if
+-- there is none, or if the holder can start.
 CREATE FUNCTION fairlane.could_use_place_of(p_seq bigint, m fairlane.moment) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     h fairlane.active_job;
@@ -322,8 +324,8 @@ BEGIN
     RETURN v_drained;
 END $$;
 
--- Begin, or find begun, the release of a key. `p_id` NULL: without a clean-up; a clean-up that is known already is not
--- stored again, and `answer` says where the release stands: nothing, draining or released.
+-- Start releasing a sticky key, or return the release that is in progress. `p_id` NULL: without a clean-up. A clean-up that is
+-- already stored is not stored again. `answer` is the state of the release: nothing, draining or released.
 CREATE FUNCTION fairlane.release(p_pool text, p_key text, p_id text, p_task text, p_queue text, p_class smallint,
     p_cost double precision, p_payload bytea, p_headers bytea, p_retries integer, p_backoff bytea, p_timeout double precision,
     p_uniq text, p_unique_for double precision, p_retry_of text, p_expires double precision,
@@ -340,7 +342,8 @@ BEGIN
     SELECT * INTO b FROM fairlane.binding x WHERE x.pool = p_pool AND x.key = p_key AND x.closed_at IS NULL;
     IF b.state = 'open' THEN
         BEGIN
-            -- The names first, as in every call: a call that has the store alone must not wait for an open transaction.
+            -- Names come first in the order of locks: a call that holds the store exclusively must not wait for an open
+            -- transaction.
             IF p_id IS NOT NULL THEN
                 INSERT INTO fairlane.job (id, task, queue, kind, class, cost, payload, headers, retries, backoff, timeout, uniq, pool,
                     sticky, retry_of, enqueued_at, expires)
@@ -365,7 +368,7 @@ BEGIN
                 PERFORM fairlane.refuse('FL010', 'another call has begun the release');
             END IF;
         EXCEPTION WHEN SQLSTATE 'FL010' THEN
-            -- The clean-up is not stored after all; and the locks are free again.
+            -- The clean-up is not stored, and the locks of the block are released.
             NULL;
         END;
     END IF;

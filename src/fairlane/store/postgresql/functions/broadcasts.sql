@@ -1,11 +1,11 @@
 -- Broadcasts: one child for each worker of a pool, and a parent (GATE.PARENT) that runs until all of them are final. A child is
--- a job for one index; its id is its parent's with the index behind it, so a worker that restarts finds the same child.
--- Workers that register before the parent's time to join (`due`) is over get one too.
+-- a job for one index; its id is that of its parent with the index appended, so a restarted worker finds the same child.
+-- Workers that register before the parent's joining time (`due`) is over get one too.
 --
--- And cancelling, which a broadcast hands down to its children.
+-- Also cancelling, which a broadcast passes on to its children.
 
--- Start a parent whose row is stored as running: children for the workers there are. The caller holds the lock of its
--- pool and of its queue.
+-- Start a parent whose row is stored as running: create children for the present workers. The caller holds the locks of its
+-- pool and its queue.
 CREATE FUNCTION fairlane.begin_broadcast(p_parent bigint, p_ttl double precision, m fairlane.moment) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -30,19 +30,19 @@ BEGIN
     END IF;
 END $$;
 
--- As long as an id is remembered, its copy is not made again.
+-- As long as an id is reserved, its child is not created again.
 CREATE FUNCTION fairlane.child_exists(p_id text) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT 1 FROM fairlane.job j WHERE j.id = p_id) OR EXISTS (SELECT 1 FROM fairlane.reserved_id r WHERE r.id = p_id)
 $$;
 
--- One copy of a broadcast, for one worker. It belongs to work that was accepted already: no limit stops it.
+-- One child of a broadcast, for one worker. It belongs to work that was already accepted, so no limit rejects it.
 CREATE FUNCTION fairlane.add_child(p fairlane.active_job, p_index integer, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     c fairlane.job;
     l fairlane.active_job;
     v_timeout text := current_setting('lock_timeout');
 BEGIN
-    -- A name, and out of order: its wait for an open transaction with the same id is too short to be part of a deadlock.
+    -- This id is locked out of order. The wait for an open transaction with the same id is too short to be part of a deadlock.
     PERFORM set_config('lock_timeout', '100ms', true);
     INSERT INTO fairlane.job (id, parent, direct, kind, expires, enqueued_at, task, queue, class, cost, payload, headers, retries,
         backoff, timeout, pool)
@@ -57,7 +57,7 @@ BEGIN
     PERFORM fairlane.put(l);
 END $$;
 
--- A worker has registered: broadcasts it may still join get a child for it, unless it has one from before.
+-- A worker has registered: create its children for broadcasts it may still join, unless it has them from before.
 CREATE FUNCTION fairlane.join_broadcasts(p_pool text, p_index integer, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     p fairlane.active_job;
@@ -70,7 +70,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- A child is final: its parent may be over. The parent's row is held, so that of two last children one sees the other gone.
+-- A child is final: its parent may be over. The parent's row is locked, so that of the last two children one sees that the
+-- other is gone.
 CREATE FUNCTION fairlane.child_ended(p_parent bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     p fairlane.active_job;
@@ -82,7 +83,7 @@ BEGIN
     END IF;
 END $$;
 
--- End a parent all of whose children are final, once no worker can join any more. Its result says how each of them ended.
+-- End a parent whose children are all final, once no worker can join any more. Its result lists how each of them ended.
 CREATE FUNCTION fairlane.finish_if_over(p fairlane.active_job, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_report text;
@@ -103,7 +104,7 @@ BEGIN
     PERFORM fairlane.end_job(p, STATE.COMPLETED::smallint, NULL, convert_to(concat('{', v_report, '}'), 'UTF8'), NULL, NULL, NULL, m);
 END $$;
 
--- The time to join is over: a parent whose copies are all final is over too.
+-- The joining time is over: end parents whose children are all final.
 CREATE FUNCTION fairlane.close_joining(p_seqs bigint[], m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     p fairlane.active_job;
@@ -118,13 +119,14 @@ BEGIN
     END LOOP;
 END $$;
 
--- Copies that wait for a worker that is not there, nor may come back within its lease, of broadcasts that no worker can join any more.
+-- Children that wait for a worker that is gone and cannot come back within its lease, of broadcasts that no worker can join any
+-- more.
 CREATE FUNCTION fairlane.children_unserved(p_limit integer, m fairlane.moment) RETURNS bigint[] LANGUAGE sql STABLE AS $$
     SELECT ARRAY(SELECT l.seq FROM fairlane.job_extra p CROSS JOIN LATERAL fairlane.children_of(p.seq) c JOIN fairlane.job j ON j.seq = c
         JOIN fairlane.active_job l ON l.seq = c WHERE p.gate = GATE.PARENT AND p.due IS NULL AND l.state < STATE.RUNNING AND NOT fairlane.served(j.pool, j.direct, m) LIMIT p_limit)
 $$;
 
--- Cancel them.
+-- Cancel children that no worker serves.
 CREATE FUNCTION fairlane.abandon(p_seqs bigint[], m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     l fairlane.active_job;
@@ -158,7 +160,7 @@ BEGIN
         UPDATE fairlane.active_job SET cancel = true WHERE seq = p_seq AND NOT cancel;
         l.cancel := true;
         v_children := ARRAY(SELECT x.seq FROM fairlane.children_of(p_seq) c JOIN fairlane.active_job x ON x.seq = c ORDER BY x.seq DESC);
-        -- The last first: whether one is left is looked for from the first on (`finish_if_over`).
+        -- In descending order: `finish_if_over` searches for remaining children in ascending order.
         FOREACH v_child IN ARRAY v_children LOOP
             PERFORM fairlane.cancel_job(v_child, m);
         END LOOP;
@@ -175,9 +177,9 @@ BEGIN
     RETURN STATE.RUNNING;
 END $$;
 
--- Hold jobs that may run, and the children of those that are broadcasts, with all that their end may touch. A job that runs
--- can end without the lock of its queue, so its row is held too, and running jobs come before queues. One that starts in
--- between is only tried: if its end is under way already, all locks are given back and taken anew, in their order.
+-- Lock jobs that may be running, with the children of broadcasts and everything that ending them may touch. A running job can
+-- end without the lock of its queue, so its row is locked too, and rows of running jobs come before queues. A job that starts
+-- in between is locked only if its row is free: if it is already ending, all locks are released and taken again in order.
 CREATE FUNCTION fairlane.lock_jobs(p_seqs bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_all bigint[] := p_seqs || ARRAY(SELECT c FROM unnest(p_seqs) v CROSS JOIN LATERAL fairlane.children_of(v) c);
@@ -195,7 +197,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Cancel jobs; nothing is cancelled when one of them is unknown. `states`: the state each is in now.
+-- Cancel jobs; if one of them is unknown, none is cancelled. `states`: the current state of each.
 CREATE FUNCTION fairlane.cancel(p_ids text[], p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
     OUT states smallint[], OUT topics text[])
 LANGUAGE plpgsql AS $$
@@ -213,10 +215,16 @@ BEGIN
     IF cardinality(v_live) > 0 THEN
         PERFORM fairlane.lock_jobs(v_live);
         m := fairlane.moment_of(p_now, p_lease);
+        -- Turns come first: the end of another job would grant its place of a lane to a turn that waits for it, which would
+        -- start at once.
+        FOREACH v_seq IN ARRAY ARRAY(SELECT x.seq FROM fairlane.active_job x WHERE x.seq = ANY (v_live) AND x.kind = KIND.TURN) LOOP
+            PERFORM fairlane.cancel_job(v_seq, m);
+        END LOOP;
         PERFORM fairlane.end_waiting(v_live, 'by_user', m);
-        -- Those that hold the place of a lane come last: otherwise each place would go on to a job that is cancelled next.
-        FOREACH v_seq IN ARRAY ARRAY(SELECT x.seq FROM fairlane.active_job x WHERE x.seq = ANY (v_live) ORDER BY x.granted, x.seq) LOOP
-            -- The end of one can be the end of another: of the parent of the last copy.
+        -- Jobs that hold a place of a lane come last: otherwise each place would pass to a job that is cancelled next.
+        FOREACH v_seq IN ARRAY ARRAY(SELECT x.seq FROM fairlane.active_job x WHERE x.seq = ANY (v_live) AND x.kind <> KIND.TURN
+                ORDER BY x.granted, x.seq) LOOP
+            -- Ending the last child of a broadcast also ends its parent.
             IF EXISTS (SELECT 1 FROM fairlane.active_job x WHERE x.seq = v_seq) THEN
                 PERFORM fairlane.cancel_job(v_seq, m);
             END IF;
@@ -226,14 +234,14 @@ BEGIN
             (SELECT STATE.RUNNING::smallint FROM fairlane.active_job x WHERE x.seq = g.seq))
         FROM unnest(v_seqs) WITH ORDINALITY g(seq, ord) ORDER BY g.ord);
     IF array_position(states, NULL) IS NOT NULL THEN
-        -- Forgotten since the look above.
+        -- The job was pruned since it was looked up.
         PERFORM fairlane.refuse('FL001', format('there is no job %L', p_ids[array_position(states, NULL)]));
     END IF;
     topics := fairlane.topics();
 END $$;
 
--- Cancel, for a reason, those that wait and are nothing but jobs: many at once. Returns how many. The caller holds the locks of
--- their queues. A limited lane hands its places on once, when all of them are gone.
+-- Bulk cancel for plain waiting jobs. Returns how many were cancelled. The caller holds the locks of their queues. Places of a
+-- limited lane are granted once, after all of its jobs are gone.
 CREATE FUNCTION fairlane.end_waiting(p_seqs bigint[], p_reason text, m fairlane.moment) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     r record;
@@ -260,7 +268,7 @@ BEGIN
         IF r.flow IS NOT NULL THEN
             PERFORM fairlane.find_head(r.flow);
         END IF;
-        -- Ordered by lane, so each is handed on when its last group is done.
+        -- The rows are ordered by lane, so a lane's places are granted when its last group is done.
         IF v_lane IS DISTINCT FROM r.lane THEN
             PERFORM fairlane.hand_on(v_lane, m) WHERE v_lane IS NOT NULL;
             v_lane := r.lane;

@@ -1,6 +1,6 @@
--- The claim: one decision over slots, reservations, queue limits, lanes, bindings and pauses, in fair order. Only
--- claimable jobs are looked at, through the flows whose tag is lowest and not below the clock, so the cost depends on
--- what is claimed: not on the backlog, the number of lanes, how many of them are blocked, or how many dead rows there are.
+-- The claim: one decision over slots, reservations, queue limits, lanes, bindings and pauses, in fair order. Only claimable
+-- jobs are read, through the flows with the lowest tags from the clock on, so the cost depends on what is claimed, not on the
+-- backlog, the number of lanes, how many of them are blocked, or the number of dead rows.
 
 -- The flow of a domain whose next job comes first; NULL when nothing in it is claimable.
 CREATE FUNCTION fairlane.next_flow(p_domain bigint) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
@@ -10,8 +10,9 @@ BEGIN
         ORDER BY x.tag, x.head LIMIT 1);
 END $$;
 
--- How many of these jobs an answer can carry after those before them: the first that would exceed `p_bytes` ends the claim, unless it
--- is the only one. Sizes are looked at only where they can matter: a job has 256 KiB of payload and 16 of headers at the most.
+-- How many of these jobs fit into an answer after those in `p_before`: the first that would exceed `p_bytes` ends the claim,
+-- unless it is the only one. Sizes are read only if they can matter: a job has at most 256 KiB of payload and 16 KiB of
+-- headers.
 CREATE FUNCTION fairlane.fitting(p_before bigint[], p_seqs bigint[], p_bytes bigint) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     v_before integer := cardinality(p_before);
@@ -29,14 +30,14 @@ BEGIN
             WHERE y.seq = g.seq OFFSET 0) j ON true) x
     WHERE x.total <= p_bytes OR x.ord = 1;
     IF v_fit < v_count THEN
-        -- Until the end of this call, for the code that goes through the asks.
+        -- Read by `claim_jobs`; valid until the end of the transaction.
         PERFORM set_config('fairlane_step.full', '1', true);
     END IF;
     RETURN v_fit;
 END $$;
 
--- Start jobs of the only flow there is, in their order, when they all cost the same and none has expired: nearly always.
--- NULL when it is not so; then nothing was done.
+-- Start jobs of the only flow of a domain, in order, if all have the default cost and none has expired, which is the usual
+-- case. Returns NULL, without changes, if that does not hold.
 CREATE FUNCTION fairlane.take_alike(p_domain bigint, p_clock bigint, p_clock_at tid, p_flow bigint, p_pace tid, p_tag bigint, p_head bigint,
     p_most integer, p_before bigint[], p_bytes bigint, p_session bigint, p_claim bigint, m fairlane.moment) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
@@ -76,19 +77,20 @@ BEGIN
     RETURN v_seqs;
 END $$;
 
--- Start the next job of each of these flows, when they all cost the same and none has expired; the flows do too, and the next
--- but one of none of them comes before the next one of another. NULL when it is not so; then nothing was done.
+-- Start the next job of each of these flows, if all have the default cost, none has expired and all fit into the answer.
+-- Returns NULL, without changes, if that does not hold. The caller has checked that the flows have the default weight, and that
+-- no flow's second job comes before another flow's first.
 CREATE FUNCTION fairlane.take_heads(p_domain bigint, p_clock bigint, p_clock_at tid, p_flows bigint[], p_paces tid[], p_tags bigint[], p_heads bigint[],
-    p_places tid[], p_before bigint[], p_bytes bigint, p_session bigint, p_claim bigint, m fairlane.moment) RETURNS bigint[]
+    p_ready_at tid[], p_before bigint[], p_bytes bigint, p_session bigint, p_claim bigint, m fairlane.moment) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 DECLARE
     v_seqs bigint[];
-    v_flows bigint[];  -- sorted, with what belongs to them in the same order
+    v_flows bigint[];  -- sorted; `v_tags` and `v_next` are in the same order
     v_tags bigint[];
     v_next bigint[];
     v_odd boolean;
 BEGIN
-    -- Each in an order that is said: beside an aggregate with one, another without takes the rows as that one wants them.
+    -- Every aggregate has an explicit order: one without takes its rows in the order of another that has one.
     SELECT array_agg(x.seq ORDER BY f.ord), array_agg(f.flow ORDER BY f.flow), array_agg(f.tag ORDER BY f.flow),
         array_agg(x.next ORDER BY f.flow), bool_or(x.odd) INTO v_seqs, v_flows, v_tags, v_next, v_odd
     FROM unnest(p_flows, p_tags, p_heads) WITH ORDINALITY f(flow, tag, head, ord)
@@ -109,7 +111,7 @@ BEGIN
         SELECT v_tags[p.at] + 1000, v_next[p.at], CASE WHEN v_next[p.at] IS NOT NULL THEN v_tags[p.at] + 1000 END
         FROM (SELECT width_bucket(u.flow, v_flows) AS at OFFSET 0) p)
     WHERE u.ctid = ANY (p_paces);
-    DELETE FROM fairlane.ready_lane x WHERE x.ctid = ANY (p_places);
+    DELETE FROM fairlane.ready_lane x WHERE x.ctid = ANY (p_ready_at);
     INSERT INTO fairlane.ready_lane (domain, tag, head, flow)
     SELECT p_domain, g.tag + 1000, g.head, g.flow FROM unnest(v_flows, v_tags, v_next) g(flow, tag, head) WHERE g.head IS NOT NULL;
     IF p_tags[cardinality(p_tags)] > p_clock THEN
@@ -118,7 +120,7 @@ BEGIN
     RETURN v_seqs;
 END $$;
 
--- Start up to `p_most` jobs of one domain, in fair order; returns them in that order. What has expired is cancelled.
+-- Start up to `p_most` jobs of one domain in fair order; returns them in that order. Expired jobs are cancelled.
 CREATE FUNCTION fairlane.take(p_domain bigint, p_most integer, p_before bigint[], p_bytes bigint, p_session bigint, p_claim bigint,
     m fairlane.moment) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
@@ -130,11 +132,10 @@ DECLARE
     v_flows bigint[];
     v_tags bigint[];
     v_heads bigint[];
-    v_places tid[];
+    v_ready_at tid[];
     v_paces tid[];
     v_weights double precision[];
     v_chunk integer;
-    v_cut bigint;
     v_seqs bigint[];
     v_pays integer[];
     v_pay integer;
@@ -146,9 +147,9 @@ BEGIN
     SELECT x.value, x.ctid INTO v_clock, v_clock_at FROM fairlane.clock x WHERE x.domain >= p_domain AND x.domain <= p_domain
     ORDER BY x.domain DESC LIMIT 1;
     WHILE v_left > 0 LOOP
-        SELECT array_agg(x.flow), array_agg(x.tag), array_agg(x.head), array_agg(x.place), array_agg(p.pace), array_agg(p.weight)
-        INTO v_flows, v_tags, v_heads, v_places, v_paces, v_weights
-        FROM (SELECT n.flow, n.tag, n.head, n.ctid AS place FROM fairlane.ready_lane n
+        SELECT array_agg(x.flow), array_agg(x.tag), array_agg(x.head), array_agg(x.tid), array_agg(p.pace), array_agg(p.weight)
+        INTO v_flows, v_tags, v_heads, v_ready_at, v_paces, v_weights
+        FROM (SELECT n.flow, n.tag, n.head, n.ctid AS tid FROM fairlane.ready_lane n
               WHERE n.domain = p_domain AND n.tag >= v_clock ORDER BY n.tag, n.head LIMIT v_left) x
         CROSS JOIN LATERAL (SELECT y.ctid AS pace, y.weight FROM fairlane.lane_pace y WHERE y.flow >= x.flow AND y.flow <= x.flow
             ORDER BY y.flow DESC LIMIT 1) p;
@@ -160,7 +161,7 @@ BEGIN
                 v_seqs := fairlane.take_alike(p_domain, v_clock, v_clock_at, v_flows[1], v_paces[1], v_tags[1], v_heads[1], v_left,
                     p_before || v_taken, p_bytes, p_session, p_claim, m);
             ELSIF v_chunk = v_left AND v_tags[v_chunk] < v_tags[1] + 1000 THEN
-                v_seqs := fairlane.take_heads(p_domain, v_clock, v_clock_at, v_flows, v_paces, v_tags, v_heads, v_places,
+                v_seqs := fairlane.take_heads(p_domain, v_clock, v_clock_at, v_flows, v_paces, v_tags, v_heads, v_ready_at,
                     p_before || v_taken, p_bytes, p_session, p_claim, m);
             END IF;
             IF v_seqs IS NOT NULL THEN
@@ -168,8 +169,9 @@ BEGIN
             END IF;
         END IF;
         v_chunk := CASE WHEN v_chunk = 1 THEN v_left + 1 ELSE v_left / v_chunk + 2 END;
-        -- Each flow's next jobs with the tag each would start with: that of the flow plus what those before it pay. The
-        -- lowest tags start. Where a flow was not read far enough, only what surely comes before the rest of it (`cut`).
+        -- The next jobs of each flow, each with the tag it would start with: the flow's tag plus the charges of the jobs before
+        -- it. The jobs with the lowest tags start. Of a flow that was not read to its end, only jobs that certainly come before
+        -- the unread ones start (`cut`).
         WITH jobs AS MATERIALIZED (
             SELECT f.flow, f.tag, l.seq, l.arrival, l.expired, l.pay,
                 f.tag + sum(l.pay) OVER w - l.pay AS start, f.tag + sum(l.pay) OVER w AS finish,
@@ -179,7 +181,7 @@ BEGIN
                 SELECT r.seq, r.arrival, r.expires_at <= m.now IS TRUE AS expired,
                     CASE WHEN r.expires_at <= m.now THEN 0
                          WHEN r.cost = 1.0 AND f.weight = 1.0 THEN 1000
-                         -- A cost that cannot be is 1: it must not hold up all claims.
+                         -- An invalid cost counts as 1: it must not block all claims.
                          ELSE greatest(1, round(1000 * CASE WHEN r.cost BETWEEN 0.01 AND 100 THEN r.cost ELSE 1 END / f.weight))
                          END::bigint AS pay
                 FROM fairlane.active_job r WHERE r.flow = f.flow AND r.flow IS NOT NULL AND r.session IS NULL AND r.arrival >= f.head
@@ -192,36 +194,36 @@ BEGIN
         ), chosen AS MATERIALIZED (
             SELECT f.* FROM first f, bound b WHERE b.cut IS NULL OR f.start < b.cut OR f.finish <= b.cut
         ), ends AS MATERIALIZED (
-            -- Where each flow stands afterwards, in the order of the flows: so that they are found by halving.
+            -- The state of each flow afterwards, sorted by flow for the binary search below (`width_bucket`).
             SELECT DISTINCT ON (c.flow) c.flow, c.finish, CASE WHEN c.nth < v_chunk THEN c.follower ELSE (
                 SELECT n.arrival FROM fairlane.active_job n WHERE n.flow = c.flow AND n.flow IS NOT NULL AND n.session IS NULL
                 AND n.arrival > c.arrival ORDER BY n.arrival LIMIT 1) END AS head
             FROM chosen c ORDER BY c.flow, c.nth DESC
         )
-        SELECT a.seqs, a.pays, a.gone, a.top, e.flows, e.finishes, e.heads, e.places, e.paces
-        INTO v_seqs, v_pays, v_gone, v_top, v_flows, v_tags, v_heads, v_places, v_paces
+        SELECT a.seqs, a.pays, a.gone, a.top, e.flows, e.finishes, e.heads, e.ready_at, e.paces
+        INTO v_seqs, v_pays, v_gone, v_top, v_flows, v_tags, v_heads, v_ready_at, v_paces
         FROM (SELECT array_agg(c.seq ORDER BY c.start, c.arrival) FILTER (WHERE NOT c.expired) AS seqs,
                   array_agg(c.pay ORDER BY c.start, c.arrival) FILTER (WHERE NOT c.expired) AS pays,
                   array_agg(c.seq) FILTER (WHERE c.expired) AS gone, max(c.start) FILTER (WHERE NOT c.expired) AS top
               FROM chosen c) a,
             (SELECT array_agg(x.flow ORDER BY x.flow) AS flows, array_agg(x.finish ORDER BY x.flow) AS finishes,
-                 array_agg(x.head ORDER BY x.flow) AS heads, array_agg(v_places[array_position(v_flows, x.flow)]) AS places,
+                 array_agg(x.head ORDER BY x.flow) AS heads, array_agg(v_ready_at[array_position(v_flows, x.flow)]) AS ready_at,
                  array_agg(v_paces[array_position(v_flows, x.flow)]) AS paces FROM ends x) e;
         IF v_seqs IS NULL AND v_gone IS NULL THEN
-            -- The head that the flow names is not there: repaired by a recount, never waited for.
+            -- The flow's head does not exist. A recount repairs that; a claim does not wait for it.
             EXIT;
         END IF;
         IF v_seqs IS NOT NULL THEN
             v_fit := fairlane.fitting(p_before || v_taken, v_seqs, p_bytes);
             IF v_fit < cardinality(v_seqs) THEN
-                -- Nothing has started yet: look again for those that fit.
+                -- Nothing has started yet: select again, only the jobs that fit.
                 EXIT WHEN v_fit = 0;
                 v_left := v_fit;
                 CONTINUE;
             END IF;
         END IF;
-        -- The end of a bound job can open the gate of another, in another queue. These locks are out of order, so they are only
-        -- tried: if one is taken, this domain is left alone until the next claim or the sweeper has ended the job.
+        -- Ending a bound job can open the gate of another job, in another queue. These locks are out of order, so they are
+        -- taken only if they are free. If not, this domain is skipped until the next claim or the promoter ends the job.
         IF v_gone IS NOT NULL AND EXISTS (SELECT 1 FROM fairlane.active_job l WHERE l.seq = ANY (v_gone) AND l.binding IS NOT NULL)
             AND NOT fairlane.try_lock_for(v_gone) THEN
             EXIT;
@@ -231,11 +233,11 @@ BEGIN
             SELECT greatest(u.finish, v_tags[p.at]), v_heads[p.at], CASE WHEN v_heads[p.at] IS NOT NULL THEN v_tags[p.at] END
             FROM (SELECT width_bucket(u.flow, v_flows) AS at OFFSET 0) p)
         WHERE u.ctid = ANY (v_paces);
-        DELETE FROM fairlane.ready_lane x WHERE x.ctid = ANY (v_places);
+        DELETE FROM fairlane.ready_lane x WHERE x.ctid = ANY (v_ready_at);
         INSERT INTO fairlane.ready_lane (domain, tag, head, flow)
         SELECT p_domain, g.tag, g.head, g.flow FROM unnest(v_flows, v_tags, v_heads) g(flow, tag, head) WHERE g.head IS NOT NULL;
         IF v_seqs IS NOT NULL THEN
-            -- A job keeps its flow while it runs: the index of claimable jobs leaves out what has a session.
+            -- A job keeps its flow while it runs; the index of claimable jobs excludes rows with a session.
             FOREACH v_pay IN ARRAY ARRAY(SELECT DISTINCT p FROM unnest(v_pays) p) LOOP
                 UPDATE fairlane.active_job u SET state = STATE.RUNNING, granted_at = NULL, session = p_session, claim = p_claim, fence = u.fence + 1,
                     attempt = u.attempt + 1, started_at = m.now, paid = v_pay
@@ -254,18 +256,18 @@ BEGIN
                 PERFORM fairlane.expire(v_seq, m);
             END LOOP;
             v_expired := v_expired + cardinality(v_gone);
-            -- Look again, but not without end.
+            -- Continue with the next jobs, up to this many expired ones.
             EXIT WHEN v_expired >= 100;
         END IF;
     END LOOP;
     RETURN v_taken;
 END $$;
 
--- What a worker could start something of: the domains of these queues, of its inbox, and of declined jobs of the tasks that it
--- knows (of `p_set`, NULL: any), as if each of those were a queue in its inbox, that have something claimable, with
--- their queues (a name only for those that are asked for by it), classes, and whether the queue limits what runs. A queue
--- without a domain has jobs that are arriving. Nothing of a queue that is paused.
-CREATE FUNCTION fairlane.sources(p_names text[], p_inbox text, p_set text, OUT domains bigint[], OUT queues integer[], OUT names text[],
+-- The domains with claimable jobs that a worker may start: those of the named queues, of its inbox, and of declined jobs of
+-- tasks it knows in queues that it serves, which count as queues of its inbox. Each has its queue (and its name, if it was
+-- asked for by name), its class, and whether the queue has a limit. A NULL domain stands for a queue with arriving jobs. Paused
+-- queues are left out.
+CREATE FUNCTION fairlane.sources(s fairlane.session, p_names text[], p_inbox text, OUT domains bigint[], OUT queues integer[], OUT names text[],
     OUT classes integer[], OUT slotted boolean[]) LANGUAGE plpgsql STABLE AS $$
 BEGIN
     SELECT array_agg(x.domain), array_agg(x.queue), array_agg(x.name), array_agg(x.class), array_agg(x.slotted)
@@ -288,23 +290,23 @@ BEGIN
         CROSS JOIN LATERAL (SELECT q.name, q.slots, q.paused FROM fairlane.queue q WHERE q.id = u.queue OFFSET 0) y
         CROSS JOIN LATERAL (SELECT w.id, w.queue, w.class FROM fairlane.domain w WHERE w.inbox = '~' || u.task || '/'
             AND w.class = ANY ('{0,1,2}') AND w.queue = u.queue OFFSET 0) z
-        WHERE p_inbox IS NOT NULL AND y.name = ANY (p_names) AND NOT y.paused AND fairlane.next_flow(z.id) IS NOT NULL
-            AND (p_set IS NULL OR EXISTS (SELECT 1 FROM fairlane.task_set t WHERE t.id = p_set AND u.task = ANY (t.tasks)))) x;
+        WHERE p_inbox IS NOT NULL AND y.name = ANY (s.queues) AND NOT y.paused AND fairlane.next_flow(z.id) IS NOT NULL
+            AND (s.task_set IS NULL OR EXISTS (SELECT 1 FROM fairlane.task_set t WHERE t.id = s.task_set AND u.task = ANY (t.tasks)))) x;
 END $$;
 
--- The queues that a call has to lock for its claim: those in which its session could start something.
+-- The queues that a call must lock for its claim: those with jobs that its session could start.
 CREATE FUNCTION fairlane.source_queues(s fairlane.session, p_names text[]) RETURNS integer[] LANGUAGE plpgsql AS $$
 BEGIN
     IF s.state = 'live' AND s.slots IS NOT NULL AND s.idx IS NOT NULL THEN
-        RETURN (fairlane.sources(p_names, CASE WHEN array_position(p_names, NULL) IS NOT NULL THEN s.pool || '/' || s.idx END,
-            s.task_set)).queues;
+        RETURN (fairlane.sources(s, p_names, CASE WHEN array_position(p_names, NULL) IS NOT NULL THEN s.pool || '/' || s.idx END)).queues;
     END IF;
     RETURN NULL;
 END $$;
 
--- Start jobs for a session, ask by ask. An ask without a queue is for the session's own inbox. `p_freed`: what the session has
--- ended in the same call, by class; `counted` says that its load is without them now. `p_locked`: the queues that the call has
--- locked already, with those of `source_queues`; no other is locked then. NULL: it has locked none. The caller shares the store.
+-- Start jobs for a session, ask by ask. An ask without a queue is for the session's inbox. `p_freed`: how many jobs of each
+-- class the session has ended in the same call; `counted`: whether its load was reduced by them here. `p_locked`: the queues
+-- that the call has already locked, those of `source_queues` included; no other is locked then. NULL: none is locked yet. The
+-- caller holds the store's lock in shared mode.
 CREATE FUNCTION fairlane.claim_jobs(s fairlane.session, p_freed integer[], p_locked integer[], p_number bigint, p_total integer, p_queues text[],
     p_classes smallint[], p_mosts integer[], p_belows integer[], p_bytes bigint, p_now double precision, p_lease double precision,
     OUT taken bigint[], OUT counted boolean) LANGUAGE plpgsql AS $$
@@ -326,6 +328,7 @@ DECLARE
     v_room integer;
     v_running integer[];
     v_limit integer;
+    v_topics text;
     i integer;
     k integer;
     n integer;
@@ -337,11 +340,11 @@ BEGIN
         IF array_position(p_queues, NULL) IS NOT NULL THEN
             v_inbox := s.pool || '/' || s.idx;
         END IF;
-        r := fairlane.sources(p_queues, v_inbox, s.task_set);
+        r := fairlane.sources(s, p_queues, v_inbox);
         v_domains := r.domains;
         v_queues := r.queues;
     END IF;
-    -- Only queues in which there is something to start are locked: an idle worker disturbs no other, and writes nothing.
+    -- Only queues with jobs to start are locked: an idle worker blocks no other call and writes nothing.
     IF v_queues IS NULL THEN
         SELECT x.claim INTO h FROM fairlane.session_load x WHERE x.session >= s.seq AND x.session <= s.seq ORDER BY x.session DESC LIMIT 1;
     ELSE
@@ -354,7 +357,7 @@ BEGIN
             v_locked := ARRAY(SELECT DISTINCT g FROM unnest(v_queues) g);
             PERFORM fairlane.lock_some(NULL, v_locked);
         END IF;
-        SELECT x.claim, x.running_high, x.running_normal, x.running_low, x.ctid AS place INTO h FROM fairlane.session_load x
+        SELECT x.claim, x.running_high, x.running_normal, x.running_low, x.ctid AS tid INTO h FROM fairlane.session_load x
         WHERE x.session >= s.seq AND x.session <= s.seq ORDER BY x.session DESC LIMIT 1 FOR UPDATE;
     END IF;
     IF s.state IS NULL OR s.state NOT IN ('live', 'stopping') OR p_number < h.claim THEN
@@ -370,8 +373,8 @@ BEGIN
     m.lease := coalesce(p_lease, m.now);
     IF array_position(v_domains, NULL) IS NOT NULL THEN
         PERFORM fairlane.admit_arriving(v_locked, 1000, m);
-        -- Perhaps there are others now; those whose queues are not locked come next time.
-        r := fairlane.sources(p_queues, v_inbox, s.task_set);
+        -- Admission may have added domains. Those of queues that are not locked are left to the next claim.
+        r := fairlane.sources(s, p_queues, v_inbox);
         v_domains := r.domains;
         v_queues := r.queues;
     END IF;
@@ -397,7 +400,7 @@ BEGIN
         END IF;
         CONTINUE WHEN v_most <= 0;
         IF n > 1 THEN
-            -- The inbox holds jobs of any queue: the queues take turns, in equal shares and then for the rest.
+            -- The inbox holds jobs of any queue. The queues alternate: first equal shares, then whatever is left.
             v_at := ARRAY(SELECT g FROM unnest(v_at) g ORDER BY v_domains[g]);
             v_at := v_at[p_number % n + 1 :] || v_at[: p_number % n];
         END IF;
@@ -408,10 +411,21 @@ BEGIN
                 IF v_slotted[k] THEN
                     v_room := least(v_room, fairlane.queue_room(v_queues[k], c));
                 END IF;
+                v_topics := current_setting('fairlane_step.topics', true);
                 v_some := fairlane.take(v_domains[k], v_room, taken, p_bytes, s.seq, p_number, m);
                 n := cardinality(v_some);
+                IF current_setting('fairlane_step.topics', true) IS DISTINCT FROM v_topics THEN
+                    -- A job was cancelled because it had expired. The next of its lane may be claimable now, in a domain that
+                    -- had no jobs before.
+                    r := fairlane.sources(s, p_queues, v_inbox);
+                    SELECT v_domains || array_agg(g.domain), v_queues || array_agg(g.queue), v_names || array_agg(g.name),
+                        v_kinds || array_agg(g.class), v_slotted || array_agg(g.slotted)
+                    INTO v_domains, v_queues, v_names, v_kinds, v_slotted
+                    FROM unnest(r.domains, r.queues, r.names, r.classes, r.slotted) g(domain, queue, name, class, slotted)
+                    WHERE g.domain IS NOT NULL AND array_position(v_domains, g.domain) IS NULL;
+                END IF;
                 IF n < v_room THEN
-                    v_kinds[k] := -1;  -- that was all there is
+                    v_kinds[k] := -1;  -- this domain has no more jobs
                 END IF;
                 CONTINUE WHEN n = 0;
                 taken := taken || v_some;
@@ -423,18 +437,9 @@ BEGIN
         END LOOP;
     END LOOP;
     IF cardinality(taken) > 0 THEN
-        -- Only then: an idle worker asks once a second, and nothing is lost when an empty answer is not repeated.
+        -- Not for an empty answer: an idle worker claims every second, and an empty answer need not be repeatable.
         UPDATE fairlane.session_load SET claim = p_number, running_high = v_running[1], running_normal = v_running[2],
-            running_low = v_running[3] WHERE ctid = h.place;
+            running_low = v_running[3] WHERE ctid = h.tid;
         counted := true;
-    END IF;
-END $$;
-
-CREATE FUNCTION fairlane.check_claim(s fairlane.session, p_last bigint, p_number bigint) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF s.seq IS NULL OR s.state NOT IN ('live', 'stopping') THEN
-        PERFORM fairlane.refuse('FL006', 'this session is unknown, ended or declared dead; register a new one');
-    ELSIF p_number < p_last THEN
-        PERFORM fairlane.refuse('FL005', format('claim %s is older than the last one, %s', p_number, p_last));
     END IF;
 END $$;

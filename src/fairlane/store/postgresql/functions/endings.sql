@@ -1,6 +1,6 @@
--- How jobs end and how they go back: every way out of running or waiting, with all that follows in the same step.
+-- How jobs end or go back to waiting: every way out of running or waiting, with all its consequences in the same step.
 
--- A job leaves its session: the slot it had is free.
+-- A job leaves its session and frees its slot.
 CREATE FUNCTION fairlane.unload(l fairlane.active_job) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF l.session IS NOT NULL AND l.kind <> KIND.TURN THEN
@@ -12,14 +12,14 @@ CREATE FUNCTION fairlane.lighten(p_session bigint, p_high integer, p_normal inte
 DECLARE
     v_place tid;
 BEGIN
-    -- Held first: another call of the same session may change it at this moment, and then it lies somewhere else.
+    -- Lock the row first: another call of the same session may be changing it, which moves it.
     SELECT x.ctid INTO v_place FROM fairlane.session_load x WHERE x.session >= p_session AND x.session <= p_session
     ORDER BY x.session DESC LIMIT 1 FOR UPDATE;
     UPDATE fairlane.session_load SET running_high = running_high - p_high, running_normal = running_normal - p_normal,
         running_low = running_low - p_low WHERE ctid = v_place;
 END $$;
 
--- Make a job final. What it held goes on to the next: place, binding, unique value, parent.
+-- Make a job final, and release what it held: place, binding, unique value, parent.
 CREATE FUNCTION fairlane.end_job(l fairlane.active_job, p_state smallint, p_reason text, p_result bytea, p_error text, p_group text,
     p_move smallint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -67,7 +67,7 @@ BEGIN
     END IF;
 END $$;
 
--- Add a claim that ends, while its job goes on, to the history. The last claim of all is in the outcome.
+-- Add an ended claim to the history of a job that goes on. The last claim of all is recorded in the outcome.
 CREATE FUNCTION fairlane.record_attempt(l fairlane.active_job, p_holder text, p_worker text, p_move smallint, p_state text, p_reason text,
     p_error text, m fairlane.moment) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
 BEGIN
@@ -83,8 +83,8 @@ BEGIN
     RETURN l;
 END $$;
 
--- Out of running, into waiting. An ordered lane stays closed for it; elsewhere it gives its place up. `p_inbox`: where it is to
--- wait, if not where it belongs.
+-- Put a running job back to waiting. An ordered lane stays closed for it; in other lanes it gives up its place. `p_inbox`: the
+-- inbox to wait in, if not its own.
 CREATE FUNCTION fairlane.return_job(l fairlane.active_job, p_delay double precision, p_keep_arrival boolean, m fairlane.moment,
     p_inbox text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -120,7 +120,7 @@ BEGIN
         END IF;
     END IF;
     IF NOT p_delay > 0 THEN
-        l := fairlane.place(l, m);
+        l := fairlane.assign_worker(l, m);
         l.inbox := coalesce(p_inbox, l.inbox);
         IF v_keeps THEN
             l := fairlane.resume(l, m);
@@ -131,12 +131,12 @@ BEGIN
     PERFORM fairlane.save(l);
     IF v_keeps AND v_lane IS NOT NULL THEN
         PERFORM fairlane.trim(v_lane);
-        PERFORM fairlane.settle(v_lane, m);
+        PERFORM fairlane.regrant(v_lane, m);
     END IF;
     PERFORM fairlane.notify('job:' || j.id) FROM fairlane.job j WHERE j.seq = l.seq;
 END $$;
 
--- A retry or a snooze: it paid for its start. `p_crashed`: the holder saw the process of the body die. Any other end of
+-- A retry or a snooze: the job has paid for its start. `p_crashed`: the holder saw the process of the job die. Any other end of
 -- a run clears the suspicion.
 CREATE FUNCTION fairlane.go_again(l fairlane.active_job, p_delay double precision, p_crashed boolean, m fairlane.moment)
 RETURNS void LANGUAGE plpgsql AS $$
@@ -149,13 +149,13 @@ BEGIN
     PERFORM fairlane.return_job(l, p_delay, false, m);
 END $$;
 
--- A hand-back or a rescue: it starts next in its lane, without paying again.
+-- A hand-back or a rescue: the job starts next in its lane and does not pay again.
 CREATE FUNCTION fairlane.go_back(l fairlane.active_job, p_delay double precision, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM fairlane.return_job(fairlane.give_back(l), p_delay, true, m);
 END $$;
 
--- A job's time has come: it arrives, or, if it kept its place in an ordered lane, takes it up again.
+-- A scheduled job is due: it arrives or, if it kept its place in an ordered lane, resumes it.
 CREATE FUNCTION fairlane.promote_job(l fairlane.active_job, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM fairlane.count_move(l.queue, l.class, l.state, STATE.PENDING);
@@ -169,7 +169,7 @@ END $$;
 -- Give a pending job its binding, its arrival and its place.
 CREATE FUNCTION fairlane.admit_job(l fairlane.active_job, m fairlane.moment) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
 BEGIN
-    l := fairlane.place(l, m);
+    l := fairlane.assign_worker(l, m);
     IF l.lane IS NOT NULL AND l.granted THEN
         RETURN fairlane.resume(l, m);
     ELSIF l.lane IS NULL THEN
@@ -182,7 +182,7 @@ CREATE FUNCTION fairlane.tie_is_lost(p_binding bigint) RETURNS boolean LANGUAGE 
     SELECT NOT EXISTS (SELECT 1 FROM fairlane.binding b WHERE b.seq = p_binding AND b.closed_at IS NULL)
 $$;
 
--- The process of a job that had begun is gone. Returns the state of the job after it.
+-- The process that ran a job is gone. Returns the new state of the job.
 CREATE FUNCTION fairlane.crash(l fairlane.active_job, p_holder text, p_worker text, m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
 BEGIN
     IF l.kind = KIND.TURN THEN
@@ -193,7 +193,8 @@ BEGIN
     RETURN fairlane.charge_run(l, p_holder, p_worker, MOVE.CRASH::smallint, m);
 END $$;
 
--- A body that had begun was stopped. Not charged three times in a row, and no sign against the job; then as after a crash.
+-- A running job was stopped by its worker. The first three hand-backs in a row are not charged, and the third makes the job a
+-- suspect; further ones count as crashes.
 CREATE FUNCTION fairlane.hand_back(l fairlane.active_job, p_holder text, p_worker text, m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
 BEGIN
     IF l.returns >= 3 THEN
@@ -205,7 +206,8 @@ BEGIN
     RETURN fairlane.take_back(l, p_holder, p_worker, MOVE.HAND_BACK::smallint, 0, m);
 END $$;
 
--- A job whose run counts although its body did not come to an end (8 crash, 7 hand back): it runs again while its budget lasts.
+-- A run that is charged although the job function did not finish (MOVE.CRASH, MOVE.HAND_BACK): the job runs again while its
+-- retries last.
 CREATE FUNCTION fairlane.charge_run(l fairlane.active_job, p_holder text, p_worker text, p_move smallint, m fairlane.moment)
 RETURNS smallint LANGUAGE plpgsql AS $$
 DECLARE
@@ -232,7 +234,7 @@ BEGIN
         END IF;
         RETURN STATE.FAILED;
     END IF;
-    -- The first is retried at once, later ones back off.
+    -- The first crash is retried at once, later ones back off.
     IF l.crashes > 1 THEN
         v_delay := fairlane.backoff_delay(j.backoff, l.attempt, random());
     END IF;
@@ -244,7 +246,7 @@ BEGIN
     RETURN CASE WHEN v_delay > 0 THEN STATE.SCHEDULED ELSE STATE.PENDING END;
 END $$;
 
--- A claimed job that never began, or was handed back: it waits again and its run is not charged. Returns its state after it.
+-- A claimed job that never began, or was handed back: it waits again, uncharged. Returns its new state.
 CREATE FUNCTION fairlane.take_back(l fairlane.active_job, p_holder text, p_worker text, p_move smallint, p_delay double precision,
     m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
 BEGIN
@@ -258,7 +260,7 @@ BEGIN
     l := fairlane.record_attempt(l, p_holder, p_worker, p_move, CASE WHEN p_delay > 0 THEN 'scheduled' ELSE 'pending' END,
         NULL, NULL, m);
     IF p_move = MOVE.TAKE_BACK THEN
-        -- A claim that was not begun is no run: what was declined before it counts as before.
+        -- A claim that never began is not a run: an earlier decline stays valid.
         UPDATE fairlane.declined d SET fence = l.fence WHERE d.seq = l.seq AND d.fence = l.fence - 1;
     END IF;
     l.attempt := l.attempt - 1;
@@ -266,14 +268,15 @@ BEGIN
     RETURN CASE WHEN p_delay > 0 THEN STATE.SCHEDULED ELSE STATE.PENDING END;
 END $$;
 
--- Its session does not know its task: it goes back uncharged, or fails when that went on for `p_patience`. Returns the state of the
--- job after it.
+-- The session does not know the task: the job goes back uncharged, or fails when that went on for `p_patience` seconds. Returns
+-- its new state.
 CREATE FUNCTION fairlane.decline(l fairlane.active_job, p_patience double precision, p_reason text, p_error text, p_group text,
     p_holder text, p_worker text, m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
 DECLARE
     v_since double precision;
     v_task text;
-    -- No other worker could take what is bound to this one, and a worker that takes it from that inbox should have known the task.
+    -- No other worker can take a job that is bound to this one; and a worker that claims from a task's inbox should know the
+    -- task.
     v_alone boolean := l.inbox <> '';
 BEGIN
     IF l.kind = KIND.CLEANUP AND fairlane.tie_is_lost(l.binding) THEN
@@ -287,7 +290,7 @@ BEGIN
         PERFORM fairlane.end_job(l, STATE.FAILED::smallint, p_reason, NULL, p_error, p_group, MOVE.DECLINE::smallint, m);
         RETURN STATE.FAILED;
     END IF;
-    -- Of declines in a row the first and the last are kept: they may be many, and all are alike.
+    -- Of consecutive declines only the first and the last are kept: there may be many, and they are alike.
     DELETE FROM fairlane.attempt a WHERE a.seq = l.seq AND (a.fence, true) = (
         SELECT max(k.fence), count(*) = 2 AND bool_and(k.outcome = 'declined') FROM (
             SELECT x.fence, x.outcome FROM fairlane.attempt x WHERE x.seq = l.seq ORDER BY x.fence DESC LIMIT 2) k);
@@ -298,7 +301,7 @@ BEGIN
     ON CONFLICT (seq) DO UPDATE SET fence = excluded.fence, since = excluded.since, until = excluded.until;
     l.attempt := l.attempt - 1;
     IF v_alone THEN
-        -- As `states.decline_delay` has it.
+        -- The same as `states.decline_delay`.
         PERFORM fairlane.go_back(l, least(15.0, greatest(0.25, (m.now - v_since) / 2)), m);
         RETURN STATE.SCHEDULED;
     END IF;
@@ -309,7 +312,7 @@ BEGIN
     RETURN STATE.PENDING;
 END $$;
 
--- A job that was declined long enough: all workers are offered it once more, and may fail it.
+-- A job was declined for long enough: offer it to all workers once more; they may fail it.
 CREATE FUNCTION fairlane.offer_again(p_seq bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     l fairlane.active_job;
@@ -317,12 +320,12 @@ BEGIN
     UPDATE fairlane.declined d SET until = NULL WHERE d.seq = p_seq;
     SELECT * INTO l FROM fairlane.active_job x WHERE x.seq = p_seq AND x.state = STATE.PENDING AND left(x.inbox, 1) = '~';
     IF FOUND THEN
-        PERFORM fairlane.replace_job(l, m);
+        PERFORM fairlane.reassign_worker(l, m);
     END IF;
 END $$;
 
--- Whether no declined job of a task waits or runs, and none was declined within the minute: one that is at this moment may not
--- be seen yet, and has touched the row.
+-- Whether no declined job of a task waits or runs, and none was declined within the last minute. A decline in a concurrent
+-- transaction may not be visible yet, but has updated `used_at`.
 CREATE FUNCTION fairlane.is_unused(u fairlane.unknown_task, m fairlane.moment) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT u.used_at <= m.now - 60 AND NOT EXISTS (SELECT 1 FROM fairlane.job_extra a
         JOIN fairlane.active_job l ON l.seq = a.seq WHERE a.inbox = '~' || u.task || '/' AND a.inbox <> '' AND l.queue = u.queue)

@@ -1,9 +1,9 @@
--- Enqueueing. The identity is written first, because that is where an enqueue may have to wait, two seconds at most: for another
--- open transaction with the same id or unique value. The locks come after it, so that no other call waits for that
--- transaction too.
+-- Enqueueing. The identity is written first, because that is where an enqueue may have to wait, at most two seconds, for
+-- another open transaction with the same id or unique value. The locks are taken after that, so that no other call has to wait
+-- for that transaction.
 
--- The flows of lanes in a domain, made when they are new, in the order of the lanes. A look-up by itself for each, so that
--- no plan can turn it into a walk over all flows.
+-- The flows of lanes in a domain, in the order of the lanes; new ones are created. Each has a look-up of its own, so that no
+-- plan can scan all flows.
 CREATE FUNCTION fairlane.flows_of(d fairlane.domain, p_lanes text[]) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_ruled boolean;
@@ -25,17 +25,16 @@ BEGIN
                  FROM unnest(p_lanes, v_flows) WITH ORDINALITY g(lane, flow, ord) ORDER BY g.ord);
 END $$;
 
--- Flows that had nothing claimable get the tag and the head of what has just arrived: the first of each flow. The flows are
--- sorted.
--- Workers that could start something are notified then; in a lane that has claimable jobs already they were notified before, or are busy.
+-- Flows without claimable jobs get the tag and the head of the first job that has just arrived in each. `p_flows` is sorted.
+-- Workers are notified only for these flows: for a lane that already has claimable jobs, they were notified before or are busy.
 CREATE FUNCTION fairlane.raise_heads(d fairlane.domain, p_flows bigint[], p_heads bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_clock bigint := fairlane.clock_of(d.id);
-    v_places tid[] := fairlane.paces_at(p_flows);
+    v_paces tid[] := fairlane.paces_at(p_flows);
 BEGIN
     WITH raised AS (
         UPDATE fairlane.lane_pace u SET tag = greatest(v_clock, u.finish), head = p_heads[width_bucket(u.flow, p_flows)]
-        WHERE u.ctid = ANY (v_places) AND u.tag IS NULL RETURNING u.flow, u.tag, u.head
+        WHERE u.ctid = ANY (v_paces) AND u.tag IS NULL RETURNING u.flow, u.tag, u.head
     )
     INSERT INTO fairlane.ready_lane (domain, tag, head, flow) SELECT d.id, r.tag, r.head, r.flow FROM raised r;
     IF FOUND THEN
@@ -43,7 +42,7 @@ BEGIN
     END IF;
 END $$;
 
--- Answer the ids that are taken: the same content is a repetition, other content a conflict.
+-- The state of the job that has an id already, NULL if the id is free. Other content under the same id is rejected.
 CREATE FUNCTION fairlane.known(p_new fairlane.job, m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
 DECLARE
     j fairlane.job;
@@ -67,7 +66,7 @@ BEGIN
     RETURN v_state;
 END $$;
 
--- Refuse what a queue does not take. Counting is for the few queues that have `max_pending`.
+-- Reject a lane that is not one of the queue's declared lanes.
 CREATE FUNCTION fairlane.check_lane(q fairlane.queue, p_lane text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF q.closed IS NOT NULL AND (p_lane IS NULL OR p_lane <> ALL (q.closed)) THEN
@@ -101,7 +100,7 @@ BEGIN
     END IF;
 END $$;
 
--- Jobs that wait in a lane: those without a place, the claimable ones, and those behind a gate; each counted up to a bound.
+-- Waiting jobs of a lane: those without a place, the claimable ones, and the gated ones, each counted up to a limit.
 CREATE FUNCTION fairlane.lane_backlog(p_queue integer, p_lane text, p_most integer) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN (SELECT (SELECT count(*) FROM (SELECT 1 FROM fairlane.lane n JOIN fairlane.active_job l ON l.lane = n.id
@@ -121,9 +120,12 @@ BEGIN
     FROM unnest(p_ids) WITH ORDINALITY g(id, ord));
 END $$;
 
--- One plain job that is due, in a queue without rules: the hottest path, with as few statements as it needs. Everything
--- unusual is left to `enqueue`: then the answer is 0, and nothing was done. Otherwise it is made of 1 (stored), 2 (a
--- worker that could start it is to be notified), 4 (it was, with the commit) and 8 (the locks were taken: it is arriving).
+-- One plain job that is due, in a queue without rules: the hottest path, with as few statements as possible. Anything unusual
+-- is left to `enqueue`: then the answer is 0, and nothing was changed. Otherwise the answer is the sum of 1 (stored), 2
+-- (workers should be notified) and 4 (they are, with the commit).
+--
+-- If another call has the locks, the job is arriving: the next claim, or the next enqueue that gets the locks, admits it. So
+-- jobs that were stored one after the other arrive in that order, and no call is made only to admit.
 CREATE FUNCTION fairlane.enqueue_one(p_id text, p_task text, p_queue text, p_payload bytea, p_channel text, p_lane text DEFAULT NULL,
     p_class smallint DEFAULT CLASS.NORMAL, p_cost double precision DEFAULT 1.0, p_expires double precision DEFAULT NULL,
     p_retries integer DEFAULT 3, p_backoff bytea DEFAULT NULL, p_timeout double precision DEFAULT NULL, p_pool text DEFAULT 'default',
@@ -143,6 +145,7 @@ DECLARE
     v_clock bigint;
     v_first boolean;
     v_arrival bigint;
+    v_older boolean;
     v_answer integer := 1;
 BEGIN
     IF NOT fairlane.is_trusted() THEN
@@ -150,22 +153,37 @@ BEGIN
         PERFORM fairlane.check_new(p_id, p_task, p_queue, p_payload, p_lane, p_class, p_cost, NULL, NULL, p_expires, p_retries, p_backoff,
             p_timeout, p_pool, p_retry_of, p_headers);
     END IF;
-    -- The identity, then the locks, without waiting for them, then the arrival.
-    INSERT INTO fairlane.job (id, task, queue, kind, class, lane, cost, payload, headers, retries, backoff, timeout, pool, retry_of,
+    -- First the identity, then the locks if they are free, then the arrival.
+    INSERT INTO fairlane.job AS n (id, task, queue, kind, class, lane, cost, payload, headers, retries, backoff, timeout, pool, retry_of,
         enqueued_at, expires)
     SELECT p_id, p_task, q.id, KIND.JOB, p_class, p_lane, p_cost, p_payload, p_headers, p_retries, p_backoff, p_timeout, p_pool, p_retry_of,
         v_now, p_expires
     FROM fairlane.queue q WHERE q.name = p_queue AND NOT q.ruled AND q.max_pending IS NULL AND q.closed IS NULL
     AND (SELECT r.id FROM fairlane.reserved_id r WHERE r.id = p_id) IS NULL
-    ON CONFLICT (id) DO NOTHING RETURNING seq, queue, CASE WHEN pg_try_advisory_xact_lock_shared(v_space, 0)
-        AND pg_try_advisory_xact_lock(v_space, queue) THEN nextval('fairlane.arrival') END INTO v_seq, v_queue, v_arrival;
+    ON CONFLICT (id) DO NOTHING RETURNING n.seq, n.queue, CASE WHEN pg_try_advisory_xact_lock_shared(v_space, 0)
+        AND pg_try_advisory_xact_lock(v_space, n.queue) THEN nextval('fairlane.arrival') END,
+        (SELECT a.seq FROM fairlane.active_job a WHERE a.queue = n.queue AND a.state = STATE.ARRIVING ORDER BY a.seq LIMIT 1) IS NOT NULL
+    INTO v_seq, v_queue, v_arrival, v_older;
     IF v_seq IS NULL THEN
         RETURN 0;
     END IF;
-    IF v_arrival IS NULL THEN
+    IF v_arrival IS NULL OR v_older THEN
+        IF v_arrival IS NULL AND NOT fairlane.lock_beside(ARRAY[v_queue]) THEN
+            v_answer := 3;
+        ELSIF NOT fairlane.has_waiting(v_queue, p_class) THEN
+            v_answer := 3;
+        END IF;
         INSERT INTO fairlane.active_job (seq, queue, class, cost, state, gate, expires_at)
         VALUES (v_seq, v_queue, p_class, p_cost, STATE.ARRIVING, GATE.UNADMITTED, v_now + p_expires);
-        v_answer := 11;
+        IF p_expires IS NOT NULL THEN
+            PERFORM fairlane.set_expiries(ARRAY[v_seq]);
+        END IF;
+        IF v_arrival IS NOT NULL THEN
+            PERFORM fairlane.admit_arriving(ARRAY[v_queue], 1000, fairlane.moment_of(p_now, p_lease));
+            PERFORM fairlane.drop_queue_topics();
+            PERFORM pg_notify(p_channel, t) FROM unnest(fairlane.topics()) t WHERE p_channel IS NOT NULL AND NOT starts_with(t, 'job:');
+        END IF;
+        RETURN v_answer;
     ELSE
         IF p_lane IS NULL THEN
             v_flow := fairlane.bare_flow(v_queue, p_class);
@@ -178,23 +196,23 @@ BEGIN
                 ORDER BY y.domain DESC LIMIT 1) c ON true;
         END IF;
         IF v_flow IS NULL THEN
-            SELECT d.id, f.id, p.tag, p.finish, p.place, c.value, p.tag IS NULL AND (
+            SELECT d.id, f.id, p.tag, p.finish, p.tid, c.value, p.tag IS NULL AND (
                 SELECT n.flow FROM fairlane.ready_lane n WHERE n.domain = d.id AND n.tag >= c.value ORDER BY n.tag, n.head LIMIT 1) IS NULL
             INTO v_domain, v_flow, v_tag, v_finish, v_place, v_clock, v_first FROM fairlane.domain d
             CROSS JOIN LATERAL (SELECT y.value FROM fairlane.clock y WHERE y.domain >= d.id AND y.domain <= d.id
                 ORDER BY y.domain DESC LIMIT 1) c
             LEFT JOIN fairlane.flow f ON f.domain = d.id AND f.lane = coalesce(p_lane, '')
-            LEFT JOIN LATERAL (SELECT x.tag, x.finish, x.ctid AS place FROM fairlane.lane_pace x WHERE x.flow >= f.id AND x.flow <= f.id
+            LEFT JOIN LATERAL (SELECT x.tag, x.finish, x.ctid AS tid FROM fairlane.lane_pace x WHERE x.flow >= f.id AND x.flow <= f.id
                 ORDER BY x.flow DESC LIMIT 1) p ON true
             WHERE d.inbox = '' AND d.class = p_class AND d.queue = v_queue;
         END IF;
         IF v_tag IS NULL THEN
             -- In a lane that has claimable jobs, workers that could start it were notified of the first one, or are busy.
             v_answer := 3;
-            -- Nothing at all was claimable: a worker is probably idle, and is notified with the commit. A NOTIFY makes commits
-            -- wait for each other, so in a queue that is busy the caller sends it, together with others. As a condition it is no
-            -- statement, which would cost more than the NOTIFY.
-            IF coalesce(v_first, true) AND pg_notify(p_channel, 'queue:' || p_queue) IS NOT NULL THEN
+            -- Nothing was claimable: a worker is probably idle, and is notified with the commit. A NOTIFY makes commits wait
+            -- for each other, so in a busy queue the caller sends it, together with others. It is part of the condition,
+            -- because a statement of its own would cost more than the NOTIFY.
+            IF p_channel IS NOT NULL AND coalesce(v_first, true) AND pg_notify(p_channel, 'queue:' || p_queue) IS NOT NULL THEN
                 v_answer := 7;
             END IF;
         END IF;
@@ -226,8 +244,8 @@ BEGIN
     RETURN v_answer;
 END $$;
 
--- Plain jobs, up to a thousand at once: the hot path. An array that is NULL means the usual value for all; one task or one
--- queue is that of all.
+-- Plain jobs, up to a thousand at once: the hot path. A NULL array stands for the default value; a single task or queue applies
+-- to all jobs.
 CREATE FUNCTION fairlane.enqueue(p_ids text[], p_tasks text[], p_queues text[], p_payloads bytea[], p_lanes text[], p_classes smallint[],
     p_costs double precision[], p_delays double precision[], p_run_ats double precision[], p_expires double precision[],
     p_retries integer[], p_backoffs bytea[], p_timeouts double precision[], p_pools text[], p_retry_ofs text[], p_headers bytea[],
@@ -237,14 +255,15 @@ LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
 DECLARE
     m fairlane.moment := fairlane.moment_of(p_now, p_lease);
     v_count integer := cardinality(p_ids);
-    v_queues integer[];          -- the number of each job's queue, or of the only one
+    v_queues integer[];          -- the queue of each job, or the only queue
     v_distinct integer[];
     v_first bigint := nextval('fairlane.job_seq_seq');
     v_seqs bigint[];
     v_new text[];
-    v_counted boolean := false;  -- a limit counts the waiting jobs
-    v_limited boolean := false;  -- there are lanes with a limit among them
+    v_counted boolean := false;  -- whether a queue or lane limits its waiting jobs
+    v_limited boolean := false;  -- whether a lane has a limit
     v_admit boolean;
+    v_beside boolean;
     q fairlane.queue;
     j fairlane.job;
     i integer;
@@ -253,7 +272,7 @@ BEGIN
         PERFORM fairlane.check_all_new(p_ids, p_tasks, p_queues, p_payloads, p_lanes, p_classes, p_costs, p_delays, p_run_ats, p_expires,
             p_retries, p_backoffs, p_timeouts, p_pools, p_retry_ofs, p_headers);
     END IF;
-    -- A call for several callers does not let all of them wait for the id of one.
+    -- A call that serves several callers must not make all of them wait for the id of one.
     PERFORM set_config('lock_timeout', p_patience, true);
     v_queues := fairlane.queue_numbers(p_queues);
     v_distinct := ARRAY(SELECT DISTINCT n FROM unnest(v_queues) n);
@@ -268,11 +287,11 @@ BEGIN
             END LOOP;
         END IF;
     END LOOP;
-    -- Ids grow with time, so one look-up shows that none of them is reserved.
+    -- Ids increase with time, so one look-up of their range shows that none is reserved.
     IF NOT EXISTS (SELECT 1 FROM fairlane.reserved_id r WHERE r.id BETWEEN (SELECT min(g) FROM unnest(p_ids) g)
                    AND (SELECT max(g) FROM unnest(p_ids) g)) THEN
-        -- Nearly always they are all new. The numbers of a call lie side by side, in its order; ids are stored in the order of
-        -- all calls.
+        -- Usually all ids are new. The numbers of a call are consecutive, in the order of the call; the rows are inserted in
+        -- the order of their ids, as in every call (see `locks.sql`).
         BEGIN
             INSERT INTO fairlane.job (seq, id, task, queue, kind, class, lane, cost, payload, headers, retries, backoff, timeout, pool,
                 retry_of, enqueued_at, delay, run_at, expires)
@@ -304,12 +323,24 @@ BEGIN
     END IF;
     IF v_seqs IS NOT NULL THEN
         IF v_counted OR v_limited THEN
-            -- A limit counts places, so each of these jobs must have one: they wait for the locks.
+            -- Limits are checked against admitted jobs, so these jobs must be admitted now: wait for the locks.
             PERFORM set_config('lock_timeout', '0', true);
             PERFORM fairlane.lock_some(NULL, v_distinct);
             v_admit := true;
         ELSE
             v_admit := fairlane.try_lock(v_distinct);
+        END IF;
+        IF v_admit AND EXISTS (SELECT 1 FROM unnest(v_distinct) g WHERE (SELECT a.seq FROM fairlane.active_job a
+                WHERE a.queue = g AND a.state = STATE.ARRIVING ORDER BY a.seq LIMIT 1) IS NOT NULL) THEN
+            -- What was stored before arrives before. Workers were notified of it when it was stored.
+            PERFORM fairlane.admit_arriving(v_distinct, 1000, fairlane.moment_of(p_now, p_lease));
+            PERFORM fairlane.drop_queue_topics();
+        ELSIF NOT v_admit THEN
+            v_beside := fairlane.lock_beside(v_distinct);
+            PERFORM fairlane.notify('queue:' || n.name) FROM (SELECT DISTINCT k.queue, k.class FROM unnest(v_seqs) g
+                CROSS JOIN LATERAL (SELECT y.queue, y.class FROM fairlane.job y WHERE y.seq = g OFFSET 0) k) x
+            CROSS JOIN LATERAL (SELECT y.name FROM fairlane.queue y WHERE y.id = x.queue OFFSET 0) n
+            WHERE NOT v_beside OR NOT fairlane.has_waiting(x.queue, x.class);
         END IF;
         m := fairlane.moment_of(p_now, p_lease);
         IF v_counted OR v_limited THEN
@@ -322,12 +353,12 @@ BEGIN
         END IF;
     END IF;
     arriving := NOT coalesce(v_admit, true);
-    -- No answer for each: all of them are new.
+    -- `created` stays NULL if all jobs are new.
     IF cardinality(v_new) IS DISTINCT FROM v_count THEN
         created := array_fill(true, ARRAY[v_count]);
         FOR i IN 1 .. v_count LOOP
             IF p_ids[i] = ANY (v_new) THEN
-                v_new := array_remove(v_new, p_ids[i]);  -- a second one with this id repeats the first
+                v_new := array_remove(v_new, p_ids[i]);  -- a second job with this id repeats the first
                 CONTINUE;
             END IF;
             SELECT NULL::bigint, NULL::bigint, m.now, coalesce(p_costs[i], 1.0), p_timeouts[i], p_delays[i], p_run_ats[i], p_expires[i],
@@ -338,14 +369,14 @@ BEGIN
             created[i] := false;
         END LOOP;
     END IF;
-    -- No states: all of them are pending.
+    -- `states` stays NULL if all jobs are pending.
     IF p_delays IS NOT NULL OR p_run_ats IS NOT NULL OR created IS NOT NULL THEN
         states := fairlane.states_of(p_ids);
     END IF;
     topics := fairlane.topics();
 END $$;
 
--- The numbers of queues, made when they are new, always in the order of their names.
+-- The numbers of queues. New ones are created in the order of their names.
 CREATE FUNCTION fairlane.queue_numbers(p_names text[]) RETURNS integer[] LANGUAGE plpgsql AS $$
 DECLARE
     v_name text;

@@ -1,7 +1,7 @@
 -- Failed jobs, grouped by their error.
 
--- Failed jobs by task and error group, the largest group first: of the newest `p_most`, of a queue if one is named. `exact` is
--- whether those were all. `error` is the end of the newest one's.
+-- Failed jobs by task and error group, the largest group first: the newest `p_most` of all queues or of one. `exact`: whether
+-- those were all. `error`: the end of the error of the newest job.
 CREATE FUNCTION fairlane.read_failures(p_queue text, p_task text, p_limit integer, p_most integer, p_tail integer)
 RETURNS TABLE (task text, error_group text, count bigint, first_at double precision, last_at double precision, reason text,
     example_id text, error text, exact boolean)

@@ -1,5 +1,5 @@
--- The fair order between lanes. Everything here runs under the lock of its queue. Functions that take a live row return it
--- changed, for the caller to save.
+-- The fair order between lanes. Everything here runs under the lock of the queue. Functions that take an active row return the
+-- changed row, and the caller saves it.
 
 CREATE FUNCTION fairlane.domain_for(p_queue integer, p_class integer, p_inbox text) RETURNS fairlane.domain LANGUAGE plpgsql AS $$
 DECLARE
@@ -13,8 +13,8 @@ BEGIN
     RETURN d;
 END $$;
 
--- The flow of the jobs of a class that have no lane and are for every worker, by far the most. Its number follows from the
--- queue's, so it needs no look-up: those cost an enqueue as much as its writes (measured: 20 of 420 µs).
+-- The flow of jobs without a lane and for any worker, which are the most frequent. Its number is computed from the queue and
+-- the class, which saves a look-up (measured: 20 of the 420 µs of an enqueue).
 CREATE FUNCTION fairlane.bare_flow(p_queue integer, p_class integer) RETURNS bigint LANGUAGE sql IMMUTABLE
 RETURN -(4 * p_queue::bigint + p_class);
 
@@ -23,7 +23,7 @@ BEGIN
     RETURN CASE WHEN p_lane = '' AND d.inbox = '' THEN fairlane.bare_flow(d.queue, d.class) ELSE nextval('fairlane.flow_id_seq') END;
 END $$;
 
--- The newest versions of what changes with every call, found from the end; see the table `clock`.
+-- The newest version of a row that changes with every call, found by a backward scan; see the table `clock`.
 CREATE FUNCTION fairlane.clock_of(p_domain bigint) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN (SELECT c.value FROM fairlane.clock c WHERE c.domain >= p_domain AND c.domain <= p_domain ORDER BY c.domain DESC LIMIT 1);
@@ -37,11 +37,11 @@ BEGIN
     RETURN p;
 END $$;
 
--- Where they lie. Only the call that holds the lock of their queue moves them.
+-- The row locations (`ctid`). Only the call that holds the lock of the queue moves these rows.
 CREATE FUNCTION fairlane.paces_at(p_flows bigint[]) RETURNS tid[] LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN ARRAY(SELECT x.place FROM unnest(p_flows) g(flow) CROSS JOIN LATERAL (
-        SELECT y.ctid AS place FROM fairlane.lane_pace y WHERE y.flow >= g.flow AND y.flow <= g.flow ORDER BY y.flow DESC LIMIT 1) x);
+    RETURN ARRAY(SELECT x.tid FROM unnest(p_flows) g(flow) CROSS JOIN LATERAL (
+        SELECT y.ctid AS tid FROM fairlane.lane_pace y WHERE y.flow >= g.flow AND y.flow <= g.flow ORDER BY y.flow DESC LIMIT 1) x);
 END $$;
 
 CREATE FUNCTION fairlane.set_clock(p_domain bigint, p_value bigint) RETURNS void LANGUAGE plpgsql AS $$
@@ -53,7 +53,7 @@ BEGIN
     UPDATE fairlane.clock SET value = p_value WHERE ctid = v_place;
 END $$;
 
--- Give a flow another tag and head, or neither when nothing of it is claimable. Its pace has the place where it stood.
+-- Change the tag and the head of a flow, both NULL when it has no claimable job. `p` is its state before the change.
 CREATE FUNCTION fairlane.move_flow(p fairlane.lane_pace, p_tag bigint, p_head bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p.tag IS NOT NULL THEN
@@ -65,7 +65,7 @@ BEGIN
     END IF;
 END $$;
 
--- Put an arrival into the flow of its lane, and notify the workers that could start it. Returns the number of the flow.
+-- Add an arriving job to the flow of its lane, and notify the workers that could start it. Returns the number of the flow.
 CREATE FUNCTION fairlane.join_flow(p_queue integer, p_class integer, p_inbox text, p_lane text, p_arrival bigint)
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -96,17 +96,17 @@ BEGIN
     RETURN coalesce((SELECT j.lane FROM fairlane.job j WHERE j.seq = p_seq), '');
 END $$;
 
--- Make a job claimable. It is pending, granted and ungated.
+-- Make a job claimable; it is pending, granted and ungated.
 CREATE FUNCTION fairlane.enter(l fairlane.active_job, m fairlane.moment) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
 BEGIN
     l.flow := fairlane.join_flow(l.queue, l.class, l.inbox, fairlane.lane_key(l.seq), l.arrival);
-    -- Only a job for one worker can leave its lane's place idle.
+    -- Only a job that no other worker can take can hold its lane's place idle.
     l.granted_at := CASE WHEN l.lane IS NOT NULL AND l.inbox <> '' THEN m.now END;
     RETURN l;
 END $$;
 
--- Look up the next job of a flow after its head has gone; its tag stays, because nothing was paid. It comes after the
--- one that has gone: looked for from the beginning, every dead row of the flow would be in the way.
+-- Find the next job of a flow after its head has gone. The tag stays, because nothing was charged. The search starts at the old
+-- head: from the beginning, it would read every dead row of the flow.
 CREATE FUNCTION fairlane.find_head(p_flow bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     p fairlane.lane_pace := fairlane.pace_of(p_flow);
@@ -119,7 +119,7 @@ BEGIN
     END IF;
 END $$;
 
--- Take a job out of the line, before it has started. Nothing was charged for it, so nothing is owed.
+-- Remove a job from its flow before it has started. Nothing was charged for it.
 CREATE FUNCTION fairlane.withdraw(l fairlane.active_job) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
 DECLARE
     v_flow bigint := l.flow;
@@ -136,7 +136,7 @@ BEGIN
     RETURN l;
 END $$;
 
--- Return what an interrupted start had paid, so that starting again pays once in all.
+-- Refund the charge of an interrupted start, so that the job pays once in all.
 CREATE FUNCTION fairlane.give_back(l fairlane.active_job) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
 DECLARE
     d fairlane.domain := fairlane.domain_for(l.queue, l.class, l.inbox);

@@ -1,45 +1,46 @@
--- What sessions write about jobs they hold, fenced by (job, fence, session), and the claim that may follow in the same
--- call: one round trip for a worker that works.
+-- Writes of sessions about jobs they hold, fenced by (job, fence, session), and the claim that may follow in the same call: a
+-- busy worker needs one round trip.
 
--- Give back so many places of each lane and hand them on, with few statements: the hot path of limited lanes. Nearly
--- always one place goes from one plain job to the next of its lane, or no job waits; every other case goes the long way.
--- `p_flows`: the flow of one that gave a place back, with its class, if it was in no inbox. The next is nearly always in
--- the same one, which then need not be looked up.
+-- Free `p_freed` places of each lane and grant them again, with few statements: the hot path of limited lanes. Usually one
+-- place passes from one plain job to the next of its lane, or no job waits; every other case takes the general way. `p_flows`,
+-- `p_classes`: the flow and class of a job that freed a place, if it was in no inbox. The next job is usually in the same flow,
+-- which then need not be looked up.
 CREATE FUNCTION fairlane.hand_on_all(p_lanes bigint[], p_freed integer[], p_flows bigint[], p_classes smallint[], m fairlane.moment)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_unwanted bigint[];
     v_long bigint[];
-    v_counted bigint[];      -- lanes whose count changes, sorted, and by how much
+    v_counted bigint[];      -- sorted: lanes whose count changes, and by how much (`v_by`)
     v_by integer[];
-    v_seqs bigint[];         -- the jobs that get a place, sorted, with their flows
+    v_seqs bigint[];         -- sorted: the jobs that get a place, and their flows
     v_flows bigint[];
-    v_raised bigint[];       -- the flows of those, sorted, that had nothing claimable, with their new heads
+    v_raised bigint[];       -- sorted: those flows that had no claimable job, and their new heads
     v_heads bigint[];
-    v_places tid[];
-    v_domains bigint[];      -- of those, sorted
+    v_paces tid[];
+    v_domains bigint[];      -- sorted: the domains of `v_raised`
     v_clocks bigint[];
-    v_bare bigint[];         -- those of them that had nothing claimable at all
-    v_boxed boolean;         -- one of the jobs is in an inbox
+    v_bare bigint[];         -- those of `v_domains` without any claimable job
+    v_boxed boolean;         -- whether one of the jobs is in an inbox
     v_lane bigint;
 BEGIN
-    -- `simple`: one place is free, and the next in line is a job that nothing else holds, behind what its flow has claimable.
+    -- `simple`: one place is free, and the next waiting job is ungated, no turn, and comes after the claimable jobs of its
+    -- flow.
     SELECT array_agg(n.id) FILTER (WHERE w.seq IS NULL AND x.none_waits), array_agg(n.id) FILTER (WHERE NOT x.simple AND NOT x.none_waits),
         array_agg(n.id ORDER BY n.id) FILTER (WHERE g.freed - x.simple::integer <> 0),
         array_agg(g.freed - x.simple::integer ORDER BY n.id) FILTER (WHERE g.freed - x.simple::integer <> 0),
         array_agg(w.seq ORDER BY w.seq) FILTER (WHERE x.simple), array_agg(p.flow ORDER BY w.seq) FILTER (WHERE x.simple),
         array_agg(p.flow ORDER BY p.flow) FILTER (WHERE x.simple AND p.tag IS NULL),
         array_agg(w.arrival ORDER BY p.flow) FILTER (WHERE x.simple AND p.tag IS NULL),
-        array_agg(p.place) FILTER (WHERE x.simple AND p.tag IS NULL),
+        array_agg(p.tid) FILTER (WHERE x.simple AND p.tag IS NULL),
         array_agg(DISTINCT p.domain) FILTER (WHERE x.simple AND p.tag IS NULL),
         bool_or(w.inbox <> '') FILTER (WHERE x.simple)
-    INTO v_unwanted, v_long, v_counted, v_by, v_seqs, v_flows, v_raised, v_heads, v_places, v_domains, v_boxed
+    INTO v_unwanted, v_long, v_counted, v_by, v_seqs, v_flows, v_raised, v_heads, v_paces, v_domains, v_boxed
     FROM unnest(p_lanes, p_freed, p_flows, p_classes) g(lane, freed, flow, class)
     CROSS JOIN LATERAL (SELECT y.* FROM fairlane.lane y WHERE y.id = g.lane OFFSET 0) n
     LEFT JOIN LATERAL (SELECT y.seq, y.arrival, y.inbox, y.class, y.state, y.gate, y.waiter FROM fairlane.active_job y
         WHERE y.lane = n.id AND y.lane IS NOT NULL AND NOT y.granted AND y.session IS NULL AND (y.expires_at IS NULL OR y.expires_at > m.now)
         ORDER BY y.rank, y.arrival LIMIT 1) w ON true
-    LEFT JOIN LATERAL (SELECT y.flow, y.domain, y.tag, y.head, y.ctid AS place FROM fairlane.lane_pace y
+    LEFT JOIN LATERAL (SELECT y.flow, y.domain, y.tag, y.head, y.ctid AS tid FROM fairlane.lane_pace y
         CROSS JOIN LATERAL (SELECT CASE WHEN g.class = w.class AND w.inbox = '' THEN g.flow ELSE (
             SELECT f.id FROM fairlane.flow f WHERE f.lane = n.key AND f.domain = (
                 SELECT d.id FROM fairlane.domain d WHERE d.inbox = w.inbox AND d.class = w.class AND d.queue = n.queue)) END AS flow OFFSET 0) i
@@ -49,7 +50,7 @@ BEGIN
             AND p.flow IS NOT NULL AND (p.tag IS NULL OR p.head < w.arrival), false) AS simple,
         w.seq IS NULL AND (SELECT y.seq FROM fairlane.active_job y WHERE y.lane = n.id AND y.lane IS NOT NULL AND NOT y.granted AND y.session IS NULL LIMIT 1)
             IS NULL AS none_waits OFFSET 0) x;
-    -- A place that goes from one to the next leaves the lane's count as it is.
+    -- A place that passes from one job to the next does not change the count of the lane.
     IF v_counted IS NOT NULL THEN
         UPDATE fairlane.lane u SET granted = u.granted - v_by[width_bucket(u.id, v_counted)] WHERE u.id = ANY (v_counted);
     END IF;
@@ -63,10 +64,10 @@ BEGIN
             WITH raised AS (
                 UPDATE fairlane.lane_pace u SET tag = greatest(u.finish, v_clocks[width_bucket(u.domain, v_domains)]),
                     head = v_heads[width_bucket(u.flow, v_raised)]
-                WHERE u.ctid = ANY (v_places) RETURNING u.flow, u.domain, u.tag, u.head
+                WHERE u.ctid = ANY (v_paces) RETURNING u.flow, u.domain, u.tag, u.head
             )
             INSERT INTO fairlane.ready_lane (domain, tag, head, flow) SELECT x.domain, x.tag, x.head, x.flow FROM raised x;
-            -- Where something was claimable already, workers that could start it were notified before, or are busy.
+            -- In domains that had claimable jobs before, workers were notified then, or are busy.
             PERFORM fairlane.notify_ready(d.queue, d.inbox) FROM fairlane.domain d WHERE d.id = ANY (v_bare);
         END IF;
         IF v_boxed THEN
@@ -83,8 +84,8 @@ BEGIN
     END IF;
 END $$;
 
--- A write by a session that does not hold the job: a repetition (1), or stale (2). `p_move` NULL: it reports progress. A refused
--- write is not counted while another call has the row: that is out of order, and must not be waited for.
+-- The verdict on a write by a session that does not hold the job: repeated (1) or stale (2). `p_move` NULL: a progress report.
+-- A rejected write is not counted if another call holds the row: that lock would be out of order.
 CREATE FUNCTION fairlane.judge(p_session text, p_id text, p_fence integer, p_move smallint, OUT acceptance smallint, OUT state smallint)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -100,7 +101,7 @@ BEGIN
     END IF;
     state := coalesce(r.final, r.live);
     IF r.fence = p_fence AND r.move IS NOT NULL THEN
-        -- A requested cancel turns all but a completion into its end.
+        -- A requested cancel replaces every move except a completion.
         IF r.session = p_session AND p_move IS NOT NULL AND (r.move = p_move OR (r.move = MOVE.CANCEL AND p_move <> MOVE.COMPLETE)) THEN
             acceptance := 1;
         ELSE
@@ -126,9 +127,9 @@ BEGIN
     END IF;
 END $$;
 
--- Carry out one decision of the holder; a requested cancel turns all but a completion into its end.
+-- Apply one transition of the holder. A requested cancel replaces every move except a completion.
 CREATE FUNCTION fairlane.apply(l fairlane.active_job, p_move smallint, p_delay double precision, p_result bytea, p_reason text, p_error text,
-    p_group text, p_holder text, p_worker text, m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
+    p_group text, p_payload bytea, p_holder text, p_worker text, m fairlane.moment) RETURNS smallint LANGUAGE plpgsql AS $$
 DECLARE
     v_state smallint;
 BEGIN
@@ -154,6 +155,9 @@ BEGIN
         IF p_move = MOVE.SNOOZE THEN
             l.attempt := l.attempt - 1;
         END IF;
+        IF p_payload IS NOT NULL THEN
+            UPDATE fairlane.job j SET payload = p_payload, fingerprint = fairlane.fingerprint(j) WHERE j.seq = l.seq;
+        END IF;
         PERFORM fairlane.go_again(l, p_delay, p_reason IS NOT DISTINCT FROM 'crashed', m);
         RETURN v_state;
     END IF;
@@ -162,14 +166,14 @@ BEGIN
     RETURN v_state;
 END $$;
 
--- Apply decisions. Plain jobs that complete are written together: the hot path; in lanes without a limit it takes no lock
--- of a queue. `p_seqs` says where to look first (0: by id), `p_moves` NULL that all complete. `freed`: how many of each class
--- the session does not hold any more, for the caller to take from its load. `p_sources`: what the caller claims from
--- afterwards, NULL when it claims nothing. If anything is locked here, those queues are too, because nothing can be waited
--- for later; `locked` are all of them, NULL when there are none.
+-- Apply transitions. Plain jobs that complete are written together, which is the hot path and takes no queue lock for lanes
+-- without a limit. `p_seqs`: where to look first (0: look up by id). `p_moves` NULL: all complete. `freed`: how many jobs of
+-- each class the session no longer holds, for the caller to subtract from its load. `p_sources`: the queues the caller claims
+-- from afterwards, NULL if it does not claim. If any queue is locked here, those are locked too, because later nothing may be
+-- waited for; `locked`: all of them, or NULL.
 CREATE FUNCTION fairlane.finish_jobs(s fairlane.session, p_sources text[], p_ids text[], p_seqs bigint[], p_fences integer[], p_moves smallint[],
-    p_results bytea[], p_delays double precision[], p_reasons text[], p_errors text[], p_groups text[], p_now double precision,
-    p_lease double precision, OUT acceptances smallint[], OUT states smallint[], OUT freed integer[], OUT locked integer[]) LANGUAGE plpgsql AS $$
+    p_results bytea[], p_delays double precision[], p_reasons text[], p_errors text[], p_groups text[], p_payloads bytea[],
+    p_now double precision, p_lease double precision, OUT acceptances smallint[], OUT states smallint[], OUT freed integer[], OUT locked integer[]) LANGUAGE plpgsql AS $$
 DECLARE
     l fairlane.active_job;
     m fairlane.moment;
@@ -189,13 +193,14 @@ BEGIN
         p_seqs := ARRAY(SELECT CASE WHEN g.seq > 0 THEN g.seq ELSE coalesce((SELECT j.seq FROM fairlane.job j WHERE j.id = g.id), 0) END
             FROM unnest(p_ids, p_seqs) WITH ORDINALITY g(id, seq, ord) ORDER BY g.ord);
     END IF;
-    -- What does more than complete needs locks. Nothing that they depend on can change meanwhile: only a call that has the store alone
-    -- touches the lane or the binding of a running job.
+    -- Anything but a plain completion needs locks. What they depend on cannot change meanwhile: only a call that holds the
+    -- store exclusively changes the lane or the binding of a running job.
     SELECT array_agg(DISTINCT r.queue) FILTER (WHERE NOT r.plain OR p_moves IS NOT NULL),
         array_agg(DISTINCT r.queue) FILTER (WHERE r.lane IS NOT NULL), array_agg(r.binding) FILTER (WHERE r.binding IS NOT NULL)
     INTO v_queues, v_lane_queues, v_bindings FROM fairlane.active_job r WHERE r.seq = ANY (p_seqs) AND r.session = v_holder;
     IF v_queues IS NOT NULL THEN
-        -- Running jobs come before pools and queues. A call that only completes holds its jobs by deleting them, in this order too.
+        -- Rows of running jobs are locked before pools and queues. A call that only completes jobs locks them by deleting them,
+        -- in the same order.
         PERFORM 1 FROM fairlane.active_job r WHERE r.seq = ANY (p_seqs) AND r.session = v_holder ORDER BY r.seq FOR UPDATE;
     END IF;
     m.now := coalesce(p_now, extract(epoch FROM clock_timestamp()));
@@ -204,12 +209,12 @@ BEGIN
     v_done := v_completed.done;
     freed := v_completed.freed;
     IF v_queues IS NULL AND cardinality(v_done) = 0 THEN
-        -- One by one too, such as when a job is named twice.
+        -- Jobs that are applied one by one need it too, for example when a job is named twice.
         PERFORM 1 FROM fairlane.active_job r WHERE r.seq = ANY (p_seqs) AND r.session = v_holder ORDER BY r.seq FOR UPDATE;
     END IF;
     v_queues := v_queues || v_lane_queues;
     IF v_bindings IS NOT NULL THEN
-        -- The end of a bound job may open the gate of others of its binding, in any queue.
+        -- Ending a bound job may open the gate of other jobs of its binding, in any queue.
         PERFORM fairlane.lock_some(ARRAY(SELECT b.pool FROM fairlane.binding b WHERE b.seq = ANY (v_bindings)), NULL);
         v_queues := v_queues || ARRAY(SELECT DISTINCT w.queue FROM fairlane.job_extra a
             JOIN fairlane.active_job w ON w.seq = a.seq WHERE a.binding = ANY (v_bindings));
@@ -232,14 +237,14 @@ BEGIN
     IF cardinality(v_done) < cardinality(p_ids) THEN
         FOR i IN 1 .. cardinality(p_ids) LOOP
             IF p_seqs[i] = ANY (v_done) AND coalesce(p_moves[i], 3) = 3 THEN
-                -- A second one for the same job is judged by what the first has stored.
+                -- A second transition of the same job is judged by what the first has stored.
                 v_done := array_remove(v_done, p_seqs[i]);
                 CONTINUE;
             END IF;
             SELECT * INTO l FROM fairlane.active_job r WHERE r.seq = p_seqs[i] AND r.session = v_holder AND r.fence = p_fences[i] FOR UPDATE;
             IF FOUND THEN
                 states[i] := fairlane.apply(l, coalesce(p_moves[i], MOVE.COMPLETE::smallint), coalesce(p_delays[i], 0), p_results[i], p_reasons[i],
-                    p_errors[i], p_groups[i], s.id, CASE WHEN s.idx IS NULL THEN s.host ELSE s.pool || '/' || s.idx END, m);
+                    p_errors[i], p_groups[i], p_payloads[i], s.id, CASE WHEN s.idx IS NULL THEN s.host ELSE s.pool || '/' || s.idx END, m);
             ELSE
                 v_judged := fairlane.judge(s.id, p_ids[i], p_fences[i], coalesce(p_moves[i], MOVE.COMPLETE::smallint));
                 acceptances[i] := v_judged.acceptance;
@@ -249,14 +254,14 @@ BEGIN
     END IF;
 END $$;
 
--- Complete those of a session's jobs that are plain; answers with their numbers, and how many there were of each class. It
--- waits for no lock but that of a job. The places of limited lanes are for the caller to hand on: so many of each lane, as
--- `hand_on_all` takes them, once it has locked their queues.
+-- Complete the plain jobs among those of a session. Returns their numbers, and how many there were of each class. Waits for no
+-- lock except those of the jobs. The freed places of limited lanes are returned in the form that `hand_on_all` takes; the
+-- caller grants them once it has locked the queues.
 CREATE FUNCTION fairlane.complete_jobs(p_holder bigint, p_seqs bigint[], p_fences integer[], p_moves smallint[], p_results bytea[],
     m fairlane.moment, OUT done bigint[], OUT freed integer[], OUT lanes bigint[], OUT vacated integer[], OUT flows bigint[],
     OUT classes smallint[]) LANGUAGE plpgsql AS $$
 DECLARE
-    v_asked bigint[];  -- sorted, so that a job's fence and result are found by halving
+    v_asked bigint[];  -- sorted, so that a job's fence and result are found by binary search
     v_fences integer[];
     v_results bytea[];
     v_queues integer[];
@@ -267,7 +272,7 @@ BEGIN
     SELECT array_agg(g.seq ORDER BY g.seq), array_agg(g.fence ORDER BY g.seq), array_agg(g.result ORDER BY g.seq)
     INTO v_asked, v_fences, v_results FROM unnest(p_seqs, p_fences, p_moves, p_results) g(seq, fence, move, result)
     WHERE g.move = MOVE.COMPLETE OR p_moves IS NULL;
-    -- A second one for the same job is judged by what the first has stored: one by one.
+    -- A second transition of the same job is judged by what the first has stored, so these are applied one by one.
     IF v_asked IS NULL OR (SELECT count(DISTINCT g) FROM unnest(v_asked) g) < cardinality(v_asked) THEN
         RETURN;
     END IF;
@@ -306,8 +311,9 @@ BEGIN
     END IF;
 END $$;
 
--- Give live jobs that have lost their identities others, under which they can be found and ended: nothing but damage makes one.
--- Their payload is none that could be run, so that they fail when they are claimed. NULL: all there are. Returns the new ids.
+-- Create new identities for active jobs that have lost theirs, which only damage can cause, so that they can be found and
+-- ended. The payload is one that cannot run: the job fails when it is claimed. `p_seqs` NULL: all such jobs. Returns the new
+-- ids.
 CREATE FUNCTION fairlane.adopt(p_seqs bigint[]) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
     v_ids text[];
@@ -326,17 +332,18 @@ BEGIN
     RETURN coalesce(v_ids, '{}');
 END $$;
 
--- How long a job waited for its first start, once it was due.
+-- How long a job waited for its first start, from when it was due.
 CREATE FUNCTION fairlane.waited(p_started_at double precision, p_enqueued_at double precision, p_delay double precision,
     p_run_at double precision) RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
     SELECT greatest(0, p_started_at - greatest(p_enqueued_at + coalesce(p_delay, 0), p_run_at)) $$;
 
--- Finish, claim, or both in one step. Without ids nothing is finished; without a number nothing is claimed.
+-- Finish, claim, or both in one step. Without ids nothing is finished; without a number nothing is claimed. `p_payloads`: new
+-- payloads of retries, NULL if there are none.
 CREATE FUNCTION fairlane.exchange(p_session text, p_ids text[], p_seqs bigint[], p_fences integer[], p_moves smallint[],
     p_results bytea[], p_delays double precision[], p_reasons text[], p_errors text[], p_groups text[], p_number bigint,
     p_total integer, p_ask_queues text[], p_ask_classes smallint[], p_ask_mosts integer[], p_ask_belows integer[],
     p_bytes bigint DEFAULT 1048576, p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
-    OUT acceptances smallint[], OUT states smallint[], OUT seqs bigint[], OUT ids text[], OUT fences integer[], OUT attempts integer[],
+    p_payloads bytea[] DEFAULT NULL, OUT acceptances smallint[], OUT states smallint[], OUT seqs bigint[], OUT ids text[], OUT fences integer[], OUT attempts integer[],
     OUT tasks text[], OUT queues text[], OUT lanes text[], OUT classes smallint[], OUT payloads bytea[], OUT retries integer[],
     OUT backoffs bytea[], OUT timeouts double precision[], OUT kinds smallint[], OUT stickies text[], OUT suspects boolean[],
     OUT limited boolean[], OUT headers bytea[], OUT waits double precision[], OUT topics text[])
@@ -352,7 +359,8 @@ BEGIN
     PERFORM pg_advisory_xact_lock_shared(fairlane.space(), 0);
     SELECT * INTO s FROM fairlane.session x WHERE x.id = p_session;
     IF cardinality(p_ids) > 0 THEN
-        r := fairlane.finish_jobs(s, CASE WHEN p_number IS NOT NULL AND p_total > 0 THEN p_ask_queues END, p_ids, p_seqs, p_fences, p_moves, p_results, p_delays, p_reasons, p_errors, p_groups, p_now, p_lease);
+        r := fairlane.finish_jobs(s, CASE WHEN p_number IS NOT NULL AND p_total > 0 THEN p_ask_queues END, p_ids, p_seqs, p_fences, p_moves, p_results, p_delays, p_reasons, p_errors, p_groups, p_payloads,
+            p_now, p_lease);
         acceptances := r.acceptances;
         states := r.states;
         v_freed := r.freed;
@@ -363,7 +371,7 @@ BEGIN
             p_now, p_lease);
         seqs := r.taken;
         v_counted := r.counted;
-        -- A second time if an identity is missing: one that stands for it is made in between.
+        -- Read again if an identity was missing and has been replaced.
         WHILE cardinality(seqs) > 0 LOOP
             SELECT array_agg(x.id), array_agg(x.fence), array_agg(x.attempt), array_agg(x.task), array_agg(x.queue), array_agg(x.lane),
                 array_agg(x.class), array_agg(x.payload), array_agg(x.retries), array_agg(x.backoff), array_agg(x.timeout),
@@ -389,7 +397,7 @@ BEGIN
     END IF;
 END $$;
 
--- Keep the latest progress of running jobs.
+-- Store the latest progress of running jobs.
 CREATE FUNCTION fairlane.report(p_session text, p_ids text[], p_fences integer[], p_values bytea[],
     p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL, OUT acceptances smallint[],
     OUT states smallint[], OUT topics text[])
@@ -401,7 +409,7 @@ DECLARE
 BEGIN
     acceptances := '{}';
     states := '{}';
-    -- No call takes jobs away from a session meanwhile, and others hold jobs in the same order.
+    -- Under this lock no call takes jobs away from the session, and other calls lock jobs in the same order.
     PERFORM pg_advisory_xact_lock_shared(fairlane.space(), 0);
     FOR i IN SELECT g.ord FROM unnest(p_ids) WITH ORDINALITY g(id, ord)
              ORDER BY (SELECT j.seq FROM fairlane.job j WHERE j.id = g.id), g.ord LOOP

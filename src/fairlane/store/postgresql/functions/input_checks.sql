@@ -1,8 +1,7 @@
--- Checks of what producers send. A role that may write the tables is trusted, because the client has checked its input; a
--- producer is not, so its input is checked here, and the time is the server's.
+-- Checks of what producers send.
 
--- A role that may write the tables is trusted with what it sends, which the client has checked; a producer is not: what it
--- sends is checked here, and the time is the server's.
+-- A role that may write the tables is trusted, because the client has checked its input. A producer is not: its input is
+-- checked here, and the time is the server's.
 CREATE FUNCTION fairlane.is_trusted() RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN has_table_privilege(CASE WHEN current_setting('role') = 'none' THEN session_user ELSE current_setting('role')::name END,
@@ -16,7 +15,7 @@ BEGIN
     END IF;
 END $$;
 
--- Names, keys and durations as `fairlane.model.names` has them; NULL is none of them.
+-- Names, keys and durations as in `model/names.py`. NULL is not a valid name or key.
 CREATE FUNCTION fairlane.check_name(p_field text, p_value text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p_value IS NULL OR p_value COLLATE "C" !~ '^[A-Za-z0-9_.:-]{1,128}$' THEN
@@ -47,7 +46,8 @@ BEGIN
     END IF;
 END $$;
 
--- One new job, as the client checks it. Whether the payload is JSON shows when the job runs: it fails alone.
+-- Check one new job as the client does. Whether the payload is JSON is not checked: a job with another payload fails when it
+-- runs.
 CREATE FUNCTION fairlane.check_new(p_id text, p_task text, p_queue text, p_payload bytea, p_lane text, p_class smallint,
     p_cost double precision, p_delay double precision, p_run_at double precision, p_expires double precision, p_retries integer,
     p_backoff bytea, p_timeout double precision, p_pool text, p_retry_of text, p_headers bytea) RETURNS void LANGUAGE plpgsql AS $$
@@ -88,7 +88,7 @@ CREATE FUNCTION fairlane.check_all_new(p_ids text[], p_tasks text[], p_queues te
     p_expires double precision[], p_retries integer[], p_backoffs bytea[], p_timeouts double precision[], p_pools text[],
     p_retry_ofs text[], p_headers bytea[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    -- The numbers of a call lie side by side, in steps of a thousand.
+    -- The numbers of a call are consecutive, and sequences advance by a thousand.
     IF p_ids IS NULL OR cardinality(p_ids) > 1000 OR array_ndims(p_ids) > 1 OR array_lower(p_ids, 1) <> 1 THEN
         PERFORM fairlane.refuse('FL008', 'send a list of at most 1000 in one call', 'jobs');
     END IF;
@@ -99,7 +99,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- What few jobs have. Turns belong to sessions, clean-ups to bindings and slots to schedules: none of them is a producer's.
+-- Check the optional attributes of jobs: kind, unique value, sticky key, worker. Turns belong to sessions, clean-ups to
+-- bindings and slots to schedules: a producer may not send any of them.
 CREATE FUNCTION fairlane.check_kinds(p_kinds smallint[], p_uniques text[], p_unique_fors double precision[], p_stickies text[],
     p_workers integer[], p_ttls double precision[], p_crons text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE

@@ -12,7 +12,7 @@ BEGIN
     RETURN (coalesce(p_now, v_clock), coalesce(p_lease, p_now, v_clock))::fairlane.moment;
 END $$;
 
--- One job went from one state to another; NULL is no state, and what is arriving is not counted.
+-- Count the move of a job from one state to another; NULL stands for no state. Arriving jobs are not counted.
 CREATE FUNCTION fairlane.count_move(p_queue integer, p_class integer, p_was integer, p_becomes integer, p_slotless integer DEFAULT 0)
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -38,14 +38,14 @@ BEGIN
     RETURN v_id;
 END $$;
 
--- Whether a job has anything that few have, and so a row in `job_extra`.
+-- Whether a job has a row in `job_extra`: it is scheduled, gated, in an inbox, bound, has a waiter, or expires.
 CREATE FUNCTION fairlane.has_extra(l fairlane.active_job) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     RETURN l.state = STATE.SCHEDULED OR l.gate IN (GATE.UNBOUND, GATE.CLEANUP, GATE.PARENT) OR l.inbox <> ''
         OR num_nonnulls(l.expires_at, l.binding, l.waiter) > 0;
 END $$;
 
--- Let `job_extra` say what `active_job` says of a job.
+-- Update the row in `job_extra` from the row in `active_job`.
 CREATE FUNCTION fairlane.save_extra(l fairlane.active_job) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF fairlane.has_extra(l) THEN
@@ -58,7 +58,7 @@ BEGIN
     END IF;
 END $$;
 
--- The same for new jobs that have nothing else than that some of them expire.
+-- The same for new jobs of which some expire, and which have no other optional attribute.
 CREATE FUNCTION fairlane.set_expiries(p_seqs bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO fairlane.job_extra (seq, arrival, due, expires_at, class, gate, scheduled, inbox)
@@ -66,7 +66,7 @@ BEGIN
     WHERE l.seq = ANY (p_seqs) AND l.expires_at IS NOT NULL;
 END $$;
 
--- Store the live row of a new job.
+-- Insert the active row of a new job.
 CREATE FUNCTION fairlane.put(l fairlane.active_job) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO fairlane.active_job SELECT l.*;
@@ -75,7 +75,7 @@ BEGIN
     END IF;
 END $$;
 
--- Write what moves of a live job.
+-- Write the columns of an active row that change.
 CREATE FUNCTION fairlane.save(l fairlane.active_job) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM fairlane.save_extra(l);

@@ -1,7 +1,7 @@
--- The terms of lanes and the places of limited ones. Everything here runs under the lock of its queue. Functions that take a
--- live row return it changed, for the caller to save.
+-- The terms of lanes, and the places of limited lanes. Everything here runs under the lock of the queue. Functions that take an
+-- active row return the changed row, and the caller saves it.
 
--- What holds for a lane: the longest literal prefix wins, an exact key before a prefix of equal length.
+-- The rule of a lane: the longest literal prefix wins, and an exact key before a prefix of equal length.
 CREATE FUNCTION fairlane.terms(p_queue integer, p_lane text) RETURNS fairlane.rule LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_rule fairlane.rule;
@@ -20,7 +20,8 @@ BEGIN
     RETURN v_rule;
 END $$;
 
--- Free slots for a class, out of a limit, its reservations and what runs: the rule of workers and of limited queues.
+-- Free slots for a class, given a limit, its reservations and the running jobs by class: the same for workers and for limited
+-- queues.
 CREATE FUNCTION fairlane.room(p_total integer, p_high integer, p_normal integer, r0 bigint, r1 bigint, r2 bigint, p_class integer)
 RETURNS integer LANGUAGE sql IMMUTABLE AS $$
     SELECT greatest(0, least(p_total - r0 - r1 - r2,
@@ -28,7 +29,7 @@ RETURNS integer LANGUAGE sql IMMUTABLE AS $$
         CASE WHEN p_class = CLASS.LOW THEN p_total - p_high - p_normal - r2 ELSE p_total END))::integer
 $$;
 
--- The limited lane of a key, made when it has no jobs yet; nothing (a NULL id) when the lane has no limit.
+-- The limited lane of a key, created when it has no jobs yet; NULL fields if the lane has no limit.
 CREATE FUNCTION fairlane.lane_for(p_queue integer, p_key text) RETURNS fairlane.lane LANGUAGE plpgsql AS $$
 DECLARE
     n fairlane.lane;
@@ -44,7 +45,7 @@ BEGIN
     RETURN n;
 END $$;
 
--- Start a turn in its waiter: it is never claimed.
+-- Start a turn in its waiter: turns are never claimed.
 CREATE FUNCTION fairlane.start_turn(l fairlane.active_job, m fairlane.moment) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM fairlane.count_move(l.queue, l.class, l.state, STATE.RUNNING, 1);
@@ -59,7 +60,7 @@ BEGIN
     RETURN l;
 END $$;
 
--- A granted job: a turn starts, a job that nothing else holds becomes claimable.
+-- A job was granted a place: a turn starts, an ungated job becomes claimable.
 CREATE FUNCTION fairlane.open_job(l fairlane.active_job, m fairlane.moment) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
 BEGIN
     IF l.kind = KIND.TURN THEN
@@ -72,7 +73,7 @@ BEGIN
     RETURN l;
 END $$;
 
--- The last of those that hold a place of a lane and have not started.
+-- The last job, in order, that holds a place of a lane and has not started.
 CREATE FUNCTION fairlane.weakest(p_lane bigint) RETURNS fairlane.active_job LANGUAGE plpgsql STABLE AS $$
 DECLARE
     w fairlane.active_job;
@@ -90,7 +91,7 @@ BEGIN
     PERFORM fairlane.save(l);
 END $$;
 
--- Let a pending job take its place in its lane, and in the line if it may start.
+-- Add a pending job to its lane, and to its flow if it may start.
 CREATE FUNCTION fairlane.arrive(l fairlane.active_job, m fairlane.moment) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
 DECLARE
     n fairlane.lane;
@@ -110,13 +111,13 @@ BEGIN
     l.granted := false;
     l.rank := CASE WHEN n.ordered THEN 0 ELSE l.class END;
     IF l.kind = KIND.TURN AND l.expires_at < m.now THEN
-        RETURN l;  -- too late to start; the sweeper cancels it
+        RETURN l;  -- too late to start; the promoter cancels it
     END IF;
     IF n.granted < n.places THEN
         UPDATE fairlane.lane SET granted = granted + 1 WHERE id = n.id;
         l.granted := true;
     ELSIF NOT n.ordered AND l.class < CLASS.LOW THEN
-        -- In an unordered lane a job of a higher class takes the place of the weakest one that has not started.
+        -- In an unordered lane, a job of a higher class takes the place of the last one that has not started.
         w := fairlane.weakest(n.id);
         IF w.class > l.class THEN
             PERFORM fairlane.ungrant(w);
@@ -148,7 +149,7 @@ BEGIN
     RETURN fairlane.open_job(l, m);
 END $$;
 
--- The next in line for a place. What has expired gets none; the sweeper cancels it.
+-- The next job to be granted a place. Expired jobs get none; the promoter cancels them.
 CREATE FUNCTION fairlane.next_in_lane(p_lane bigint, p_now double precision) RETURNS fairlane.active_job LANGUAGE plpgsql STABLE AS $$
 DECLARE
     w fairlane.active_job;
@@ -158,14 +159,14 @@ BEGIN
     RETURN w;
 END $$;
 
--- Give a place to a waiting job.
+-- Grant a place to a waiting job.
 CREATE FUNCTION fairlane.grant(p_lane bigint, p_seq bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE fairlane.lane SET granted = granted + 1 WHERE id = p_lane;
     PERFORM fairlane.open_granted(p_seq, m);
 END $$;
 
--- The same for a place that the caller counts.
+-- The same, but the caller counts the place.
 CREATE FUNCTION fairlane.open_granted(p_seq bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     l fairlane.active_job;
@@ -178,7 +179,7 @@ BEGIN
     PERFORM fairlane.save(l);
 END $$;
 
--- Give the free places of a lane to the next in it; returns how many were given. An empty lane leaves nothing.
+-- Grant the free places of a lane to the next jobs; returns how many were granted. The row of an empty lane is deleted.
 CREATE FUNCTION fairlane.hand_on(p_lane bigint, m fairlane.moment) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     n fairlane.lane;
@@ -189,7 +190,8 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    -- As `next_in_lane`, for all free places in one scan: looked for one by one, each would pass the dead entries of those before.
+    -- Like `next_in_lane`, for all free places in one scan: one by one, each look-up would pass the dead index entries of those
+    -- before.
     FOR v_seq IN SELECT l.seq FROM fairlane.active_job l WHERE l.lane = p_lane AND l.lane IS NOT NULL AND NOT l.granted AND l.session IS NULL
         AND (l.expires_at IS NULL OR l.expires_at > m.now) ORDER BY l.rank, l.arrival LIMIT greatest(0, n.places - n.granted)
     LOOP
@@ -205,7 +207,7 @@ BEGIN
     RETURN v_given;
 END $$;
 
--- A job that is gone, or whose row names no lane any more, gives up its place.
+-- Release the place of a job that is gone, or whose saved row is not in the lane any more.
 CREATE FUNCTION fairlane.vacate(l fairlane.active_job, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF l.lane IS NULL THEN
@@ -218,7 +220,7 @@ BEGIN
     PERFORM fairlane.hand_on(l.lane, m);
 END $$;
 
--- A limit was lowered while jobs ran: take back unstarted grants, newest first, until it holds.
+-- A limit was lowered while jobs ran: revoke unstarted grants, newest first, until it holds.
 CREATE FUNCTION fairlane.trim(p_lane bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     n fairlane.lane;
@@ -229,7 +231,7 @@ BEGIN
     IF NOT FOUND OR n.granted <= n.places THEN
         RETURN;
     END IF;
-    -- As `weakest`, for all of them in one scan.
+    -- Like `weakest`, for all of them in one scan.
     FOR w IN SELECT l.* FROM fairlane.active_job l WHERE l.lane = p_lane AND l.lane IS NOT NULL AND l.granted AND l.session IS NULL
         ORDER BY l.rank DESC, l.arrival DESC LIMIT n.granted - n.places
     LOOP
@@ -239,9 +241,9 @@ BEGIN
     UPDATE fairlane.lane SET granted = granted - v_taken WHERE id = p_lane AND v_taken > 0;
 END $$;
 
--- After a job went back from running to waiting, or the order changed: the first in order has the place. By arrival in
--- an ordered lane; by class in an unordered one.
-CREATE FUNCTION fairlane.settle(p_lane bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
+-- After a job went back from running to waiting, or the order changed: give the places to the jobs that come first, by arrival
+-- in an ordered lane and by class in an unordered one.
+CREATE FUNCTION fairlane.regrant(p_lane bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_ordered boolean;
     best fairlane.active_job;

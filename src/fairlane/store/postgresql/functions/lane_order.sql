@@ -1,9 +1,9 @@
 -- The jobs of one lane in the order in which they start.
 
--- Jobs of a lane (NULL: none), at least the next `p_count` after a place in its line, in no order: those that run (if `p_running`),
--- claimable ones, and in a limited lane those without a place and those that hold one behind a gate or until their retry. Where
--- jobs stand by class, those of classes below `p_rank` are on earlier pages. Of jobs behind a gate that are in no limited lane
--- `p_whole` are looked at; `exact` is whether those were all. No row for a queue that does not exist.
+-- At least the next `p_count` jobs of a lane (NULL: jobs without one) after a position (`p_rank`, `p_after`), unsorted: running
+-- ones (if `p_running`), claimable ones, and in a limited lane those without a place and those that hold one while gated or
+-- until their retry. Unless the lane is ordered, jobs of classes below `p_rank` were on earlier pages. Of the gated jobs
+-- outside limited lanes, at most `p_whole` are read; `exact`: whether those were all. No row for a queue that does not exist.
 CREATE FUNCTION fairlane.read_lane_line(p_queue text, p_lane text, p_running boolean, p_rank integer, p_after bigint,
     p_count integer, p_whole integer)
 RETURNS TABLE (declared text, override text, jobs json, exact boolean)
@@ -14,7 +14,7 @@ DECLARE
     q fairlane.queue;
     n fairlane.lane;
     v_ordered boolean;
-    v_after bigint[];              -- by class: after which arrival to go on; NULL: nowhere
+    v_after bigint[];              -- by class: the arrival to continue after; NULL: skip the class
     v_seqs bigint[] := '{}';
     v_gated bigint[] := '{}';
 BEGIN

@@ -1,8 +1,8 @@
--- Leadership: one session at a time holds the term, and a pass of the leader checks that its term still holds.
+-- Leadership: one session at a time holds the term, and each pass of the leader checks that its term is current.
 
--- Reject a leader whose term has ended; NULL is no term and passes. `p_hold`: no other session can lead before this step is
--- over. A pass that finds nothing to do does not hold it, so that an idle pass writes nothing; and it is held last, so that the
--- leader can renew its term while a pass waits for locks.
+-- Reject a leader whose term has ended; NULL stands for no term and passes. `p_hold`: lock the term, so that no other session
+-- can take over before this transaction ends. A pass that finds nothing to do does not lock it, so that an idle pass writes
+-- nothing; and it is locked last, so that the leader can renew its term while a pass waits for locks.
 CREATE FUNCTION fairlane.check_term(p_term bigint, p_hold boolean, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p_term IS NULL THEN
@@ -16,19 +16,25 @@ BEGIN
     END IF;
 END $$;
 
--- Stand for leadership (`p_term` NULL), or extend a term. `number` NULL: another session leads, or the term is over.
+-- Stand for leadership (`p_term` NULL), or extend a term. Returns the current term: also that of another session to one that
+-- stands, with what remains of it. `number` NULL: the term to be extended is over.
 CREATE FUNCTION fairlane.lead(p_session text, p_seconds double precision, p_term bigint, p_now double precision DEFAULT NULL,
-    p_lease double precision DEFAULT NULL, OUT number bigint, OUT topics text[])
+    p_lease double precision DEFAULT NULL, OUT number bigint, OUT session text, OUT lease double precision,
+    OUT remaining double precision, OUT topics text[])
 LANGUAGE plpgsql AS $$
+#variable_conflict use_column
 DECLARE
     m fairlane.moment := fairlane.moment_of(p_now, p_lease);
     r fairlane.leader;
     v_over boolean;
 BEGIN
     topics := '{}';
-    -- First without a lock: a standby asks every two seconds, and writes nothing while another session leads.
+    -- Read first without a lock: a standby that tries while another session leads writes nothing.
     SELECT * INTO r FROM fairlane.leader x WHERE x.one = 1;
     IF r.session <> p_session AND r.expires > m.lease THEN
+        IF p_term IS NULL THEN
+            SELECT r.term, r.session, r.lease, r.expires - m.lease INTO number, session, lease, remaining;
+        END IF;
         RETURN;
     END IF;
     IF r.one IS NULL THEN
@@ -43,14 +49,20 @@ BEGIN
     IF p_term IS NULL AND v_over THEN
         number := r.term + 1;
     ELSIF NOT v_over AND r.session = p_session AND coalesce(p_term, r.term) = r.term THEN
-        number := r.term;  -- extended; or it leads already, and the reply to its call was lost
+        number := r.term;  -- extended, or it leads already: the reply to its call was lost
     ELSE
+        IF p_term IS NULL THEN
+            SELECT r.term, r.session, r.lease, r.expires - m.lease INTO number, session, lease, remaining;
+        END IF;
         RETURN;
     END IF;
+    session := p_session;
+    lease := p_seconds;
+    remaining := p_seconds;
     UPDATE fairlane.leader SET term = number, session = p_session, lease = p_seconds, expires = m.lease + p_seconds WHERE one = 1;
 END $$;
 
--- Give up a term; its number stays, so that the next one is higher.
+-- Resign from a term; its number is kept, so that the next one is higher.
 CREATE FUNCTION fairlane.resign(p_term bigint, p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
     OUT topics text[]) LANGUAGE plpgsql AS $$
 BEGIN

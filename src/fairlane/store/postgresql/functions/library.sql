@@ -1,7 +1,7 @@
 -- The library's own record.
 
--- Renew the record of this library: a library that no process has used for long is removed. A renewal within the hour writes
--- nothing.
+-- Renew the record of this library: libraries that no process has used for a long time are removed. A renewal within the hour
+-- writes nothing.
 CREATE FUNCTION fairlane.use_library() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE fairlane.library l SET used_at = clock_timestamp()

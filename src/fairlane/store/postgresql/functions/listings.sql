@@ -1,7 +1,7 @@
 -- Queues, lanes, sessions and bindings as readers see them.
 
--- Every queue, by name. `tallies` has a row for each class that ever had a job: the class, then jobs by state. What is
--- stored and not admitted yet is pending too, and in no tally.
+-- Every queue, by name. `tallies` has a row for each class that ever had a job: the class, then the number of jobs by state.
+-- Jobs that are not admitted yet are in no tally; they are counted as pending here.
 CREATE FUNCTION fairlane.read_queues(p_lease double precision DEFAULT NULL, p_now double precision DEFAULT NULL,
     p_lanes integer DEFAULT 500)
 RETURNS TABLE (name text, version bigint, declared text, override text, tallies bigint[], workers bigint,
@@ -35,14 +35,15 @@ BEGIN
     FROM fairlane.queue q ORDER BY q.name COLLATE "C";
 END $$;
 
--- The lanes of a queue that have work, the longest first: each with its key (NULL: none), the jobs that wait, those that run, and
--- whether the former were counted to the end. No row for a queue that does not exist.
+-- The lanes of a queue that have work, the longest first: each with its key (NULL: jobs without a lane), its waiting and
+-- running jobs, and whether the waiting ones were all counted. No row for a queue that does not exist.
 --
--- A queue with up to `p_whole` waiting jobs is counted whole. Of a longer one the longest lanes are those that most of the jobs on
--- some pages of `active_job` are in, and the lanes of jobs that run; each is counted only so far, and what is longer is estimated by
--- its share of those pages. So the cost depends on the lanes asked for, not on the jobs.
+-- A queue with up to `p_whole` waiting jobs is counted completely. In a longer one, the lanes that are most frequent on a
+-- sample of pages of `active_job`, and the lanes of running jobs, are counted up to a limit; longer ones are estimated by their
+-- share of the sample. So the cost depends on the number of lanes asked for, not on the number of jobs.
 --
--- `p_pending`, `p_running` and `p_key`: the lane after which to go on, NULL to begin. `p_shown`: how many lanes came before.
+-- `p_pending`, `p_running` and `p_key`: the lane to continue after, NULL for the first page. `p_shown`: how many lanes came
+-- before.
 CREATE FUNCTION fairlane.read_lanes(p_queue text, p_limit integer, p_whole integer, p_pending bigint DEFAULT NULL,
     p_running bigint DEFAULT NULL, p_key text DEFAULT NULL, p_shown integer DEFAULT 0, p_now double precision DEFAULT NULL)
 RETURNS TABLE (declared text, override text, lanes json, whole boolean)
@@ -51,7 +52,7 @@ AS $$
 DECLARE
     c_pages CONSTANT double precision := 150;
     c_counted CONSTANT integer := 5000;
-    c_enough CONSTANT integer := 10;  -- jobs of a lane from which its share can be estimated
+    c_enough CONSTANT integer := 10;  -- jobs that a lane needs in the sample to be estimated by its share
     q fairlane.queue;
     v_pending bigint;
     v_sampled text[] := '{}';
@@ -61,7 +62,7 @@ DECLARE
     v_more integer;
     v_scale double precision;
     v_now double precision := coalesce(p_now, extract(epoch FROM clock_timestamp()));
-    v_gated_keys text[];           -- lanes of jobs behind a gate that are in no limited lane, with the first job of each
+    v_gated_keys text[];           -- lanes of gated jobs outside limited lanes, and the first job of each (`v_gated`)
     v_gated bigint[];
 BEGIN
     SELECT * INTO q FROM fairlane.queue x WHERE x.name = p_queue;
@@ -81,12 +82,13 @@ BEGIN
             SELECT coalesce(j.lane, '') AS key, count(*) AS jobs FROM (
                 SELECT x.seq FROM fairlane.active_job x TABLESAMPLE SYSTEM (least(100.0, 100.0 * c_pages
                     * current_setting('block_size')::integer / greatest(1, pg_relation_size('fairlane.active_job'))))
-                -- One in five: the jobs of a page are often of one lane, so many pages are worth more than many jobs.
+                -- One row in five: the jobs of a page are often of one lane, so more pages improve the sample more than more
+                -- rows.
                 WHERE random() < 0.2 AND x.queue = q.id AND x.state = STATE.PENDING) s
             CROSS JOIN LATERAL (SELECT i.lane FROM fairlane.job i WHERE i.seq = s.seq OFFSET 0) j
             GROUP BY 1 ORDER BY 2 DESC) y;
     END IF;
-    -- The pages may miss short lanes: when they show fewer than wanted, some that are in line come in addition.
+    -- The sample may miss short lanes: if it has fewer than wanted, add some that have claimable jobs or a limit.
     IF v_most IS NOT NULL THEN
         v_more := CASE WHEN cardinality(v_sampled) >= v_most THEN 0 ELSE v_most END;
     END IF;
@@ -122,7 +124,7 @@ BEGIN
                             CROSS JOIN LATERAL (SELECT 1 FROM fairlane.active_job x WHERE x.lane = n.id AND x.lane IS NOT NULL
                                 AND NOT x.granted AND x.session IS NULL AND x.state = STATE.PENDING LIMIT v_most) r
                             WHERE n.queue = q.id AND n.key = k.key LIMIT v_most) LIMIT v_most) o) c
-                    -- What waits behind a gate, and is not counted with those that wait for a place.
+                    -- Gated jobs, except those already counted as waiting for a place.
                     UNION ALL SELECT coalesce(g.lane, ''), count(*), 0 FROM (SELECT j.lane FROM fairlane.job_extra a
                         CROSS JOIN LATERAL (SELECT x.queue, x.state, x.lane, x.granted FROM fairlane.active_job x WHERE x.seq = a.seq OFFSET 0) x
                         CROSS JOIN LATERAL (SELECT i.lane FROM fairlane.job i WHERE i.seq = a.seq OFFSET 0) j
@@ -138,8 +140,8 @@ BEGIN
             ORDER BY 2 DESC, 3 DESC, o.key COLLATE "C" LIMIT p_limit) y), v_pending <= p_whole;
 END $$;
 
--- Since when the job of a lane ('' is none) waits that arrived first, as `oldest_waiting`; NULL when none does. `p_gated`: the first
--- that waits behind a gate and is in no limited lane.
+-- Since when the job of a lane ('' for none) that arrived first has waited, like `oldest_waiting`; NULL if no job waits.
+-- `p_gated`: the first gated job outside a limited lane.
 CREATE FUNCTION fairlane.lane_waiting(p_queue integer, p_key text, p_gated bigint) RETURNS double precision LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_seq bigint;
@@ -164,8 +166,8 @@ BEGIN
         FROM fairlane.job j WHERE j.seq = v_seq);
 END $$;
 
--- Since when the job of a queue waits that arrived first: it was sent, or due, or ran last. The first of each flow, the first
--- of those that wait for a place of a lane, and those behind a gate; of each at most so many, those that come next.
+-- Since when the job of a queue that arrived first has waited: since it was enqueued, was due, or last ran. Considers the first
+-- job of each flow, the first ones that wait for a place of a lane, and gated jobs; of each kind at most `p_lanes`.
 CREATE FUNCTION fairlane.oldest_waiting(p_queue integer, p_lanes integer) RETURNS double precision LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_seq bigint;
@@ -193,8 +195,8 @@ BEGIN
         FROM fairlane.job j WHERE j.seq = v_seq);
 END $$;
 
--- One session, or every one, the newest first. `turns` are the classes of those it runs: they take no slot, and are not
--- counted by `running_*`.
+-- One session or all, the newest first. `turns`: the classes of the turns it runs, which take no slot and are not counted in
+-- `running_*`.
 CREATE FUNCTION fairlane.read_sessions(p_id text, p_lease double precision DEFAULT NULL)
 RETURNS TABLE (
     id text, kind text, state text, host text, pid integer, pool text, idx integer, named boolean, queues text[],
@@ -242,7 +244,7 @@ BEGIN
         v_seqs := ARRAY(SELECT b.seq FROM fairlane.binding b WHERE b.key = p_key AND (p_pool IS NULL OR b.pool = p_pool)
             ORDER BY b.closed_at IS NOT NULL, b.seq DESC LIMIT p_limit);
     ELSE
-        -- All that are open, and then sorted: else the planner may look for them by walking over those that are closed.
+        -- Materialize all open bindings, then sort: otherwise the planner may search for them by scanning the closed ones.
         v_seqs := ARRAY(WITH o AS MATERIALIZED (
             SELECT b.seq FROM fairlane.binding b WHERE b.closed_at IS NULL AND (p_pool IS NULL OR b.pool = p_pool)
         ) SELECT o.seq FROM o ORDER BY o.seq DESC LIMIT p_limit);

@@ -1,25 +1,26 @@
 -- Advisory locks on the store, on pools and on queues.
 --
--- The order of locks. Every function that writes takes what it needs of this list from top to bottom, each step sorted,
--- and waits for nothing above a step once it holds something of that step. So no two calls can wait for each other:
+-- The order of locks. Every function that writes takes what it needs from this list from top to bottom, each step sorted, and
+-- waits for nothing above a step once it holds something of that step. So no two calls can wait for each other:
 --
---   1. names: new queues, then job ids, then unique values, then rows of `schedule`. An insert waits for a call that stores the
---      same name at this moment, 2 s at most, and holds no lock of steps 2 to 7 meanwhile. Only copies of a broadcast get their
---      ids later, because those follow from which workers there are; that wait ends after 0.1 s, with an error.
---   2. the store: an advisory lock, shared by the many, alone by the few. With the store alone nothing of steps 3 to 5 is
---      held by another call.
+--   1. names: new queues, then job ids, then unique values, then rows of `schedule`. An insert waits for a call that is storing the
+--      same name, 2 s at most, and holds no lock of steps 2 to 7 meanwhile. Only children of a broadcast get their ids later,
+--      because those depend on the present workers; that wait ends after 0.1 s, with an error.
+--   2. the store: an advisory lock, shared by most calls, exclusive for a few. While a call holds it exclusively, no other call
+--      holds anything of steps 3 to 5.
 --   3. running jobs: rows of `active_job` that have a session, by `seq`; then their rows of `progress`.
 --   4. pools: advisory, by number. A pool's lock guards its bindings.
---   5. queues: advisory, by number. A queue's lock guards its line: domains, flows, lanes, jobs that wait or arrive, parents of
---      broadcasts, and the rows of `job_extra`. Those are never waited for.
+--   5. queues: advisory, by number. A queue's lock guards its domains, flows and lanes, its waiting and arriving jobs, parents of
+--      broadcasts, and the rows of `job_extra`. Those rows are never waited for. Calls that only store arriving jobs, or only
+--      look, hold it in shared mode (`lock_beside`).
 --   6. the row of `leader`, shared by the leader's passes. Renewing a term takes this step alone.
 --   7. the row of `session`, then that of `session_load`. Renewing a lease takes this step alone.
 --
--- Whatever is needed out of order is taken only if it is free: `pg_try_…`, SKIP LOCKED or NOWAIT. Of the remaining rows
--- `queue_count`, `outcome`, `attempt` and `job_link` are only added to; a call that counts in them, adds them up or removes them skips
--- what is locked, or is the only one that does (`prune`). Locks end with their transaction, or with a block that is undone.
+-- Whatever is needed out of order is taken only if it is free: `pg_try_…`, SKIP LOCKED or NOWAIT. Rows of `queue_count`,
+-- `outcome`, `attempt` and `job_link` are mostly only inserted; a call that updates, adds up or removes them skips what is
+-- locked, or is the only one that does (`prune`). Locks end with their transaction, or with a block that is rolled back.
 
--- Two schemas in one database must not wait for each other: the number of a type distinguishes them.
+-- Two schemas in one database must not wait for each other: the oid of a type distinguishes them.
 CREATE FUNCTION fairlane.space() RETURNS integer LANGUAGE sql STABLE AS $$
     SELECT pg_catalog.pg_typeof(NULL::fairlane.queue)::oid::integer
 $$;
@@ -39,7 +40,7 @@ BEGIN
         PERFORM pg_advisory_xact_lock(v_space, p_queues[1]);
         RETURN;
     END IF;
-    -- Pools are negative numbers, queues positive ones. Two pools that share a number wait for each other, no more.
+    -- Pools are negative numbers, queues positive ones. Two pools with the same number wait for each other, which is harmless.
     FOR v_key IN SELECT DISTINCT -1 - (hashtext(p) & 1073741823) FROM unnest(p_pools) p ORDER BY 1 LOOP
         PERFORM pg_advisory_xact_lock(v_space, v_key);
     END LOOP;
@@ -48,7 +49,25 @@ BEGIN
     END LOOP;
 END $$;
 
--- The same without waiting: true when all of it was free.
+-- The same in shared mode, for calls that change nothing that the locks guard: they wait for the call that has the locks, and
+-- then go on together, without one commit after the other. Until they commit, no claim can begin. False if the locks were not
+-- free in time.
+CREATE FUNCTION fairlane.lock_beside(p_queues integer[]) RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '200ms' AS $$
+DECLARE
+    v_space integer := fairlane.space();
+    v_key integer;
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(v_space, 0);
+    FOR v_key IN SELECT DISTINCT q FROM unnest(p_queues) q ORDER BY 1 LOOP
+        PERFORM pg_advisory_xact_lock_shared(v_space, v_key);
+    END LOOP;
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END $$;
+
+-- The same without waiting: true if all locks were free.
 CREATE FUNCTION fairlane.try_lock(p_queues integer[], p_pools text[] DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_space integer := fairlane.space();

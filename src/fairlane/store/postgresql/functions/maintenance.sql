@@ -1,11 +1,11 @@
--- The leader's passes over due and arriving jobs. A pass first looks without a lock, and locks only the queues and pools of
--- what it saw: one that finds nothing writes nothing.
+-- The leader's passes over due and arriving jobs. A pass first reads without locks, and then locks only the queues and pools of
+-- what it found: a pass that finds nothing writes nothing.
 
--- Cancel what has expired, then let due jobs arrive: by class, then due time, then id. `next_due`: seconds until there is
--- something to do again.
+-- Cancel expired jobs, then promote due ones: by class, then due time, then id. `next_due`: seconds until there is something to
+-- do again.
 CREATE FUNCTION fairlane.promote(p_limit integer, p_term bigint, p_now double precision DEFAULT NULL,
     p_lease double precision DEFAULT NULL, OUT promoted integer, OUT expired integer, OUT more boolean,
-    OUT next_due double precision, OUT topics text[])
+    OUT next_due double precision, OUT late double precision, OUT topics text[], OUT queues text[])
 LANGUAGE plpgsql AS $$
 DECLARE
     m fairlane.moment := fairlane.moment_of(p_now, p_lease);
@@ -34,13 +34,13 @@ BEGIN
         PERFORM fairlane.lock_for(v_expired || v_due || v_over);
         m := fairlane.moment_of(p_now, p_lease);
         PERFORM fairlane.check_term(p_term, true, m);
-        -- First many at once, then those that end one by one; of these the ones that hold the place of a lane come last.
+        -- First in bulk, then one by one; among the latter, jobs that hold a place of a lane come last.
         v_expired := ARRAY(SELECT x.seq FROM fairlane.active_job x WHERE x.seq = ANY (v_expired) AND x.state IN (STATE.SCHEDULED, STATE.PENDING)
             AND x.expires_at <= m.now ORDER BY x.granted, x.expires_at FOR UPDATE SKIP LOCKED);
         topics := ARRAY(SELECT 'job:' || j.id FROM fairlane.job j WHERE j.seq = ANY (v_expired));
         expired := fairlane.end_waiting(v_expired, 'expired', m);
         FOREACH v_seq IN ARRAY v_expired LOOP
-            -- Read one by one: the end of one job can let another into line (a clean-up, a job behind it).
+            -- Read one by one: the end of one job can make another claimable, such as a clean-up or a job behind it.
             SELECT * INTO l FROM fairlane.active_job x WHERE x.seq = v_seq AND x.state IN (STATE.SCHEDULED, STATE.PENDING) AND x.expires_at <= m.now
             FOR UPDATE SKIP LOCKED;
             IF FOUND THEN
@@ -48,9 +48,16 @@ BEGIN
                 expired := expired + 1;
             END IF;
         END LOOP;
+        late := m.now - (SELECT min(x.due) FROM fairlane.job_extra x WHERE x.seq = ANY (v_due));
         promoted := fairlane.admit_jobs(v_due, m);
+        IF promoted = 0 THEN
+            late := NULL;
+        END IF;
         PERFORM fairlane.close_joining(v_over, m);
         topics := topics || fairlane.topics() || ARRAY(SELECT 'job:' || j.id FROM fairlane.job j WHERE j.seq = ANY (v_due));
+        -- Also those without a topic, because they had claimable jobs before.
+        queues := ARRAY(SELECT q.name FROM fairlane.queue q WHERE q.id IN (
+            SELECT x.queue FROM fairlane.active_job x WHERE x.seq = ANY (v_due)));
     END IF;
     SELECT CASE WHEN min(t.moment) > m.now THEN min(t.moment) - m.now ELSE 0 END INTO next_due FROM (
         (SELECT x.due AS moment FROM fairlane.job_extra x WHERE x.class = CLASS.HIGH AND x.scheduled ORDER BY x.due LIMIT 1)
@@ -61,13 +68,13 @@ BEGIN
             WHERE a.expires_at IS NOT NULL AND y.state IN (STATE.SCHEDULED, STATE.PENDING) ORDER BY a.expires_at LIMIT 1)
         UNION ALL SELECT min(x.due) FROM fairlane.job_extra x WHERE x.gate = GATE.PARENT) t HAVING min(t.moment) IS NOT NULL;
     IF next_due = 0 AND cardinality(v_expired || v_due || v_over) = 0 THEN
-        -- Something is due that cannot be found by its identity. With another one the next pass takes it.
+        -- A job is due whose identity is missing. It gets another one, and the next pass promotes it.
         PERFORM fairlane.adopt(ARRAY(SELECT x.seq FROM fairlane.job_extra x WHERE x.scheduled AND x.due <= m.now));
     END IF;
 END $$;
 
--- Admit scheduled jobs that are due, and arriving ones, in the order given. Returns how many were let in. Five hundred at a
--- time: places in arrays are looked up one by one.
+-- Admit scheduled jobs that are due, and arriving ones, in the given order. Returns how many were admitted. Five hundred at a
+-- time, because positions in arrays are found by linear search.
 CREATE FUNCTION fairlane.admit_jobs(p_seqs bigint[], m fairlane.moment) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     v_done integer := 0;
@@ -78,8 +85,9 @@ BEGIN
     RETURN v_done;
 END $$;
 
--- What nothing holds goes together, up to the next one that is bound, sent to one worker, in a limited lane, or comes back to
--- a place or an arrival it has kept; those go one by one. An arriving job whose time is to come is scheduled.
+-- Unrestricted jobs are admitted together, up to the next one that is bound, sent to one worker, in a limited lane, or comes
+-- back to a place or an arrival that it has kept; those are admitted one by one. An arriving job that is not due yet becomes
+-- scheduled.
 CREATE FUNCTION fairlane.admit_some(p_seqs bigint[], m fairlane.moment) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     l fairlane.active_job;
@@ -115,7 +123,7 @@ BEGIN
             UPDATE fairlane.active_job SET state = STATE.SCHEDULED, gate = GATE.NONE WHERE seq = ANY (r.seqs);
             PERFORM fairlane.save_extra(x) FROM fairlane.active_job x WHERE x.seq = ANY (r.seqs);
         ELSE
-            -- Those that go together arrive in their order, of whatever class they are.
+            -- Jobs that are admitted together arrive in their order, whatever their class.
             IF v_run IS DISTINCT FROM r.before THEN
                 v_first := nextval('fairlane.arrival');
                 v_run := r.before;
@@ -132,7 +140,7 @@ BEGIN
     RETURN v_done;
 END $$;
 
--- Jobs of one queue and class join the flows of their lanes, all in one statement.
+-- Add jobs of one queue and class to the flows of their lanes, all in one statement.
 CREATE FUNCTION fairlane.queue_all(p_queue integer, p_class smallint, p_seqs bigint[], p_lanes text[], p_arrivals bigint[],
     m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -144,7 +152,7 @@ BEGIN
     UPDATE fairlane.active_job u SET state = STATE.PENDING, due = NULL, gate = GATE.NONE, granted = true, inbox = '',
         (arrival, flow) = (SELECT p_arrivals[n], v_flows[n] FROM array_position(p_seqs, u.seq) n)
     WHERE u.seq = ANY (p_seqs);
-    -- Nothing is left of what few have, but that some expire.
+    -- Only jobs that expire still need a row in `job_extra`.
     DELETE FROM fairlane.job_extra a WHERE a.seq = ANY (p_seqs) AND a.expires_at IS NULL;
     UPDATE fairlane.job_extra u SET due = NULL, scheduled = false, gate = GATE.NONE, inbox = '', arrival = p_arrivals[array_position(p_seqs, u.seq)]
     WHERE u.seq = ANY (p_seqs);
@@ -170,8 +178,7 @@ BEGIN
     PERFORM fairlane.save(l);
 END $$;
 
--- Admit what was stored without the locks of its queue, bind what waits unbound, move idle grants, repair lanes, and add
--- tallies up.
+-- Admit arriving jobs, bind unbound ones, move idle grants, repair lanes, and add up tallies.
 CREATE FUNCTION fairlane.admit(p_limit integer, p_term bigint, p_now double precision DEFAULT NULL,
     p_lease double precision DEFAULT NULL, OUT admitted integer, OUT moved integer, OUT repaired integer, OUT more boolean,
     OUT topics text[])
@@ -224,7 +231,8 @@ BEGIN
             PERFORM fairlane.grant(l.lane, v_other, m);
             moved := moved + 1;
         END LOOP;
-        -- What was just admitted, bound or moved has handed on what it had; only what was found before is repaired.
+        -- Only the lanes that were found before are repaired: those changed in this pass have already granted their free
+        -- places.
         FOREACH v_seq IN ARRAY v_lanes LOOP
             repaired := repaired + fairlane.hand_on(v_seq, m);
         END LOOP;
@@ -233,7 +241,7 @@ BEGIN
     PERFORM fairlane.add_up(p_term, m);
 END $$;
 
--- Jobs that wait unbound although their pool has a live worker.
+-- Unbound jobs whose pool has a live worker.
 CREATE FUNCTION fairlane.bindable(p_limit integer, m fairlane.moment) RETURNS bigint[] LANGUAGE sql STABLE AS $$
     WITH RECURSIVE waiting (inbox) AS (
         SELECT (SELECT min(x.inbox) FROM fairlane.job_extra x WHERE x.gate = GATE.UNBOUND)
@@ -245,13 +253,13 @@ CREATE FUNCTION fairlane.bindable(p_limit integer, m fairlane.moment) RETURNS bi
             AND v.expires > m.lease) LIMIT p_limit)
 $$;
 
--- Lanes that have a free place and a job that waits for it: none, unless something went wrong.
+-- Lanes with a free place and a job that waits for it: there are none unless something went wrong.
 CREATE FUNCTION fairlane.lanes_with_room(p_limit integer, m fairlane.moment) RETURNS bigint[] LANGUAGE sql STABLE AS $$
     SELECT ARRAY(SELECT n.id FROM fairlane.lane n WHERE n.granted < n.places AND EXISTS (SELECT 1 FROM fairlane.active_job x
         WHERE x.lane = n.id AND x.lane IS NOT NULL AND NOT x.granted AND x.session IS NULL AND (x.expires_at IS NULL OR x.expires_at > m.now)) LIMIT p_limit)
 $$;
 
--- Replace the rows of tallies by their sums, once there are many: so that reading them stays cheap.
+-- Replace tally rows by their sums once there are many, so that reading them stays cheap.
 CREATE FUNCTION fairlane.add_up(p_term bigint, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF (SELECT count(*) FROM fairlane.queue_count) <= 1000 + 3 * (SELECT count(*) FROM fairlane.queue) THEN

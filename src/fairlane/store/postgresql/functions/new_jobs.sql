@@ -1,7 +1,7 @@
--- The rows that follow the identity of new jobs: written together where the jobs are alike, one by one where they are not.
+-- The rows that are written after the identity of new jobs: together if the jobs are alike, otherwise one by one.
 
--- The live rows of new jobs that are due, of one queue and class: the arrays of the call are used as they are. Their arrivals
--- lie side by side.
+-- The active rows of new jobs of one queue and class that are due: the arrays of the call are used as they are. Their arrivals
+-- are consecutive.
 CREATE FUNCTION fairlane.store_alike(p_seqs bigint[], p_queue integer, p_class integer, p_lanes text[], p_costs double precision[],
     p_expires double precision[], m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -31,19 +31,18 @@ BEGIN
     END IF;
 END $$;
 
--- The live rows of new plain jobs, as they come. Not admitted: the next claim or the granter does it.
+-- The active rows of new plain jobs, as arriving. With `p_admit` they are admitted at once, otherwise by the next call that has
+-- the locks: a claim, an enqueue or the admitter.
 CREATE FUNCTION fairlane.store_plain(p_seqs bigint[], p_admit boolean, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO fairlane.active_job (seq, queue, class, cost, state, gate, due, expires_at)
-    -- Due now is no time at all: the call that admits it may have read its clock a moment before.
+    -- A job without a delay has no due time: the call that admits it may have read its clock a moment earlier, and would take
+    -- it for scheduled.
     SELECT j.seq, j.queue, j.class, j.cost, STATE.ARRIVING, GATE.UNADMITTED, coalesce(j.run_at, m.now + nullif(j.delay, 0)), m.now + j.expires
     FROM unnest(p_seqs) g CROSS JOIN LATERAL (SELECT y.* FROM fairlane.job y WHERE y.seq = g OFFSET 0) j;
     PERFORM fairlane.set_expiries(p_seqs);
     IF p_admit THEN
         PERFORM fairlane.admit_jobs(p_seqs, m);
-    ELSE
-        PERFORM fairlane.notify('queue:' || q.name) FROM fairlane.queue q WHERE q.id = ANY (ARRAY(
-            SELECT DISTINCT l.queue FROM fairlane.active_job l WHERE l.seq = ANY (p_seqs)));
     END IF;
 END $$;
 
@@ -60,7 +59,7 @@ BEGIN
                     WHERE (fairlane.terms(q.id, x.g)).places IS NOT NULL));
 END $$;
 
--- The same one by one, for lanes with a limit and for queues and lanes that bound what waits.
+-- The same one by one, for lanes with a limit, and for queues and lanes that limit their waiting jobs.
 CREATE FUNCTION fairlane.store_counted(p_seqs bigint[], p_count boolean, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_seq bigint;
@@ -85,7 +84,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- The live row of a job that was stored just now, scheduled or pending.
+-- The active row of a job whose identity was just stored, scheduled or pending.
 CREATE FUNCTION fairlane.new_active_job(j fairlane.job, m fairlane.moment) RETURNS fairlane.active_job LANGUAGE plpgsql AS $$
 DECLARE
     l fairlane.active_job;
@@ -111,12 +110,12 @@ BEGIN
     l.suspect := false;
     l.returns := 0;
     l.cancel := false;
-    -- Its end concerns its lane alone, so that many can be ended at once.
+    -- Ending a plain job affects only its lane, so many can be ended at once.
     l.plain := j.kind = KIND.JOB AND j.sticky IS NULL AND j.uniq IS NULL AND j.parent IS NULL;
     RETURN l;
 END $$;
 
--- Jobs of every kind, one by one: turns, broadcasts, sticky and direct ones, those with a unique value or of a schedule.
+-- Jobs of any kind, one by one: turns, broadcasts, sticky and direct jobs, jobs with a unique value or of a schedule.
 CREATE FUNCTION fairlane.enqueue_any(p_ids text[], p_tasks text[], p_queues text[], p_payloads bytea[], p_lanes text[],
     p_classes smallint[], p_costs double precision[], p_delays double precision[], p_run_ats double precision[],
     p_expires double precision[], p_retries integer[], p_backoffs bytea[], p_timeouts double precision[], p_pools text[],
@@ -160,7 +159,7 @@ BEGIN
         v_holder := fairlane.hold_unique(j, m.now + p_unique_fors[i], m);
         IF v_holder IS NOT NULL THEN
             PERFORM fairlane.forget(ARRAY[j.seq]);
-            ids := array_replace(ids, j.id, v_holder);  -- also where the call names it a second time
+            ids := array_replace(ids, j.id, v_holder);  -- also if the call names it a second time
             created[i] := false;
         END IF;
     END LOOP;
@@ -184,7 +183,7 @@ BEGIN
     topics := fairlane.topics();
 END $$;
 
--- Write the identity of a job. False when its id is taken already, with the same content.
+-- Store the identity of a job. False if its id is taken, with the same content.
 CREATE FUNCTION fairlane.store_identity(j fairlane.job, m fairlane.moment) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     IF fairlane.known(j, m) IS NOT NULL THEN
@@ -199,7 +198,7 @@ BEGIN
     RETURN true;
 END $$;
 
--- Let a new job be found by what few have.
+-- Insert the link rows of a new job (sticky key, parent).
 CREATE FUNCTION fairlane.link_job(j fairlane.job) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF j.sticky IS NOT NULL THEN
@@ -217,19 +216,20 @@ BEGIN
     DELETE FROM fairlane.job_link WHERE seq = ANY (p_seqs);
 END $$;
 
--- The copies of a broadcast.
+-- The children of a broadcast.
 CREATE FUNCTION fairlane.children_of(p_parent bigint) RETURNS SETOF bigint LANGUAGE plpgsql STABLE ROWS 10 AS $$
 BEGIN
     RETURN QUERY SELECT r.seq FROM fairlane.job_link r WHERE r.kind = 'p' AND r.key = p_parent::text;
 END $$;
 
--- Take a unique value for a job. The id of the job that has it already, or NULL when this job has it now.
+-- Take a unique value for a job. Returns the id of the job that already has it, or NULL if this job has it now.
 CREATE FUNCTION fairlane.hold_unique(j fairlane.job, p_until double precision, m fairlane.moment) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     v_holder text;
 BEGIN
     LOOP
-        -- The row of a job that has it is only read: the end of that job, which gives it up, must not wait for this step.
+        -- The row of a job that has the value is only read: ending that job, which releases the value, must not wait for this
+        -- step.
         SELECT h.id INTO v_holder FROM fairlane.holder_of(j, m) h;
         IF v_holder IS NOT NULL OR fairlane.take_unique(j, p_until, m) THEN
             RETURN v_holder;
@@ -237,7 +237,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- The live row of a job of any kind, and what begins with it.
+-- Store the active row of a job of any kind, and start what depends on it.
 CREATE FUNCTION fairlane.store_any(j fairlane.job, q fairlane.queue, p_waiter text, p_ttl double precision, m fairlane.moment)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -269,11 +269,12 @@ BEGIN
     END IF;
 END $$;
 
--- What makes two requests the same, for ids that outlive their jobs. Headers are not part of it: a repeated request has
--- another trace. Numbers and bytes are written so that no setting of a session changes them.
+-- A digest of what must be equal in two requests with the same id, for ids that outlive their jobs. Headers are not included: a
+-- repeated request has another trace. Numbers and bytes are encoded so that no session setting affects them. An id stands for
+-- the content that was enqueued, also after a retry has replaced the payload.
 CREATE FUNCTION fairlane.fingerprint(j fairlane.job) RETURNS bytea LANGUAGE sql STABLE AS $$
-    SELECT sha256(convert_to(ROW(j.task, (SELECT q.name FROM fairlane.queue q WHERE q.id = j.queue), j.kind, j.class, j.lane,
+    SELECT coalesce(j.fingerprint, sha256(convert_to(ROW(j.task, (SELECT q.name FROM fairlane.queue q WHERE q.id = j.queue), j.kind, j.class, j.lane,
         encode(float8send(j.cost), 'hex'), encode(sha256(j.payload), 'hex'), j.retries, encode(j.backoff, 'hex'),
         encode(float8send(j.timeout), 'hex'), j.uniq, j.pool, j.sticky, j.direct, j.retry_of, encode(float8send(j.delay), 'hex'),
-        encode(float8send(j.run_at), 'hex'), encode(float8send(j.expires), 'hex'))::text, 'UTF8'))
+        encode(float8send(j.run_at), 'hex'), encode(float8send(j.expires), 'hex'))::text, 'UTF8')))
 $$;

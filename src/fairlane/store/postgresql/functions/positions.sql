@@ -1,7 +1,8 @@
--- What is counted of waiting jobs, from which `positions.py` computes where they stand: everything in one call and one
--- snapshot. Counts stop at a limit, and go no further than an index leads; the limits are parameters.
+-- What `positions.py` needs to compute the positions of waiting jobs, in one call and one snapshot. Every count uses
+-- an index and stops at a limit, which is a parameter.
 
--- Whether a live worker knows a task, or does not say: the one that an inbox names, else any that serves the queue.
+-- Whether a live worker knows a task, or did not report its tasks: the worker of the inbox if one is given, otherwise any that
+-- serves the queue.
 CREATE FUNCTION fairlane.read_known(p_task text, p_queue text, p_inbox text, p_lease double precision DEFAULT NULL)
 RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -15,7 +16,7 @@ BEGIN
         AND (s.task_set IS NULL OR EXISTS (SELECT 1 FROM fairlane.task_set t WHERE t.id = s.task_set AND p_task = ANY (t.tasks))));
 END $$;
 
--- Tasks of which jobs wait because sessions declined them, the longest waiting first; `p_most` jobs are looked at.
+-- Tasks with jobs that wait because sessions declined them, the longest waiting first; at most `p_most` jobs are read.
 CREATE FUNCTION fairlane.read_declined(p_limit integer, p_most integer, p_lease double precision DEFAULT NULL)
 RETURNS TABLE (queue text, task text, waiting bigint, since double precision, known boolean) LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -28,8 +29,8 @@ BEGIN
         GROUP BY q.name, j.task ORDER BY min(d.since), q.name COLLATE "C", j.task COLLATE "C" LIMIT p_limit) x;
 END $$;
 
--- `figures.QueueFigures`.
-CREATE FUNCTION fairlane.read_queue_figures(p_queue integer, p_lease double precision)
+-- The fields of `positions.QueueSnapshot`.
+CREATE FUNCTION fairlane.read_queue_snapshot(p_queue integer, p_lease double precision)
 RETURNS json LANGUAGE plpgsql STABLE AS $$
 DECLARE
     q fairlane.queue;
@@ -51,9 +52,9 @@ BEGIN
         'seconds', fairlane.read_seconds(p_queue));
 END $$;
 
--- Waiting jobs of a lane, up to an arrival in each class (none of a class where that is NULL), counted up to `p_exact`:
--- claimable ones, and in a limited lane those without a place and those that hold one behind a gate or until their
--- retry. `p_key` is '' for jobs without a lane.
+-- Waiting jobs of a lane up to an arrival for each class (NULL: none of the class), counted up to `p_exact`: claimable ones,
+-- and in a limited lane those without a place and those that hold one while gated or until their retry. `p_key` is '' for jobs
+-- without a lane.
 CREATE FUNCTION fairlane.read_line_count(l fairlane.active_job, p_key text, p_ordered boolean, p_bounds bigint[], p_exact integer)
 RETURNS integer LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -61,7 +62,7 @@ BEGIN
         SELECT 1 FROM fairlane.domain d
         CROSS JOIN LATERAL (SELECT x.id, x.tag, x.head FROM fairlane.flows x
             WHERE x.domain = d.id AND x.lane = p_key LIMIT 1) f
-        -- Not from the first arrival on: what was before the head has gone, and leaves dead entries.
+        -- From the head on: earlier entries of the index are dead.
         CROSS JOIN LATERAL (SELECT 1 FROM fairlane.active_job x WHERE x.flow = f.id AND x.flow IS NOT NULL AND x.session IS NULL
             AND x.arrival >= f.head AND x.arrival < p_bounds[d.class + 1] LIMIT p_exact) r
         WHERE d.queue = l.queue AND f.tag IS NOT NULL
@@ -85,8 +86,8 @@ BEGIN
         LIMIT p_exact) x);
 END $$;
 
--- About how many jobs of its lane are before a job that has more before it than are counted, and how many of those are of its
--- class: by their share of the waiting jobs on some pages. NULL when none of those has one.
+-- An estimate for a job with more jobs before it than are counted: how many jobs of its lane come before it, and how many of
+-- those are of its class, by their share of the waiting jobs on a sample of pages. NULL if the sample has no waiting job.
 CREATE FUNCTION fairlane.read_likely(l fairlane.active_job, p_key text, p_ordered boolean, OUT before bigint, OUT own bigint)
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -107,8 +108,8 @@ BEGIN
     own := round(own * v_scale);
 END $$;
 
--- `figures.LineFigures`, for a job with `p_own` of its lane and class before it.
-CREATE FUNCTION fairlane.read_line_figures(
+-- The fields of `positions.CompetingLanes`, for a job with `p_own` jobs of its lane and class before it.
+CREATE FUNCTION fairlane.read_competing_lanes(
     l fairlane.active_job, p_key text, p_own integer, p_lanes integer, p_counted integer, p_many integer
 )
 RETURNS json LANGUAGE plpgsql STABLE AS $$
@@ -131,7 +132,7 @@ BEGIN
     IF l.inbox = '' THEN
         SELECT count(*) INTO v_limited FROM (SELECT 1 FROM fairlane.lane x WHERE x.queue = l.queue LIMIT p_many) y;
     END IF;
-    -- As `figures.counted` has it.
+    -- The same as `positions.counted`.
     v_most := least(2 * p_own + 10, p_counted / least(p_lanes, greatest(1, v_active + v_limited)));
     SELECT json_agg(json_build_array(y.lane, y.tag, y.cost, y.places, y.claimable + y.waiting) ORDER BY y.tag, y.head)
     INTO v_ready FROM (
@@ -148,7 +149,7 @@ BEGIN
         LEFT JOIN LATERAL (SELECT a.* FROM fairlane.lane a WHERE a.queue = l.queue AND a.key = x.lane LIMIT 1) n ON true
     ) y;
     IF v_limited > 0 THEN
-        -- Whose places are all taken, so that nothing of them is claimable just now.
+        -- Lanes whose places are all taken, so that none of their jobs is claimable at the moment.
         SELECT json_agg(json_build_array(y.key, y.finish, y.places, (SELECT count(*) FROM (
             SELECT 1 FROM fairlane.active_job w WHERE w.lane = y.id AND w.lane IS NOT NULL AND NOT w.granted AND w.session IS NULL
             AND w.rank = CASE WHEN y.ordered THEN 0 ELSE l.class END LIMIT v_most) c)))
@@ -165,8 +166,8 @@ BEGIN
         'counted', v_most, 'ready', coalesce(v_ready, '[]'), 'blocked', coalesce(v_blocked, '[]'));
 END $$;
 
--- `figures.JobFigures`. `p_slots` are those of all workers of the queue.
-CREATE FUNCTION fairlane.read_job_figures(
+-- The fields of `positions.WaitingJob`. `p_slots`: the slots of all workers of the queue.
+CREATE FUNCTION fairlane.read_waiting_job(
     l fairlane.active_job, p_slots bigint, p_exact integer, p_lanes integer, p_counted integer, p_many integer,
     p_lease double precision
 )
@@ -183,7 +184,7 @@ DECLARE
     v_likely bigint;
     v_likely_own bigint;
     v_workers json;
-    v_line json;
+    v_competing json;
     v_before bigint := 0;
     v_retry double precision;
     v_awaited text;
@@ -194,7 +195,7 @@ BEGIN
     IF l.lane IS NOT NULL THEN
         SELECT n.ordered INTO v_ordered FROM fairlane.lane n WHERE n.id = l.lane;
     END IF;
-    -- In an ordered lane a job that waits for its retry keeps its place; elsewhere what is scheduled has none yet.
+    -- In an ordered lane a retrying job keeps its place; other scheduled jobs have none yet.
     IF l.arrival IS NOT NULL AND (l.state <> STATE.SCHEDULED OR l.lane IS NOT NULL) THEN
         v_own := fairlane.read_line_count(l, v_key, v_ordered, CASE WHEN v_ordered OR l.class = CLASS.HIGH
             THEN ARRAY[l.arrival, CASE WHEN v_ordered THEN l.arrival END, CASE WHEN v_ordered THEN l.arrival END]
@@ -226,7 +227,7 @@ BEGIN
         SELECT min(r.due) INTO v_retry FROM fairlane.active_job r
         WHERE r.lane = l.lane AND r.lane IS NOT NULL AND r.granted AND r.session IS NULL AND r.due IS NOT NULL;
         IF v_ordered THEN
-            -- The task of the head, if workers declined it.
+            -- The task of the first job of the lane, if workers declined it.
             SELECT i.task INTO v_awaited FROM fairlane.active_job r
             CROSS JOIN LATERAL (SELECT 1 FROM fairlane.declined d WHERE d.seq = r.seq AND d.fence = r.fence OFFSET 0) d
             CROSS JOIN LATERAL (SELECT x.task FROM fairlane.job x WHERE x.seq = r.seq OFFSET 0) i
@@ -240,19 +241,19 @@ BEGIN
             WHERE m.id = l.flow LIMIT p_slots) y;
     END IF;
     IF v_place IS NOT NULL AND l.kind <> KIND.TURN THEN
-        v_line := fairlane.read_line_figures(l, v_key, v_own, p_lanes, p_counted, p_many);
+        v_competing := fairlane.read_competing_lanes(l, v_key, v_own, p_lanes, p_counted, p_many);
     END IF;
     RETURN json_build_object(
         'id', j.id, 'queue', l.queue, 'kind', (ARRAY['job', 'turn', 'broadcast', 'cleanup'])[l.kind + 1],
         'priority', l.class, 'state', l.state, 'gate', l.gate, 'inbox', l.inbox, 'lane', j.lane, 'cost', l.cost,
         'limited', l.lane IS NOT NULL, 'ordered', v_ordered, 'granted', l.granted, 'due', l.due, 'place', v_place,
-        'of', v_of, 'own', v_own, 'flows_before', v_before, 'retry_until', v_retry, 'awaited_task', v_awaited, 'workers', v_workers, 'line', v_line,
+        'of', v_of, 'own', v_own, 'flows_before', v_before, 'retry_until', v_retry, 'awaited_task', v_awaited, 'workers', v_workers, 'competing', v_competing,
         'exact', v_exact, 'of_exact', v_of <= p_exact, 'likely', v_likely,
         'task', j.task, 'declined', v_declined, 'known', NOT v_declined OR fairlane.read_known(
             j.task, (SELECT q.name FROM fairlane.queue q WHERE q.id = l.queue), l.inbox, p_lease));
 END $$;
 
--- Every job among the ids that waits, and their queues.
+-- The waiting jobs among the ids, and their queues.
 CREATE FUNCTION fairlane.read_positions(
     p_ids text[], p_exact integer, p_lanes integer, p_counted integer, p_many integer,
     p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL
@@ -275,11 +276,11 @@ BEGIN
     LOOP
         IF l.queue IS DISTINCT FROM v_queue THEN
             v_queue := l.queue;
-            v_queues := v_queues || fairlane.read_queue_figures(v_queue, v_lease);
+            v_queues := v_queues || fairlane.read_queue_snapshot(v_queue, v_lease);
             SELECT coalesce(sum(w[1]), 0) INTO v_slots
             FROM fairlane.queue q, fairlane.read_workers(q.name, v_lease) w WHERE q.id = v_queue;
         END IF;
-        v_jobs := v_jobs || fairlane.read_job_figures(l, v_slots, p_exact, p_lanes, p_counted, p_many, v_lease);
+        v_jobs := v_jobs || fairlane.read_waiting_job(l, v_slots, p_exact, p_lanes, p_counted, p_many, v_lease);
     END LOOP;
     RETURN json_build_object('now', coalesce(p_now, v_clock), 'queues', v_queues, 'jobs', v_jobs);
 END $$;

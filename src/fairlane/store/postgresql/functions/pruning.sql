@@ -1,8 +1,8 @@
--- Removes what retention does not keep: jobs, old records of other kinds, and the flows of lanes that are empty.
+-- Removes what retention does not keep: jobs, old records of other kinds, and the flows of empty lanes.
 
--- Forget what retention does not keep: finished jobs past their age or beyond their number, and old records of other kinds.
--- Queues are locked only to tidy their flows, and not in a pass that has all it can do with jobs: such passes follow each
--- other closely. One pass at a time: a second one does nothing.
+-- Delete finished jobs beyond their age or their number, and old records of other kinds. Queues are locked only to tidy their
+-- flows, and not in a pass that deletes as many jobs as it may: such passes follow each other closely. Only one pass runs at a
+-- time: a concurrent one does nothing.
 CREATE FUNCTION fairlane.prune(p_completed_seconds double precision, p_completed_count bigint, p_failed_seconds double precision,
     p_failed_count bigint, p_history_seconds double precision, p_id_seconds double precision, p_limit integer, p_term bigint,
     p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
@@ -27,7 +27,7 @@ BEGIN
     jobs := 0;
     other := 0;
     more := false;
-    -- A number that no pool has.
+    -- No pool has this number.
     IF NOT pg_try_advisory_xact_lock(fairlane.space(), -1073741825) THEN
         RETURN;
     END IF;
@@ -38,13 +38,14 @@ BEGIN
                 CASE c WHEN STATE.COMPLETED THEN p_completed_count ELSE p_failed_count END, p_limit - cardinality(v_jobs));
         END LOOP;
     END LOOP;
-    -- A session that kept jobs ended in is part of their history.
+    -- A session in which a kept job ended is part of that job's history.
     v_sessions := ARRAY(SELECT s.seq FROM fairlane.session s WHERE s.state IN ('ended', 'dead') AND s.ended_at <= m.now - p_history_seconds
         AND NOT EXISTS (SELECT 1 FROM fairlane.outcome o WHERE o.session = s.seq)
         AND NOT EXISTS (SELECT 1 FROM fairlane.active_job x WHERE x.session = s.seq) LIMIT p_limit);
     v_bindings := ARRAY(SELECT b.seq FROM fairlane.binding b WHERE b.closed_at <= m.now - p_history_seconds LIMIT p_limit);
     v_ids := ARRAY(SELECT r.id FROM fairlane.reserved_id r WHERE r.until <= m.now LIMIT p_limit);
-    -- Values whose time is over and whose job is final or gone. One that an open transaction takes again is left alone.
+    -- Values that are no longer held and whose job is final or pruned. One that an open transaction is taking again is left
+    -- alone.
     v_uniques := ARRAY(SELECT u.seq FROM fairlane.held_unique u WHERE u.until <= m.now
         AND NOT EXISTS (SELECT 1 FROM fairlane.active_job x WHERE x.seq = u.seq) LIMIT p_limit FOR UPDATE SKIP LOCKED);
     v_declined := ARRAY(SELECT d.seq FROM fairlane.declined d
@@ -88,14 +89,14 @@ BEGIN
         SELECT k.queue, k.task FROM fairlane.unknown_task k WHERE fairlane.is_unused(k, m) FOR UPDATE SKIP LOCKED);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     other := other + v_count;
-    -- Looked at again: a session that registers at this moment has made it its own.
+    -- Checked again: a session that is registering may have started to use it.
     DELETE FROM fairlane.task_set t WHERE t.id = ANY (v_sets) AND t.used_at <= m.now - p_history_seconds;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     other := other + v_count;
 END $$;
 
--- Forget jobs that are final, and remember their ids: those of retries for a time of their own. The numbers of those that are
--- forgotten. What another step writes about at this moment is left to the next call: no call waits, so there is no deadlock.
+-- Delete final jobs and reserve their ids, those of retries for a time of their own. Returns the numbers of the deleted jobs.
+-- Jobs that another call is writing about are left to the next pass: nothing is waited for, so there can be no deadlock.
 CREATE FUNCTION fairlane.forget_ended(p_seqs bigint[], p_id_seconds double precision, p_retry_id_seconds double precision,
     m fairlane.moment) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
@@ -118,7 +119,7 @@ BEGIN
     RETURN v_jobs;
 END $$;
 
--- Forget the jobs among these that are final; `gone` are their ids.
+-- Delete the final jobs among these; `gone`: their ids.
 CREATE FUNCTION fairlane.forget_final(p_ids text[], p_id_seconds double precision, p_retry_id_seconds double precision,
     p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL, OUT gone text[])
 LANGUAGE plpgsql AS $$
@@ -133,8 +134,8 @@ BEGIN
     gone := ARRAY(SELECT x.id FROM unnest(v_seqs, v_ids) x (seq, id) WHERE x.seq = ANY (v_gone));
 END $$;
 
--- Jobs of a queue and state that ended before a moment, or before the newest so many; oldest first. The moment before which
--- they are too many is found in the index alone; of those that ended in that very moment, the last ones stay.
+-- Jobs of a queue and state that ended before a given time, or before the newest `p_count`; oldest first. The time of the cut
+-- is found by an index-only scan; of jobs that ended at exactly that time, those with the highest numbers are kept.
 CREATE FUNCTION fairlane.ended_before(p_queue integer, p_state smallint, p_moment double precision, p_count bigint, p_limit integer)
 RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
@@ -148,8 +149,9 @@ BEGIN
     ORDER BY o.finished_at DESC OFFSET p_count LIMIT 1;
     IF v_cut > p_moment THEN
         SELECT o.seq INTO v_seq FROM fairlane.outcome o WHERE o.queue = p_queue AND o.state = p_state AND o.finished_at = v_cut
-        ORDER BY o.seq DESC LIMIT 1 OFFSET p_count - (SELECT count(*) FROM fairlane.outcome k
-            WHERE k.queue = p_queue AND k.state = p_state AND k.finished_at > v_cut);
+        -- Jobs that have ended since the cut was read may be newer than it, in any number: then none of its time is kept.
+        ORDER BY o.seq DESC LIMIT 1 OFFSET greatest(0, p_count - (SELECT count(*) FROM fairlane.outcome k
+            WHERE k.queue = p_queue AND k.state = p_state AND k.finished_at > v_cut));
     ELSE
         v_cut := p_moment;
     END IF;
@@ -157,8 +159,8 @@ BEGIN
         AND (o.finished_at < v_cut OR o.seq <= v_seq) ORDER BY o.finished_at LIMIT p_limit);
 END $$;
 
--- Lanes that are empty and have caught up leave nothing. In a domain of a class that has no job at all there is no order to
--- keep: its clock moves past all its flows. (Also jobs that wait for a place of their lane have an order.)
+-- Domains of classes without any job, whose clock can move past all of their flows, because there is no order to keep. Jobs
+-- that wait for a place of their lane have an order too. Flows of empty lanes that are not ahead of the clock are deleted.
 CREATE FUNCTION fairlane.idle_domains(p_queues integer[], OUT id bigint, OUT queue integer, OUT finish bigint) RETURNS SETOF record
 LANGUAGE sql STABLE AS $$
     SELECT d.id, d.queue, max(f.finish)
@@ -167,7 +169,7 @@ LANGUAGE sql STABLE AS $$
     WHERE p_queues IS NULL OR d.queue = ANY (p_queues) GROUP BY d.id, d.queue, d.clock HAVING max(f.finish) > d.clock
 $$;
 
--- The queues that have flows or clocks to tidy.
+-- Queues with flows or clocks to tidy.
 CREATE FUNCTION fairlane.untidy() RETURNS integer[] LANGUAGE sql STABLE AS $$
     SELECT ARRAY(SELECT x.queue FROM fairlane.idle_domains(NULL) x
         UNION SELECT d.queue FROM fairlane.domains d WHERE EXISTS (

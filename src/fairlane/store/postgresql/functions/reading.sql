@@ -1,7 +1,7 @@
--- Jobs as readers see them, and pages of them. Nothing here writes or waits: each function is STABLE, so that all it looks
--- at is one snapshot, that of the statement which calls it.
+-- Jobs as readers see them, and pages of them. Nothing here writes or waits: each function is STABLE, so everything it reads is
+-- in one snapshot, that of the calling statement.
 
--- Jobs by their ids, or by their numbers. The columns are those of `rows.job_of`.
+-- Jobs by id or by number. The columns are those of `rows.job_of`.
 CREATE FUNCTION fairlane.read_jobs(p_ids text[], p_seqs bigint[])
 RETURNS TABLE (
     seq bigint, id text, task text, queue text, kind text, class smallint, lane text, cost double precision, payload bytea,
@@ -10,7 +10,8 @@ RETURNS TABLE (
     attempts json, final smallint, reason text, result bytea, error text, error_group text, move smallint,
     finished_at double precision, live smallint, inbox text, due double precision, cancel boolean, suspect boolean,
     arrival bigint, attempt integer, fence integer, started_at double precision, refused integer,
-    session text, session_pool text, session_index integer, session_host text
+    session text, session_pool text, session_index integer, session_host text, delay double precision,
+    run_at double precision
 )
 LANGUAGE plpgsql STABLE
 SET extra_float_digits = 1
@@ -27,7 +28,7 @@ BEGIN
         CASE j.kind WHEN KIND.JOB THEN 'job' WHEN KIND.TURN THEN 'turn' WHEN KIND.BROADCAST THEN 'broadcast' ELSE 'cleanup' END,
         j.class, j.lane, j.cost, j.payload, j.headers, j.retries, j.backoff, j.timeout, j.uniq, j.pool, j.sticky,
         j.direct, j.retry_of, p.id, j.enqueued_at, j.enqueued_at + j.expires, g.value,
-        -- As many as a reader is shown.
+        -- Only as many as are shown to a reader.
         (SELECT json_agg(a ORDER BY a.fence) FROM (
             SELECT x.fence, x.attempt, x.session, x.worker, x.started_at, x.ended_at, x.outcome, x.state, x.reason, x.error,
                 x.refused
@@ -35,7 +36,8 @@ BEGIN
         o.state, o.reason, o.result, o.error, o.error_group, o.move, o.finished_at,
         l.state, l.inbox, l.due, l.cancel, l.suspect,
         coalesce(l.arrival, o.arrival), coalesce(l.attempt, o.attempt), coalesce(l.fence, o.fence),
-        coalesce(l.started_at, o.started_at), coalesce(l.refused, o.refused), s.id, s.pool, s.idx, s.host
+        coalesce(l.started_at, o.started_at), coalesce(l.refused, o.refused), s.id, s.pool, s.idx, s.host,
+        j.delay, j.run_at
     FROM unnest(v_seqs) WITH ORDINALITY w (seq, n) JOIN fairlane.job j ON j.seq = w.seq
     LEFT JOIN fairlane.queue q ON q.id = j.queue
     LEFT JOIN fairlane.active_job l ON l.seq = j.seq
@@ -46,9 +48,9 @@ BEGIN
     ORDER BY w.n;
 END $$;
 
--- The next numbers of jobs before one of them, newest first, by the index of the narrowest filter. An order that begins
--- with the filter's own column leaves no other index: by the order of numbers alone the planner may prefer to walk the
--- whole table, because it cannot know that the jobs it is asked for are all old.
+-- The next job numbers below `p_before`, newest first, by the index of the most selective filter. The ORDER BY begins with the
+-- filter's own column, which leaves the planner no other index: ordered by number alone, it may prefer to scan the whole table,
+-- because it cannot know that the requested jobs are all old.
 CREATE FUNCTION fairlane.read_window(
     p_state text, p_queue integer, p_lane text, p_task text, p_sticky text, p_worker text, p_error text,
     p_before bigint, p_size integer
@@ -63,7 +65,7 @@ BEGIN
             WHERE o.error_group IS NOT NULL AND (o.error_group, o.seq) < (p_error, p_before) AND o.error_group >= p_error
             ORDER BY o.error_group DESC, o.seq DESC LIMIT p_size);
     ELSIF p_worker IS NOT NULL THEN
-        -- What waits for it, runs there now and ended there, over all sessions that had this place.
+        -- Jobs that wait for this worker, run there now or ended there, over all sessions that had this index.
         IF p_worker !~ '^.+/[0-9]{1,9}$' THEN
             RETURN '{}';
         END IF;
@@ -86,7 +88,9 @@ BEGIN
             WHERE s.pool = v_pool AND s.idx = v_index AND s.idx IS NOT NULL
         ) x ORDER BY x.seq DESC LIMIT p_size);
     ELSIF p_sticky IS NOT NULL THEN
-        RETURN ARRAY(SELECT r.seq FROM fairlane.job_link r WHERE r.kind = 's' AND r.key = p_sticky AND r.seq < p_before
+        -- Not by equality: the planner would use the index on `seq` instead.
+        RETURN ARRAY(SELECT r.seq FROM fairlane.job_link r
+            WHERE (r.kind, r.key, r.seq) < ('s', p_sticky, p_before) AND (r.kind, r.key) >= ('s', p_sticky)
             ORDER BY r.kind DESC, r.key DESC, r.seq DESC LIMIT p_size);
     ELSIF p_lane IS NOT NULL THEN
         RETURN ARRAY(SELECT j.seq FROM fairlane.job j
@@ -94,26 +98,26 @@ BEGIN
             AND (j.queue, j.lane) >= (p_queue, p_lane)
             ORDER BY j.queue DESC, j.lane DESC, j.seq DESC LIMIT p_size);
     ELSIF p_state = 'pending' THEN
-        -- Nearly all live jobs are pending, so they are found by walking the table.
+        -- Nearly all active jobs are pending, so they are found by scanning the table.
         RETURN ARRAY(SELECT l.seq FROM fairlane.active_job l WHERE l.seq < p_before AND l.state IN (STATE.ARRIVING, STATE.PENDING)
             ORDER BY l.seq DESC LIMIT p_size);
     ELSIF p_state = 'scheduled' THEN
         RETURN ARRAY(SELECT a.seq FROM fairlane.job_extra a WHERE a.seq < p_before AND a.scheduled
             ORDER BY a.seq DESC LIMIT p_size);
     ELSIF p_state = 'running' THEN
-        -- What runs is at most what the fleet has slots for, so sorting it is cheap.
+        -- At most as many jobs run as there are slots, so sorting them is cheap.
         RETURN ARRAY(WITH r AS MATERIALIZED (
             SELECT l.seq FROM fairlane.active_job l WHERE l.session IS NOT NULL
             UNION ALL SELECT a.seq FROM fairlane.job_extra a WHERE a.gate = GATE.PARENT
         ) SELECT r.seq FROM r WHERE r.seq < p_before ORDER BY r.seq DESC LIMIT p_size);
     ELSIF p_task IS NOT NULL THEN
-        -- One list for each queue, or for the one that is asked for.
+        -- One list per queue, or only for the given one.
         RETURN ARRAY(SELECT x.seq FROM fairlane.queue q CROSS JOIN LATERAL (SELECT j.seq FROM fairlane.job j
                 WHERE (j.queue, j.task, j.seq) < (q.id, p_task, p_before) AND (j.queue, j.task) >= (q.id, p_task)
                 ORDER BY j.queue DESC, j.task DESC, j.seq DESC LIMIT p_size) x
             WHERE p_queue IS NULL OR q.id = p_queue ORDER BY x.seq DESC LIMIT p_size);
     ELSIF p_queue IS NOT NULL THEN
-        -- One list for each task of the queue.
+        -- One list per task of the queue.
         RETURN ARRAY(WITH RECURSIVE known (task) AS (
             (SELECT j.task FROM fairlane.job j WHERE j.queue = p_queue ORDER BY j.task LIMIT 1)
             UNION ALL
@@ -124,7 +128,7 @@ BEGIN
                 ORDER BY j.queue DESC, j.task DESC, j.seq DESC LIMIT p_size) x
             WHERE k.task IS NOT NULL ORDER BY x.seq DESC LIMIT p_size);
     ELSIF p_state = 'completed' THEN
-        -- Nearly every finished job is.
+        -- Nearly all finished jobs are completed.
         RETURN ARRAY(SELECT o.seq FROM fairlane.outcome o WHERE o.seq < p_before AND o.state = STATE.COMPLETED
             ORDER BY o.seq DESC LIMIT p_size);
     ELSIF p_state = 'failed' THEN
@@ -138,7 +142,7 @@ BEGIN
     RETURN ARRAY(SELECT j.seq FROM fairlane.job j WHERE j.seq < p_before ORDER BY j.seq DESC LIMIT p_size);
 END $$;
 
--- The numbers of the next jobs that pass every filter which is given, newest first.
+-- The numbers of the next jobs that pass all given filters, newest first.
 CREATE FUNCTION fairlane.read_page(
     p_state text, p_queue text, p_lane text, p_task text, p_sticky text, p_worker text, p_error text,
     p_before bigint, p_count integer
@@ -188,13 +192,13 @@ BEGIN
             RETURN v_found[1:p_count];
         END IF;
         p_before := v_window[v_size];
-        -- What is rare among many is found in few steps.
+        -- Growing windows find rare jobs in few steps.
         v_size := least(2 * v_size, 5000);
     END LOOP;
 END $$;
 
--- Jobs by their ids. The payload is returned only to roles that may read the table: every role that may connect can listen
--- to ids, so they are no secret. Others get an empty payload, which no job can have.
+-- Jobs by id. The payload is returned only to roles that may read the table: every role that may connect can listen for ids, so
+-- ids are not secret. Other roles get an empty payload, which no job can have.
 DO $$
 DECLARE
     v_all oid := 'fairlane.read_jobs(text[], bigint[])'::regprocedure;

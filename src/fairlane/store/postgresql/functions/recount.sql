@@ -1,6 +1,7 @@
--- Computes anew what is derived from the jobs, and corrects it.
+-- Recomputes what is derived from the jobs, and corrects it.
 
--- Compare tallies, lanes, flows and loads with the jobs they are derived from, and correct them. `jobs`: those not final.
+-- Compare tallies, lanes, flows and loads with the jobs they are derived from, and correct them. `jobs`: how many are not
+-- final.
 CREATE FUNCTION fairlane.recount(p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL, OUT jobs bigint,
     OUT differences text[], OUT topics text[])
 LANGUAGE plpgsql AS $$
@@ -15,7 +16,7 @@ BEGIN
     topics := fairlane.topics();
 END $$;
 
--- `job_extra` has a row for every job that has something few have, and says the same.
+-- `job_extra` has a row exactly for the jobs that need one (`has_extra`), with the same values as `active_job`.
 CREATE FUNCTION fairlane.recount_extras() RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
     l fairlane.active_job;
@@ -62,7 +63,7 @@ BEGIN
     RETURN v_found;
 END $$;
 
--- What sessions run, by class.
+-- The load of each session: its running jobs by class.
 CREATE FUNCTION fairlane.recount_sessions() RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
     r record;
@@ -110,7 +111,7 @@ BEGIN
     RETURN v_found;
 END $$;
 
--- Flows have the right head, no tag below the clock, and everything that may start is in one.
+-- Flows have the right head and no tag below the clock, and every claimable job is in a flow.
 CREATE FUNCTION fairlane.recount_flows(m fairlane.moment) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
     r record;

@@ -1,6 +1,6 @@
 -- How long the jobs of a queue take, and which workers serve it.
 
--- Live workers that serve a queue: slots, those reserved for high and for normal, and what it runs by class.
+-- Live workers that serve a queue: slots, those reserved for high and for normal, and running jobs by class.
 CREATE FUNCTION fairlane.read_workers(p_queue text, p_lease double precision DEFAULT NULL)
 RETURNS SETOF integer[] LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -12,7 +12,7 @@ BEGIN
     WHERE s.state = 'live' AND s.kind = 'worker' AND s.expires > v_lease AND p_queue = ANY (s.queues);
 END $$;
 
--- The median run time of the last jobs of a queue that completed; NULL while none has.
+-- The median run time of the last completed jobs of a queue; NULL if there are none.
 CREATE FUNCTION fairlane.read_seconds(p_queue integer) RETURNS double precision LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN (SELECT (array_agg(t.seconds ORDER BY t.seconds))[count(*) / 2 + 1] FROM (

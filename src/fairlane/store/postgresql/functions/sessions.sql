@@ -1,14 +1,14 @@
--- Sessions: registering, renewing, leaving, and being declared dead, with all that follows for their jobs and bindings.
--- Expired is not dead: a session is there until it has left or was declared dead. Whatever moves jobs of a session that is
--- gone holds the store alone, so the rows of its jobs cannot change under it.
+-- Sessions: registering, renewing, leaving and being declared dead, with the consequences for their jobs and bindings. An
+-- expired session is not dead: it counts as present until it has left or was declared dead. A call that moves the jobs of a
+-- session that is gone holds the store exclusively, so the rows of its jobs cannot change meanwhile.
 
--- How history names a session: a worker by its pool and index, any other by its host.
+-- The name of a session in the history: pool and index of a worker, otherwise the host.
 CREATE FUNCTION fairlane.worker_of(s fairlane.session) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN s.idx IS NULL THEN s.host ELSE s.pool || '/' || s.idx END
 $$;
 
--- Make a session known, take over or give out an index, and bring the worker what waited for it. `p_idx` is a named index,
--- NULL the lowest free one; `p_seconds` is its lease. Repeating it renews.
+-- Register a session, take over or assign an index, and bind the jobs that waited for a worker. `p_idx`: a named index, NULL
+-- for the lowest free one; `p_seconds`: its lease. Repeating the call renews the lease.
 CREATE FUNCTION fairlane.register(p_id text, p_kind text, p_seconds double precision, p_host text, p_pid integer, p_pool text,
     p_idx integer, p_queues text[], p_slots integer, p_reserved_high integer, p_reserved_normal integer,
     p_task_set text, p_tasks text[], p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL, OUT topics text[])
@@ -24,7 +24,7 @@ BEGIN
     IF NOT fairlane.is_missed(p_id, m) AND fairlane.register_again(p_id, m) THEN
         RETURN;
     END IF;
-    -- Before the lock, as in every call: a call that makes the same queue at this moment waits for locks itself.
+    -- Before the store's lock, as in every call: a call that is creating the same queue may be waiting for locks itself.
     FOR v_queue IN SELECT DISTINCT n FROM unnest(p_queues) n ORDER BY n LOOP
         PERFORM fairlane.queue_number(v_queue);
     END LOOP;
@@ -38,7 +38,7 @@ BEGIN
     IF p_kind = 'worker' THEN
         v_index := p_idx;
         IF p_idx IS NULL THEN
-            -- Not those of sessions that are there, nor of named ones that may come back.
+            -- Indexes of present sessions, and of named ones that may come back.
             v_taken := ARRAY(SELECT DISTINCT s.idx FROM fairlane.session s WHERE s.pool = p_pool AND s.idx IS NOT NULL
                 AND (s.state IN ('live', 'stopping') OR (s.state = 'ended' AND s.named AND s.expires > m.lease)));
             SELECT min(n) INTO v_index FROM generate_series(0, cardinality(v_taken)) n WHERE n <> ALL (v_taken);
@@ -56,14 +56,14 @@ BEGIN
         ON CONFLICT (id) DO UPDATE SET used_at = excluded.used_at;
     END IF;
     IF v_index IS NOT NULL THEN
-        -- The granter binds the rest, if there are more.
+        -- The admitter binds the rest, if there are more.
         PERFORM fairlane.bind_unbound(fairlane.unbound(p_pool, 1000), m);
         PERFORM fairlane.join_broadcasts(p_pool, v_index, m);
     END IF;
     topics := fairlane.topics();
 END $$;
 
--- Renew a session that is known already; false when it is new.
+-- Renew a session that is already registered; false if it is new.
 CREATE FUNCTION fairlane.register_again(p_id text, m fairlane.moment) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE fairlane.session s SET expires = m.lease + s.lease WHERE s.id = p_id AND s.state IN ('live', 'stopping');
@@ -76,13 +76,13 @@ BEGIN
     RETURN false;
 END $$;
 
--- Whether a session is there whose lease has run out, and jobs of its pool found no live worker meanwhile.
+-- Whether a session has an expired lease, and jobs of its pool found no live worker meanwhile.
 CREATE FUNCTION fairlane.is_missed(p_id text, m fairlane.moment) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT 1 FROM fairlane.session s WHERE s.id = p_id AND s.state = 'live' AND s.idx IS NOT NULL AND s.expires <= m.lease
         AND cardinality(fairlane.unbound(s.pool, 1)) > 0)
 $$;
 
--- The same index cannot be held twice. On the same host the newcomer is the old one restarted.
+-- Free an index for a new session, because no two may hold it. On the same host it is the old worker restarted.
 CREATE FUNCTION fairlane.make_room(p_pool text, p_index integer, p_host text, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     s fairlane.session;
@@ -99,14 +99,14 @@ BEGIN
     END IF;
     SELECT * INTO s FROM fairlane.session x WHERE x.pool = p_pool AND x.idx = p_index AND x.idx IS NOT NULL ORDER BY x.seq DESC LIMIT 1;
     IF s.host <> p_host OR s.expires <= m.lease THEN
-        -- The state its keys were bound to lies on another machine, or was given up.
+        -- The state behind its sticky keys is on another machine, or was given up.
         PERFORM fairlane.lose(p_pool, p_index, m);
     END IF;
 END $$;
 
--- Extend a lease, and settle what the session and the store believe differently. `lost`: places (from 0) of the claims named
--- that are not its own any more. Usually nothing has to be taken back or bound and no lock is needed; `again` says that
--- something has, and asks for the same call with `p_alone`.
+-- Extend a lease, and reconcile what the session believes it holds with what the store has. `lost`: indexes, from 0, of the
+-- named claims that the session no longer holds. Usually nothing has to be taken back or bound, and no lock is needed;
+-- otherwise `again` asks for the same call with `p_alone`.
 CREATE FUNCTION fairlane.renew(p_session text, p_ids text[], p_fences integer[], p_claim bigint, p_stopping boolean,
     p_alone boolean DEFAULT false, p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
     OUT lost integer[], OUT cancel text[], OUT taken_back text[], OUT again boolean, OUT now double precision, OUT topics text[])
@@ -159,8 +159,8 @@ BEGIN
     topics := fairlane.topics();
 END $$;
 
--- End a session and give back what it has: claims named in `p_ids` and `p_fences` as after a crash (NULL: all of them), the
--- others uncharged.
+-- End a session and return its jobs: claims named in `p_ids` and `p_fences` as after a crash (NULL: all of them), the others
+-- uncharged.
 CREATE FUNCTION fairlane.leave(p_session text, p_ids text[], p_fences integer[], p_now double precision DEFAULT NULL,
     p_lease double precision DEFAULT NULL, OUT topics text[])
 LANGUAGE plpgsql AS $$
@@ -206,7 +206,7 @@ BEGIN
     topics := fairlane.topics();
 END $$;
 
--- Turns that a session waited for go with it, before those it holds: or the next would start in a dead session.
+-- Cancel the turns that a session waits for, before ending those it holds; otherwise the next would start in a dead session.
 CREATE FUNCTION fairlane.waiter_gone(p_session bigint, m fairlane.moment) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     l fairlane.active_job;
@@ -214,7 +214,8 @@ DECLARE
     v_gone integer := 0;
 BEGIN
     FOR v_seq IN SELECT x.seq FROM fairlane.job_extra x WHERE x.waiter = p_session ORDER BY x.seq LOOP
-        -- Read again: the end of one turn may have started the next. What runs is ended with the rest of what it holds.
+        -- Read again: the end of one turn may have started the next. Running ones are ended with the rest of what the session
+        -- holds.
         SELECT * INTO l FROM fairlane.active_job x WHERE x.seq = v_seq AND x.state <> STATE.RUNNING;
         IF FOUND THEN
             PERFORM fairlane.end_job(l, STATE.CANCELLED::smallint, 'waiter_gone', NULL, NULL, NULL, NULL, m);
@@ -224,8 +225,8 @@ BEGIN
     RETURN v_gone;
 END $$;
 
--- A session is dead, for good. Its bindings go first, so that its jobs are placed anew at once. `fates`: how many of its
--- jobs went to each state, from 0 on.
+-- Declare a session dead, for good. Its bindings are closed first, so that its jobs are placed again at once. `fates`: how many
+-- of its jobs went to each state, from 0 on.
 CREATE FUNCTION fairlane.declare_dead(s fairlane.session, p_keep_bindings boolean, m fairlane.moment, OUT lost integer,
     OUT fates integer[]) LANGUAGE plpgsql AS $$
 DECLARE
@@ -248,8 +249,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Running jobs whose session is gone. A broadcast's parent has none, and needs none. It goes from one holder to the next in
--- the index, so that it costs what there are sessions, not what they run.
+-- Running jobs whose session is gone. The parent of a broadcast has no session and needs none. The recursive query skips from
+-- one session to the next in the index, so the cost depends on the number of sessions, not of jobs.
 CREATE FUNCTION fairlane.orphans(p_limit integer) RETURNS bigint[] LANGUAGE sql STABLE AS $$
     WITH RECURSIVE holder (session) AS (
         SELECT (SELECT min(x.session) FROM fairlane.active_job x WHERE x.session IS NOT NULL)
@@ -260,8 +261,8 @@ CREATE FUNCTION fairlane.orphans(p_limit integer) RETURNS bigint[] LANGUAGE sql 
         SELECT 1 FROM fairlane.session s WHERE s.seq = h.session AND s.state IN ('live', 'stopping')) LIMIT p_limit)
 $$;
 
--- Declare the expired dead, take back what the dead and the missing hold, and close bindings without a worker. A pass first
--- looks whether there is anything to do: usually not, and then no call is held up.
+-- Declare expired sessions dead, take back the jobs of dead and missing ones, and close bindings without a worker. A pass first
+-- checks whether there is anything to do: usually not, and then no other call has to wait.
 CREATE FUNCTION fairlane.rescue(p_limit integer, p_declare boolean, p_term bigint, p_now double precision DEFAULT NULL,
     p_lease double precision DEFAULT NULL, OUT declared text[], OUT retried integer, OUT failed integer, OUT cancelled integer,
     OUT lost_bindings integer, OUT drained integer, OUT more boolean, OUT now double precision, OUT topics text[])
@@ -286,7 +287,7 @@ BEGIN
         m := fairlane.moment_of(p_now, p_lease);
         PERFORM fairlane.check_term(p_term, true, m);
         IF p_declare THEN
-            -- Held and looked at again: a renewal in this moment counts.
+            -- Locked and checked again: a concurrent renewal counts.
             FOR s IN SELECT x.* FROM fairlane.session x WHERE x.state IN ('live', 'stopping') AND x.expires <= m.lease
                 ORDER BY x.seq FOR UPDATE
             LOOP
@@ -320,8 +321,8 @@ BEGIN
     topics := fairlane.topics();
 END $$;
 
--- Workers with bindings that are not there, and whose lease would have ended. It goes from one worker to the next in the
--- index, so that it costs what there are workers, not what is bound to them.
+-- Workers with bindings that are gone and whose lease is over. The recursive query skips from one worker to the next in the
+-- index, so the cost depends on the number of workers, not of bindings.
 CREATE FUNCTION fairlane.bindings_unserved(m fairlane.moment) RETURNS TABLE (pool text, idx integer) LANGUAGE sql STABLE AS $$
     WITH RECURSIVE place (pool, idx) AS (
         (SELECT b.pool, b.idx FROM fairlane.binding b WHERE b.closed_at IS NULL ORDER BY b.pool, b.idx LIMIT 1)
@@ -339,3 +340,13 @@ CREATE FUNCTION fairlane.needs_rescue(p_declare boolean, m fairlane.moment) RETU
         OR cardinality(fairlane.children_unserved(1, m)) > 0
         OR EXISTS (SELECT 1 FROM fairlane.binding b WHERE b.state = 'open' AND b.used_at <= m.now - 86400)
 $$;
+
+-- Reject a claim of a session that is not live, and one that is out of date.
+CREATE FUNCTION fairlane.check_claim(s fairlane.session, p_last bigint, p_number bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF s.seq IS NULL OR s.state NOT IN ('live', 'stopping') THEN
+        PERFORM fairlane.refuse('FL006', 'this session is unknown, ended or declared dead; register a new one');
+    ELSIF p_number < p_last THEN
+        PERFORM fairlane.refuse('FL005', format('claim %s is older than the last one, %s', p_number, p_last));
+    END IF;
+END $$;

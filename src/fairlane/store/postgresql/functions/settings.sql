@@ -1,9 +1,10 @@
--- Settings of queues and lanes, and what a change of them does to the jobs that wait.
+-- Settings of queues and lanes, and the effect of changes on waiting jobs.
 
--- Store settings, and bring lanes in line with them. A change is an object with the names of the columns of `queue`: `queue`
--- (its name), `stamp` (as it was read), `version`, `declared`, `override`, and what counts of the two: `paused`, `slots`,
--- `reserved_high`, `reserved_normal`, `max_pending`, `closed`, and `rules`, a list of `pattern`, `places`, `weight`, `ordered`,
--- `max_pending`. Each queue at most once. `applied` false: a stamp is not the present one, nothing was changed, read again.
+-- Store settings, and apply them to the lanes. A change is an object with the column names of `queue`: `queue` (its name),
+-- `stamp` (as it was read), `version`, `declared`, `override`, and the effective values: `paused`, `slots`, `reserved_high`,
+-- `reserved_normal`, `max_pending`, `closed`, and `rules`, a list of `pattern`, `places`, `weight`, `ordered`, `max_pending`.
+-- Each queue may be named once. `applied` false: a stamp is outdated and nothing was changed; the caller reads the settings
+-- again.
 CREATE FUNCTION fairlane.configure(p_changes jsonb, p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
     OUT applied boolean, OUT topics text[])
 LANGUAGE plpgsql AS $$
@@ -31,7 +32,7 @@ BEGIN
     END IF;
 END $$;
 
--- Whether a queue has these settings already.
+-- Whether a queue already has these settings.
 CREATE FUNCTION fairlane.is_set(p_change jsonb) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT 1 FROM fairlane.queue q WHERE q.name = p_change ->> 'queue' AND q.version = (p_change ->> 'version')::bigint
         AND q.declared = p_change ->> 'declared' AND q.override IS NOT DISTINCT FROM p_change ->> 'override')
@@ -65,7 +66,7 @@ BEGIN
     PERFORM fairlane.notify_waiting(v_queue);
 END $$;
 
--- Lanes that have jobs get their new terms. Costs as much as the queue has lanes, which is why settings change rarely.
+-- Apply new rules to the lanes that have jobs. The cost grows with the number of lanes; settings change rarely.
 CREATE FUNCTION fairlane.apply_rules(p_queue integer, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     n fairlane.lane;
@@ -83,7 +84,7 @@ BEGIN
             PERFORM fairlane.resize(n, v_rule.places, v_rule.ordered, m);
         END IF;
     END LOOP;
-    -- Lanes without a limit are found where their jobs are: in line, behind a gate, or running.
+    -- Lanes without a limit are found by their jobs: claimable, gated, or running.
     FOR v_key IN SELECT k.key FROM (
             SELECT f.lane AS key FROM fairlane.domain d JOIN fairlane.flows f ON f.domain = d.id
             WHERE d.queue = p_queue AND f.tag IS NOT NULL AND f.lane <> ''
@@ -98,12 +99,12 @@ BEGIN
     END LOOP;
 END $$;
 
--- Apply new terms: a lower limit takes back unstarted grants, newest first; a higher one hands out at once.
+-- Apply a new limit and order: a lower limit revokes unstarted grants, newest first; a higher one grants at once.
 CREATE FUNCTION fairlane.resize(n fairlane.lane, p_places integer, p_ordered boolean, m fairlane.moment) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     IF p_ordered <> n.ordered THEN
-        -- Only of those that wait; a running job gets its rank when it comes back.
+        -- Waiting jobs only: a running job gets its rank when it comes back.
         UPDATE fairlane.active_job SET rank = CASE WHEN p_ordered THEN 0 ELSE class END WHERE seq = ANY (fairlane.unstarted(n.id));
         IF NOT p_ordered THEN
             PERFORM fairlane.drop_kept(n.id);
@@ -111,7 +112,7 @@ BEGIN
     END IF;
     UPDATE fairlane.lane SET places = p_places, ordered = p_ordered WHERE id = n.id;
     PERFORM fairlane.trim(n.id);
-    PERFORM fairlane.settle(n.id, m);
+    PERFORM fairlane.regrant(n.id, m);
     PERFORM fairlane.hand_on(n.id, m);
 END $$;
 
@@ -121,7 +122,7 @@ CREATE FUNCTION fairlane.unstarted(p_lane bigint) RETURNS bigint[] LANGUAGE sql 
         UNION ALL SELECT x.seq FROM fairlane.active_job x WHERE x.lane = p_lane AND x.lane IS NOT NULL AND x.granted AND x.session IS NULL)
 $$;
 
--- In an unordered lane a job that waits for its retry holds no place: it comes back when it is due.
+-- In an unordered lane a retrying job holds no place: it comes back when it is due.
 CREATE FUNCTION fairlane.drop_kept(p_lane bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE fairlane.lane SET granted = granted - (SELECT count(*) FROM fairlane.active_job x
@@ -130,20 +131,20 @@ BEGIN
     WHERE lane = p_lane AND lane IS NOT NULL AND session IS NULL AND due IS NOT NULL;
 END $$;
 
--- The lane has no limit any more: every job in it may start.
+-- The lane has no limit any more: all of its jobs may start.
 CREATE FUNCTION fairlane.abolish(n fairlane.lane, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_seq bigint;
     v_flow bigint;
     r record;
 BEGIN
-    -- An expired turn would be started, so it is left out. Other expired jobs are not: in line a claim finds and cancels them.
+    -- An expired turn would start, so it is left out. Other expired jobs are included: a claim finds and cancels them.
     FOR v_seq IN SELECT x.seq FROM fairlane.active_job x WHERE x.lane = n.id AND x.lane IS NOT NULL AND NOT x.granted AND x.session IS NULL AND x.kind = KIND.TURN
         AND (x.expires_at IS NULL OR x.expires_at > m.now) ORDER BY x.rank, x.arrival
     LOOP
         PERFORM fairlane.grant(n.id, v_seq, m);
     END LOOP;
-    -- Of those that go into the same flow the first one goes there, and takes the others along.
+    -- The first job of each flow is granted a place, and the others are added to the same flow.
     FOR r IN SELECT array_agg(x.seq ORDER BY x.arrival) AS seqs FROM fairlane.active_job x WHERE x.lane = n.id AND x.lane IS NOT NULL
         AND NOT x.granted AND x.session IS NULL AND x.kind <> KIND.TURN AND x.state = STATE.PENDING AND x.gate = GATE.NONE GROUP BY x.class, x.inbox
     LOOP
@@ -151,13 +152,13 @@ BEGIN
         SELECT x.flow INTO v_flow FROM fairlane.active_job x WHERE x.seq = r.seqs[1];
         UPDATE fairlane.active_job SET flow = v_flow WHERE seq = ANY (r.seqs[2:]);
     END LOOP;
-    -- Without a place are now turns that have expired, which the sweeper cancels, and what waits behind a gate.
+    -- Still without a place: expired turns, which the promoter cancels, and gated jobs.
     UPDATE fairlane.active_job SET lane = NULL, granted = true, granted_at = NULL WHERE seq = ANY (fairlane.unstarted(n.id));
     UPDATE fairlane.active_job SET lane = NULL WHERE session IS NOT NULL AND lane = n.id;
     DELETE FROM fairlane.lane WHERE id = n.id;
 END $$;
 
--- A lane that had no limit has one now: running jobs have their places first, then the others in order.
+-- A lane becomes limited: running jobs get their places first, then the others in order.
 CREATE FUNCTION fairlane.establish(p_queue integer, p_key text, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     n fairlane.lane := fairlane.lane_for(p_queue, p_key);
@@ -180,7 +181,8 @@ BEGIN
     PERFORM fairlane.hand_on(n.id, m);
 END $$;
 
--- How many more jobs of a class a queue may run. What others finish at this moment still counts: never too many.
+-- How many more jobs of a class a queue may run. Jobs that are being finished concurrently still count, so the limit is never
+-- exceeded.
 CREATE FUNCTION fairlane.queue_room(p_queue integer, p_class integer) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     q fairlane.queue;

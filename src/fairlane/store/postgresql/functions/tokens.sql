@@ -1,6 +1,6 @@
 -- Tokens of the HTTP service.
 
--- Store a token, unless its id is taken; `token` is what is stored then. Whether it is the same one is seen by the caller.
+-- Store a token unless its id is taken; `token`: what is stored. The caller checks whether that is the same token.
 CREATE FUNCTION fairlane.add_token(p_id text, p_name text, p_digest bytea, p_scopes text, p_queues text, p_lane_prefix text,
     p_expires double precision, p_hint text, p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
     OUT token fairlane.token)

@@ -1,11 +1,10 @@
--- Jobs that are stored without the locks that a place in line takes: in a user's own transaction together with rows of the
+-- Jobs that are stored without the locks that admission needs: in a user's own transaction together with rows of the
 -- application, or by an enqueue that found the locks taken. They are arriving until the next claim or the leader admits them.
 --
--- A user's transaction may stay open for long, so nothing here keeps other calls waiting: no lock of the store, a pool or a
--- queue is taken, and no row that exists already is locked. Only a call that stores the same id or takes the same unique
--- value waits for its end.
+-- A user's transaction may stay open for long, so nothing here blocks other calls: no lock of the store, a pool or a queue is
+-- taken, and no existing row is locked. Only a call that stores the same id or takes the same unique value waits for its end.
 
--- A job out of the request, with the number of its queue, which was made before.
+-- A job from the request, with the number of its queue, which was created before.
 CREATE FUNCTION fairlane.arriving_job(r jsonb, m fairlane.moment) RETURNS fairlane.job LANGUAGE plpgsql AS $$
 DECLARE
     j fairlane.job;
@@ -34,7 +33,7 @@ BEGIN
     RETURN j;
 END $$;
 
--- Refuse what its queue does not take, and a connection that leads somewhere else.
+-- Reject a job that its queue does not accept, and a connection to another database.
 CREATE FUNCTION fairlane.check_arriving(j fairlane.job, p_queue text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     q fairlane.queue;
@@ -42,13 +41,13 @@ BEGIN
     SELECT * INTO q FROM fairlane.queue x WHERE x.id = j.queue;
     IF FOUND AND q.name = p_queue THEN
         PERFORM fairlane.check_lane(q, j.lane);
-    -- A transaction that sees only what was there when it began may not see a queue that was made for it just now.
+    -- A transaction with an older snapshot may not see a queue that was just created for it.
     ELSIF FOUND OR current_setting('transaction_isolation') = 'read committed' THEN
         PERFORM fairlane.refuse('FL008', 'leads to another database than the store''s: the jobs would be lost there', 'connection');
     END IF;
 END $$;
 
--- The job that has a unique value, if any: while it is not final, and then as long as it asked for.
+-- The job that holds a unique value, if any: until it is final, and then for as long as it requested.
 CREATE FUNCTION fairlane.holder_of(j fairlane.job, m fairlane.moment, OUT id text, OUT state smallint) LANGUAGE plpgsql AS $$
 BEGIN
     SELECT u.id, coalesce(u.state, l.state, STATE.PENDING) INTO id, state
@@ -56,8 +55,8 @@ BEGIN
     WHERE u.task = j.task AND u.value = j.uniq AND (u.state IS NULL OR u.until > m.now);
 END $$;
 
--- Take a unique value. False when another job has it by now. The row of a job that has it is not locked: the end of that job, which
--- gives it up, must not wait for this transaction.
+-- Take a unique value. False if another job holds it by now. The row of that job is not locked: ending the job, which releases
+-- the value, must not wait for this transaction.
 CREATE FUNCTION fairlane.take_unique(j fairlane.job, p_until double precision, m fairlane.moment) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -71,7 +70,7 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Store one job without its unique value, or answer with the job there is. `seq` NULL: it was there already.
+-- Store one job without its unique value, or return the existing job with its id. `seq` NULL: it existed.
 CREATE FUNCTION fairlane.store_arriving(j fairlane.job, m fairlane.moment, OUT id text, OUT seq bigint, OUT state smallint)
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -84,7 +83,7 @@ BEGIN
             EXIT WHEN state IS NOT NULL;
             id := j.id;
         END IF;
-        -- This may wait for another open transaction, and then looks again.
+        -- This may wait for another open transaction; the loop then checks again.
         INSERT INTO fairlane.job (enqueued_at, cost, timeout, delay, run_at, expires, queue, retries, direct, class, kind, id, task,
             pool, lane, sticky, uniq, retry_of, backoff, payload, headers)
         VALUES (j.enqueued_at, j.cost, j.timeout, j.delay, j.run_at, j.expires, j.queue, j.retries, j.direct, j.class, j.kind, j.id,
@@ -104,8 +103,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Take the unique value of a job that was just stored. When another job has it by now, this one is removed again, and the
--- answer is that other job; else it has none.
+-- Take the unique value of a job that was just stored. If another job holds it by now, this one is removed again and the other
+-- job is returned; otherwise nothing.
 CREATE FUNCTION fairlane.hold_arriving(j fairlane.job, p_unique_for double precision, m fairlane.moment, OUT id text,
     OUT state smallint) LANGUAGE plpgsql AS $$
 BEGIN
@@ -117,13 +116,13 @@ BEGIN
             DELETE FROM fairlane.job_extra x WHERE x.seq = j.seq;
             RETURN;
         END IF;
-        -- This may wait for another open transaction, and then looks again.
+        -- This may wait for another open transaction; the loop then checks again.
         EXIT WHEN fairlane.take_unique(j, m.now + p_unique_for, m);
     END LOOP;
 END $$;
 
--- The call: JSON in, JSON out, so that every driver can make it. What can be refused by looking is refused in the answer,
--- and leaves the user's transaction as it was; an error would end it.
+-- The call takes and returns JSON, so that every driver can make it. A rejection that can be detected without an error is part
+-- of the answer and leaves the user's transaction intact; an error would abort it.
 CREATE FUNCTION fairlane.insert_arriving(p_request text) RETURNS text
 LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
 DECLARE
@@ -161,8 +160,8 @@ BEGIN
         GET STACKED DIAGNOSTICS v_code = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT, v_detail = PG_EXCEPTION_DETAIL;
         RETURN jsonb_build_object('code', v_code, 'message', v_message, 'detail', v_detail);
     END;
-    -- Ids in the order of all calls, then unique values in theirs. What comes in another call of the same transaction comes
-    -- later: that order is the user's.
+    -- Ids in the order that all calls use, then unique values in theirs. The order of several calls in one transaction is up to
+    -- the user.
     FOR v_each, i IN SELECT x, g.ord FROM jsonb_array_elements(v_request -> 'jobs') WITH ORDINALITY g(x, ord)
                      ORDER BY x ->> 'id' COLLATE "C", g.ord LOOP
         j := fairlane.arriving_job(v_each, m);
@@ -177,20 +176,19 @@ BEGIN
                      ORDER BY x ->> 'task' COLLATE "C", x ->> 'unique' COLLATE "C", g.ord LOOP
         SELECT * INTO a FROM fairlane.hold_arriving(v_jobs[i], (v_each ->> 'unique_for')::double precision, m);
         IF a.id IS NOT NULL THEN
-            -- Also where the call names it a second time.
+            -- Also if the call names it a second time.
             v_answers := ARRAY(SELECT CASE WHEN x ->> 0 = v_each ->> 'id' THEN jsonb_build_array(a.id, false, a.state) ELSE x END
                 FROM unnest(v_answers) WITH ORDINALITY g(x, ord) ORDER BY g.ord);
         END IF;
     END LOOP;
     IF v_created AND v_request ->> 'channel' IS NOT NULL THEN
-        -- Sent with the commit. The same twice in a transaction is sent once.
+        -- Sent with the commit. Duplicates within a transaction are sent once.
         PERFORM pg_notify(v_request ->> 'channel', v_request ->> 'hint');
     END IF;
     RETURN jsonb_build_object('answers', to_jsonb(v_answers));
 END $$;
 
--- Admit what was stored without the locks of its queue. Sticky jobs and those for one worker are left to the granter: they
--- need the lock of their pool.
+-- Admit arriving jobs. Sticky jobs and jobs for one worker are left to the admitter: they need the lock of their pool.
 CREATE FUNCTION fairlane.admit_arriving(p_queues integer[], p_limit integer, m fairlane.moment) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM fairlane.admit_jobs(ARRAY(
@@ -200,8 +198,8 @@ BEGIN
         WHERE j.sticky IS NULL AND j.direct IS NULL ORDER BY l.seq), m);
 END $$;
 
--- What a plain enqueue does when it found the locks taken: the jobs are stored, and now it waits for them to be admitted,
--- by itself or by the call that had the locks.
+-- Called by a plain enqueue of jobs with due times that found the locks taken: the jobs are stored, and this waits until they
+-- are admitted. No claim comes for them before they are due, and only what is admitted becomes due.
 CREATE FUNCTION fairlane.admit_queues(p_queues text[], p_now double precision DEFAULT NULL, p_lease double precision DEFAULT NULL,
     OUT topics text[])
 LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$

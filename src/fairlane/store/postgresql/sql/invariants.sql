@@ -1,4 +1,4 @@
--- What holds for every row of the hot tables, as constraints. They are no part of the schema, because each costs as much as a
+-- Constraints that hold for every row of the hot tables. They are not part of the schema, because each costs as much as a
 -- look-up in every statement; the tests of this package run with them.
 
 -- name: invariants

@@ -8,8 +8,8 @@ SELECT * FROM fairlane.read_jobs(NULL, fairlane.read_page($1, $2, $3, $4, $5, $6
 SELECT fairlane.read_positions($1::text[], $2, $3, $4, $5, $6, $7)
 
 -- name: read_service
--- What an estimate of when a queue has room again needs: how long its jobs take, which workers serve it, and for a class ($3) how many
--- lanes have claimable jobs, counted up to $4.
+-- For an estimate of when a queue has room again: how long its jobs take, which workers serve it, and how many lanes of a class
+-- ($3) have claimable jobs, counted up to $4.
 SELECT q.declared, q.override, fairlane.read_seconds(q.id),
     (SELECT array_agg(w) FROM fairlane.read_workers(q.name, $1::double precision) w),
     (SELECT count(*) FROM (SELECT 1 FROM fairlane.domains d JOIN fairlane.ready_lane f ON f.domain = d.id
@@ -27,6 +27,9 @@ SELECT * FROM fairlane.read_lane_line($1, $2, $3, $4, $5, $6, $7)
 
 -- name: read_failures
 SELECT * FROM fairlane.read_failures($1, $2, $3, $4, $5)
+
+-- name: read_ended
+SELECT * FROM fairlane.read_ended($1, $2, $3, $4, $5, $6, $7, $8)
 
 -- name: read_declined
 SELECT * FROM fairlane.read_declined($1, $2, $3)
@@ -46,7 +49,9 @@ SELECT l.term, l.session, l.lease,
 FROM fairlane.leader l WHERE l.session IS NOT NULL
 
 -- name: read_schedules
-SELECT s.name, s.timetable, s.job, s.stored_at, s.declared_at, s.last_slot FROM fairlane.schedule s
+SELECT s.name, s.timetable, s.job, s.stored_at, s.declared_at, s.last_slot,
+    coalesce($1::double precision, extract(epoch FROM clock_timestamp())::double precision)
+FROM fairlane.schedule s
 ORDER BY s.name COLLATE "C"
 
 -- name: read_tokens

@@ -1,9 +1,9 @@
--- Grants for the roles of an application, run by the owner of the schema for each role. Repeating them is harmless. The
--- names of the roles are put in when the texts are loaded (`statements.grants`). A new library takes over the grants on
--- the functions of the one before it (`library.PREPARE`).
+-- Grants for the roles of an application, run by the owner of the schema for each role. They can be repeated. The names of the
+-- roles are inserted when the texts are loaded (`statements.grants`). A new library takes over the grants on the functions of
+-- the previous one (`library.PREPARE`).
 
 -- name: grant_worker
--- Everything but changing the schema: for workers, managers, clients that take turns, and operators that pause or configure.
+-- Everything except changing the schema: for workers, managers, clients that take turns, and operators that pause or configure.
 GRANT USAGE ON SCHEMA fairlane TO fairlane_worker;
 GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA fairlane TO fairlane_worker;
 GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA fairlane TO fairlane_worker;
@@ -14,7 +14,7 @@ ALTER DEFAULT PRIVILEGES IN SCHEMA fairlane GRANT USAGE, SELECT ON SEQUENCES TO 
 ALTER DEFAULT PRIVILEGES IN SCHEMA fairlane GRANT EXECUTE ON FUNCTIONS TO fairlane_worker;
 
 -- name: grant_producer
--- Sending jobs, also in transactions of its own, and asking about, waiting for and cancelling those whose ids it knows.
+-- Sending jobs, also in its own transactions, and reading, waiting for and cancelling jobs whose ids it knows.
 GRANT USAGE ON SCHEMA fairlane TO fairlane_producer;
 GRANT SELECT ON fairlane.migration, fairlane.queue, fairlane.rule TO fairlane_producer;
 GRANT INSERT (name) ON fairlane.queue TO fairlane_producer;
@@ -31,7 +31,7 @@ BEGIN
 END $grant$;
 
 -- name: grant_viewer
--- Looking: every reading verb, payloads and results included.
+-- Reading only: every reading verb, payloads and results included.
 GRANT USAGE ON SCHEMA fairlane TO fairlane_viewer;
 GRANT SELECT ON fairlane.migration, fairlane.queue, fairlane.rule, fairlane.queue_count, fairlane.job, fairlane.progress,
     fairlane.job_link, fairlane.attempt, fairlane.outcome, fairlane.active_job, fairlane.job_extra, fairlane.domain, fairlane.clock,

@@ -1,6 +1,6 @@
 -- Sticky keys: binding them to workers, draining and releasing them, and losing them with their worker.
 --
--- `bindings.place` decides where a job goes, before it arrives. A binding's clean-up waits behind GATE.CLEANUP until it
+-- `bindings.assign_worker` decides where a job goes, before it arrives. A binding's clean-up waits behind GATE.CLEANUP until it
 -- is alone; jobs that come while it runs wait behind the same gate.
 --
 -- A worker may have any number of keys, so it loses them in steps. A key whose jobs all fit into a step moves in one. A
@@ -167,7 +167,7 @@ local function reopen(tie, e)
 end
 
 -- Decide the inbox and the gate of a job that arrives. The caller saves it.
-function bindings.place(e)
+function bindings.assign_worker(e)
     local pool = e.pool or 'default'
     if e.kind == KIND.CLEANUP then
         e.gate = nil
@@ -278,7 +278,8 @@ function bindings.cleaned(e, state)
     end
 end
 
--- Begin the release of a key, or find it begun. `store` stores the clean-up and returns its number.
+-- Start releasing a sticky key, or return the release that is in progress. `store` stores the clean-up and returns its
+-- number.
 function bindings.release(pool, key, store)
     local tie = bindings.of(pool, key)
     if not tie then
@@ -295,11 +296,11 @@ end
 
 -- Move a pending job of a lost binding, or a declined one, to where it belongs now. It keeps its arrival and its grant,
 -- and does not reopen a binding.
-function bindings.replace(e)
+function bindings.reassign_worker(e)
     fair_order.withdraw(e)
     local tie = e.sticky and bindings.of(e.pool or 'default', e.sticky)
     e.binding = tie and tie.seq
-    bindings.place(e)
+    bindings.assign_worker(e)
     if not e.gate and e.granted then
         fair_order.enter(e)
     elseif e.granted and e.lane then
@@ -314,7 +315,7 @@ local function move_jobs(tie, worker, most)
     local jobs = call('ZRANGE', S.p .. 'tied:' .. tie.seq, 0, most - 1)
     for _, e in ipairs(job_record.all(jobs)) do
         if e.state == STATE.PENDING then
-            bindings.replace(e)
+            bindings.reassign_worker(e)
         elseif e.state ~= STATE.RUNNING then
             -- It waits for its retry, and is placed when it arrives.
             e.binding, e.inbox = nil, nil
@@ -335,7 +336,7 @@ local function move_jobs(tie, worker, most)
     return #jobs
 end
 
--- Close a binding as lost, cancel its clean-up, and place up to `most` of its waiting jobs again. Returns how many keys
+-- Close a binding as lost, cancel its clean-up, and assign up to `most` of its waiting jobs to workers again. Returns how many keys
 -- and jobs that was.
 local function lose_key(tie, worker, most)
     close(tie, 'lost')
@@ -396,7 +397,7 @@ end
 function bindings.bind_unbound(pool, limit)
     local bound = 0
     for _, e in ipairs(job_record.all(call('ZRANGE', S.p .. 'unbound:' .. pool, 0, limit - 1))) do
-        bindings.place(e)
+        bindings.assign_worker(e)
         if e.gate == GATE.UNBOUND then
             break
         end

@@ -9,7 +9,7 @@ function broadcasts.child_id(parent, index)
     return parent .. '/' .. index
 end
 
--- As long as an id is remembered, its copy is not created again.
+-- As long as an id is reserved, its child is not created again.
 function broadcasts.exists(id)
     if call('HEXISTS', S.p .. 'id', id) == 1 then
         return true

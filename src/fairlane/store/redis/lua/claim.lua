@@ -3,7 +3,7 @@
 -- Only claimable jobs are read, through the flow with the lowest tag. The cost depends on what is claimed, not on the
 -- backlog, the number of lanes or how many of them are blocked.
 
-local MOST_EXPIRED = 100
+local MOST_DROPPED = 100 -- jobs of one claim that do not start because they have expired or are damaged
 
 -- The charge for starting a job, by the weight of its lane.
 local function price(queue, lane, cost)
@@ -93,7 +93,7 @@ local function next_of(flow, count)
     if flow.single then
         return { flow.first, flow.head }
     end
-    return write_buffer.gathered(flow.ready) or call('ZRANGE', flow.ready, 0, count, 'WITHSCORES')
+    return write_buffer.buffered(flow.ready) or call('ZRANGE', flow.ready, 0, count, 'WITHSCORES')
 end
 
 -- The first flows of a domain, `line`, with the next jobs of each: as many as start if all flows start equally many.
@@ -148,15 +148,22 @@ local function put_back(heads, first, head)
     table.insert(heads, at + 1, head)
 end
 
--- Fail the first job of a flow because its record cannot be read.
-local function fail(c, queue, domain, head)
-    local lane, arrival = head.flow.lane, tonumber(head.jobs[head.at + 1])
-    local limited = lane ~= '' and lane_limits.lane(queue.number, lane)
-    damage.fail(head.jobs[head.at], {
-        queue = queue.number, class = domain.class, lane_key = lane ~= '' and lane or nil, arrival = arrival,
-        inbox = domain.inbox ~= '' and domain.inbox or nil, state = STATE.PENDING, flow = true, granted = true, lane = limited and true or nil,
-        rank = limited and job_record.rank(limited.ordered, domain.class) or nil,
-    })
+-- Fail the first job of a flow because its record cannot be read. Whatever brought the claim to it goes from the
+-- indexes in any case, also when the job is long final or the flow has none: the claim looks again.
+local function fail(queue, domain, head)
+    local flow, member = head.flow, head.jobs[head.at]
+    write_buffer.zrem(domain.line, flow.stored_member)
+    flow.stored_tag, flow.stored_head, flow.stored_member = nil, nil, false
+    if member then
+        local lane, arrival = flow.lane, tonumber(head.jobs[head.at + 1])
+        local limited = lane ~= '' and lane_limits.lane(queue.number, lane)
+        damage.fail(member, {
+            queue = queue.number, class = domain.class, lane_key = lane ~= '' and lane or nil, arrival = arrival,
+            inbox = domain.inbox ~= '' and domain.inbox or nil, state = STATE.PENDING, flow = true, granted = true, lane = limited and true or nil,
+            rank = limited and job_record.rank(limited.ordered, domain.class) or nil, sets = { flow.ready },
+        })
+    end
+    fair_order.find_head(flow)
 end
 
 -- Start up to `most` jobs of one domain in fair order. Returns how many, and whether to call again because a job had
@@ -180,7 +187,7 @@ local function take(c, queue, domain, most)
     while started < most and heads[first] and not expired and not broken do
         local head = heads[first]
         local member = head.jobs[head.at]
-        local raw = known[member] or write_buffer.hget(S.live, member)
+        local raw = member and (known[member] or write_buffer.hget(S.live, member))
         local is_packed = packed_job_record.is_whole(raw)
         local e = not is_packed and raw and damage.entry(raw, member)
         if not (is_packed or e) then
@@ -210,18 +217,17 @@ local function take(c, queue, domain, most)
         fair_order.set_clock(domain, domain.clock)
     end
     fair_order.save_lines()
-    if expired and c.expired < MOST_EXPIRED then
-        c.expired = c.expired + 1
+    if not (expired or broken) or c.dropped == MOST_DROPPED then
+        return started, false
+    end
+    c.dropped = c.dropped + 1
+    if expired then
         endings.expire(job_record.get(expired))
-        fair_order.save_lines()
-        return started, true
+    else
+        fail(queue, domain, broken)
     end
-    if broken then
-        fail(c, queue, domain, broken)
-        fair_order.save_lines()
-        return started, true
-    end
-    return started, false
+    fair_order.save_lines()
+    return started, true
 end
 
 -- `take` within the limit of the queue.
@@ -360,8 +366,8 @@ function claim.claim(who, number, total, asks, accepts_push, most_bytes)
         -- A pushed answer does not cover jobs that came after it. Claim those now under the same number, but only once.
         step.put('session', who.id, who)
     end
-    local c = { who = who, number = number, left = total - #answer / 3, expired = 0, members = {}, records = {}, loads = {} }
-    c.most_bytes, c.bytes, c.bodies, c.headers = most_bytes or math.huge, 0, {}, {}
+    local c = { who = who, number = number, left = total - #answer / 3, dropped = 0, members = {}, records = {}, loads = {} }
+    c.most_bytes, c.bytes, c.contents, c.headers = most_bytes or math.huge, 0, {}, {}
     if who.state ~= 'live' or not who.slots or not who.index then
         return answer
     end
@@ -389,7 +395,7 @@ function claim.claim(who, number, total, asks, accepts_push, most_bytes)
     end
     if #c.members == 0 and #answer == 0 and #S.damaged == 0 then
         local is_idle = c.running[0] + c.running[1] + c.running[2] == 0
-        if accepts_push and is_idle and total > 0 and c.expired < MOST_EXPIRED then
+        if accepts_push and is_idle and total > 0 and c.dropped < MOST_DROPPED then
             idle_workers.wait(who, number, asks)
         end
         return {}
@@ -404,7 +410,7 @@ function claim.claim(who, number, total, asks, accepts_push, most_bytes)
             answer[#answer + 1] = part
         end
     end
-    for _, part in ipairs(claim_answer.parts_of(c.members, c.records, c.bodies, c.headers)) do
+    for _, part in ipairs(claim_answer.parts_of(c.members, c.records, c.contents, c.headers)) do
         answer[#answer + 1] = part
     end
     return answer

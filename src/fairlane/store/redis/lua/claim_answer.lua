@@ -13,23 +13,23 @@ end
 -- How many of these jobs fit into the answer. The first one that would exceed the byte limit ends the claim, unless it
 -- is the only one. The content is kept for the answer, in the order of the starts.
 function claim_answer.fitting(c, members)
-    local count, kept, kept_headers, total = #members, c.bodies, c.headers, c.bytes
+    local count, kept, kept_headers, total = #members, c.contents, c.headers, c.bytes
     local at, from, length = #kept, 1, PAGE
     while from <= count do
         local page = members
         if from > 1 or count > length then
             page = { unpack(members, from, math.min(from + length - 1, count)) }
         end
-        local bodies, headers = contents_of(page)
+        local contents, headers = contents_of(page)
         for i = 1, #page do
-            local body, header = bodies[i] or '', headers[i] or ''
-            total = total + #body + #header
+            local content, header = contents[i] or '', headers[i] or ''
+            total = total + #content + #header
             if total > c.most_bytes and at > 0 then
                 c.full = true
                 return from + i - 2
             end
             at = at + 1
-            kept[at], kept_headers[at], c.bytes = body, header, total
+            kept[at], kept_headers[at], c.bytes = content, header, total
         end
         from, length = from + #page, 4 * length
     end
@@ -38,13 +38,13 @@ end
 
 -- The answer for claimed jobs, three parts each: content, headers, and the packed record, or a list for a job without
 -- one. `members`: their numbers.
-function claim_answer.parts_of(members, records, bodies, headers)
+function claim_answer.parts_of(members, records, contents, headers)
     local answer = {}
-    if not bodies then
-        bodies, headers = contents_of(members)
+    if not contents then
+        contents, headers = contents_of(members)
     end
     for i, each in ipairs(records) do
-        answer[3 * i - 2], answer[3 * i - 1], answer[3 * i] = bodies[i] or '', headers[i] or '', each
+        answer[3 * i - 2], answer[3 * i - 1], answer[3 * i] = contents[i] or '', headers[i] or '', each
     end
     return answer
 end

@@ -53,7 +53,7 @@ local function heads_of(flow_keys, singles)
         end
     end
     for n, raw in ipairs(write_buffer.hmget(S.p .. 'flow', single_keys)) do
-        firsts[places_[n]] = sub(raw, AT_FIRST)
+        firsts[places_[n]] = raw and sub(raw, AT_FIRST)
     end
     return firsts, seconds, arrivals
 end
@@ -77,6 +77,11 @@ function claim_batch.one_of_each(c, queue, domain, line)
         lanes[i], flow_keys[i], singles[i] = lane, before .. lane, terms.limit == 1
     end
     local members, seconds, arrivals = heads_of(flow_keys, singles)
+    for i = 1, count do
+        if not members[i] then
+            return 0
+        end
+    end
     local raws = write_buffer.hmget(S.live, members)
     if not have_default_cost(raws) then
         return 0
@@ -98,7 +103,7 @@ function claim_batch.one_of_each(c, queue, domain, line)
         call('ZREM', readies .. flow_keys[i], members[i])
         gone[i] = line[2 * i - 1]
         if next_ then
-            back[#back + 1], back[#back + 2] = finish, keys.place(arrival, lane)
+            back[#back + 1], back[#back + 2] = finish, keys.line_member(arrival, lane)
         end
         records[2 * i - 1], records[2 * i] = flow_keys[i], fair_order.flow_bytes(finish, next_ and finish, arrival, next_)
         job_record.begun(domain.queue, lane, 1)
@@ -111,9 +116,9 @@ function claim_batch.one_of_each(c, queue, domain, line)
     return count
 end
 
--- Start up to `most` jobs of the only flow of a domain; `place` is its member of the line. Returns how many.
-function claim_batch.many_of_one(c, queue, domain, place, tag, most)
-    local lane = sub(place, 17)
+-- Start up to `most` jobs of the only flow of a domain; `member` is its member of the line. Returns how many.
+function claim_batch.many_of_one(c, queue, domain, member, tag, most)
+    local lane = sub(member, 17)
     if queue_cache.terms(queue, lane).weight ~= 1 then
         return 0
     end
@@ -141,9 +146,9 @@ function claim_batch.many_of_one(c, queue, domain, place, tag, most)
     local next_, arrival = found[2 * count + 1], found[2 * count + 2]
     local finish = tonumber(tag) + count * PRICE
     write_buffer.zrem_all(ready, members)
-    write_buffer.zrem_all(domain.line, { place })
+    write_buffer.zrem_all(domain.line, { member })
     if next_ then
-        write_buffer.zadd_all(domain.line, { finish, keys.place(arrival, lane) })
+        write_buffer.zadd_all(domain.line, { finish, keys.line_member(arrival, lane) })
     end
     write_buffer.hset_all(S.p .. 'flow', { flow_key, fair_order.flow_bytes(finish, next_ and finish, arrival, next_) })
     job_record.begun(domain.queue, lane, count)

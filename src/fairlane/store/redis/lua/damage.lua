@@ -47,24 +47,11 @@ local function content_of(member)
     return done and type(content) == 'table' and content or {}
 end
 
--- The offset behind a byte string, or behind the nil in its place.
-local function skip_bytes(raw, at)
-    local kind, a, b, c, d = string.byte(raw, at + 1, at + 5)
-    if kind == 0xc0 then
-        return at + 1
-    elseif kind == 0xc4 then
-        return at + 2 + a
-    elseif kind == 0xc5 then
-        return at + 3 + a * 256 + b
-    end
-    return at + 5 + ((a * 256 + b) * 256 + c) * 256 + d
-end
-
 -- The unique key in the content of a job: behind six fields, its payload, retries, back-off and timeout.
 local function read_unique(raw)
     local content = sub(raw, 12)
-    local at = skip_bytes(content, (cmsgpack.unpack_limit(content, 6)))
-    at = skip_bytes(content, (cmsgpack.unpack_limit(content, 1, at)))
+    local at = job_content.skip_bytes(content, (cmsgpack.unpack_limit(content, 6)))
+    at = job_content.skip_bytes(content, (cmsgpack.unpack_limit(content, 1, at)))
     local _, _, value = cmsgpack.unpack_limit(content, 2, at)
     return value
 end
@@ -93,7 +80,7 @@ local function unique_of(member, task)
     return nil
 end
 
--- Fail a live job whose record cannot be read. `known`: what the index says about it: queue, class, lane_key, inbox,
+-- Fail a live job whose record cannot be read. `known`: what the index has about it: queue, class, lane_key, inbox,
 -- arrival, state, flow, granted, lane, rank, session, and sets, other keys that contain it.
 function damage.fail(seq, known)
     local member = write_buffer.text(tonumber(seq))

@@ -120,6 +120,7 @@ function endings.finish(e, state, ending)
     write_buffer.zadd(keys.ended(e.queue, state), S.now, keys.padded(member))
     if state ~= STATE.COMPLETED then
         write_buffer.zadd(keys.by('state', state), member, member)
+        write_buffer.zadd(S.p .. 'endings', step.next('ending'), member)
     end
     if ending.group then
         write_buffer.zadd(keys.by('group', ending.group), member, member)
@@ -238,7 +239,7 @@ local function go_back(e, delay, keep_arrival, inbox)
         end
     end
     if delay <= 0 then
-        bindings.place(e)
+        bindings.assign_worker(e)
         e.inbox = inbox or e.inbox
         if keeps_place then
             lane_limits.resume(e)
@@ -278,7 +279,7 @@ end
 
 -- Give a pending job its binding, its arrival and its place. The caller saves it.
 function endings.admit(e)
-    bindings.place(e)
+    bindings.assign_worker(e)
     if e.lane and e.granted then
         lane_limits.resume(e)
     elseif not e.lane then
@@ -405,7 +406,7 @@ function endings.offer_again(limit)
     for _, e in ipairs(over) do
         e.offer = nil
         if e.state == STATE.PENDING and keys.is_unknown(e.inbox) then
-            bindings.replace(e)
+            bindings.reassign_worker(e)
         else
             job_record.save(e)
         end

@@ -4,11 +4,6 @@
 -- unique_for, delay, run_at, expires, waiter, ttl, schedule, slot. For jobs that differ in nothing else it has ids
 -- instead of an id, and lanes instead of a lane_key. The content is opaque here; equal content has equal bytes.
 
-local function content_of(seq)
-    local stored = call('HGET', S.p .. 'job', seq)
-    return stored and string.sub(stored, 9)
-end
-
 local function state_of(seq)
     local live = job_record.look(seq)
     if live then
@@ -23,7 +18,7 @@ local function existing(new, content)
     local seq = job_record.number(new.id)
     local same, state
     if seq then
-        same, state = content_of(seq) == content, state_of(seq)
+        same, state = job_content.is_same(seq, content), state_of(seq)
     else
         local remembered = unpacked(sub(write_buffer.hget(S.p .. 'id', new.id), 2))
         if remembered.until_ <= S.now then
@@ -166,7 +161,7 @@ local function store(new, content, headers, tie)
         local until_ = new.unique_for and S.now + new.unique_for or nil
         local field = unique_field(new.task, new.uniq)
         step.put('unique', field, { seq = e.seq, id = e.id, until_ = until_ })
-        call('ZREM', S.p .. 'uniques_over', field) -- the key of a job whose time is over is taken again
+        call('ZREM', S.p .. 'uniques_over', field) -- the key is held again, after the hold of an earlier job has ended
     end
     if new.schedule then
         settings.fired(new.schedule, new.slot)
@@ -231,27 +226,27 @@ local function load_flows(requests)
 end
 
 -- Store the jobs that have no answer yet; returns them by position.
-local function store_all(requests, answers, bodies, first)
+local function store_all(requests, answers, parts, first)
     local stored = {}
     S.direct = #requests == 1 and not requests[1].kind
     load_flows(requests)
     for i, new in ipairs(requests) do
         if not answers[i] then
-            stored[i] = store(new, bodies[first + 2 * i - 2], bodies[first + 2 * i - 1])
+            stored[i] = store(new, parts[first + 2 * i - 2], parts[first + 2 * i - 1])
         end
     end
     S.direct = false
     return stored
 end
 
--- Store jobs and admit those that are due, all or none. `bodies`: content and headers of each job, alternating, from
+-- Store jobs and admit those that are due, all or none. `parts`: content and headers of each job, alternating, from
 -- `first` on. Returns id, whether it was created, and the state for each; nothing when all are new and pending.
-function enqueue.enqueue(requests, bodies, first)
+function enqueue.enqueue(requests, parts, first)
     if #requests > 0 and enqueue_batch.are_alike(requests) then
         S.direct = #requests == 1 and #requests[1].ids == 1
         for _, new in ipairs(requests) do
-            if not enqueue_batch.store(new, bodies, first) then
-                store_all(each_of({ new }), {}, bodies, first)
+            if not enqueue_batch.store(new, parts, first) then
+                store_all(each_of({ new }), {}, parts, first)
             end
             first = first + 2 * #new.ids
         end
@@ -265,10 +260,10 @@ function enqueue.enqueue(requests, bodies, first)
     end
     local known, count = write_buffer.hmget(S.p .. 'id', ids), 0
     for i, new in ipairs(requests) do
-        local content = bodies[first + 2 * i - 2]
+        local content = parts[first + 2 * i - 2]
         local earlier = mine[new.id]
         if earlier then
-            if bodies[first + 2 * earlier - 2] ~= content then
+            if parts[first + 2 * earlier - 2] ~= content then
                 step.refuse('conflict', "job '" .. new.id .. "' exists already with other content; choose another id")
             end
             answers[i] = { same_as = earlier }
@@ -301,7 +296,7 @@ function enqueue.enqueue(requests, bodies, first)
             end
         end
     end
-    local stored = store_all(requests, answers, bodies, first)
+    local stored = store_all(requests, answers, parts, first)
     local usual = count == #requests
     for _, e in pairs(stored) do
         usual = usual and e.state == STATE.PENDING
@@ -327,7 +322,7 @@ function enqueue.enqueue(requests, bodies, first)
     return answers
 end
 
--- One copy of a broadcast, for one worker. Its content is that of its parent; the worker is in its record only.
+-- One child of a broadcast, for one worker. Its content is that of its parent; the worker is in its record only.
 function enqueue.add_child(parent, index)
     local headers = call('HGET', S.p .. 'headers', parent.seq)
     store({
@@ -342,10 +337,10 @@ function enqueue.add_child(parent, index)
         pool = parent.pool,
         direct = index,
         parent = parent.seq,
-    }, content_of(parent.seq), headers or '')
+    }, job_content.get(parent.seq), headers or '')
 end
 
--- Begin to release a key. A clean-up that is already stored is not stored again.
+-- Start releasing a sticky key. A clean-up that is already stored is not stored again.
 function enqueue.release(pool, key, new, content, headers)
     if not new then
         return bindings.release(pool, key)

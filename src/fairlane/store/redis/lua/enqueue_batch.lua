@@ -135,7 +135,7 @@ local function join_all(domain, a, heads, member, arrival)
 end
 
 -- Add the jobs to their lanes.
-local function stand(queue, class, domain, a, granted, member, arrival)
+local function add_to_lanes(queue, class, domain, a, granted, member, arrival)
     local lists, heads, number = {}, {}, queue.number
     local readies, waits, by_lane = S.p .. 'ready:', S.p .. 'wait:', S.p .. 'by:lane:' .. keys.lane(number, '')
     for i, n in ipairs(a.of_job) do
@@ -167,8 +167,8 @@ local function save_places(queue, a)
     local records, made = {}, {}
     for _, n in ipairs(a.limited) do
         if a.taken[n] ~= a.was_taken[n] then
-            local place = { places = a.places[n], ordered = a.ordered[n], granted = a.taken[n] }
-            records[#records + 1], records[#records + 2] = a.key[n], lane_limits.lane_bytes(place)
+            local record = { places = a.places[n], ordered = a.ordered[n], granted = a.taken[n] }
+            records[#records + 1], records[#records + 2] = a.key[n], lane_limits.lane_bytes(record)
         end
         if not a.was_taken[n] then
             made[#made + 1] = a.name[n]
@@ -178,8 +178,8 @@ local function save_places(queue, a)
     write_buffer.sadd_all(S.p .. 'lanes:' .. queue.number, made)
 end
 
--- Write the jobs themselves. `place`: the index of the first content in `bodies`. Returns their numbers and arrivals.
-local function file(new, queue, class, a, granted, bodies, place)
+-- Write the jobs. `parts`: content and headers of each, alternating, from `first` on. Returns their numbers and arrivals.
+local function write_jobs(new, queue, class, a, granted, parts, first)
     local ids, contents, lives, headers, members, came = {}, {}, {}, {}, {}, {}
     local free, rest, befores = packed_job_record.before(new, queue.number, true), packed_job_record.rest(new), {}
     for i, id in ipairs(new.ids) do
@@ -193,24 +193,24 @@ local function file(new, queue, class, a, granted, bodies, place)
         local last = 2 * i
         members[i], came[i] = member, arrival
         ids[last - 1], ids[last] = id, member
-        contents[last - 1], contents[last] = member, S.stamp .. bodies[place + last - 2]
+        contents[last - 1], contents[last] = member, S.stamp .. parts[first + last - 2]
         lives[last - 1], lives[last] = member, packed_job_record.of_lane(before, arrival, id, a.name[n], rest)
-        if bodies[place + last - 1] ~= '' then
-            headers[#headers + 1], headers[#headers + 2] = member, bodies[place + last - 1]
+        if parts[first + last - 1] ~= '' then
+            headers[#headers + 1], headers[#headers + 2] = member, parts[first + last - 1]
         end
     end
     write_buffer.hset_all(S.p .. 'id', ids)
     write_buffer.hset_all(S.p .. 'job', contents)
     write_buffer.hset_all(S.p .. 'headers', headers)
     write_buffer.hset_all(S.live, lives)
-    local first = S.seq - #members + 1
-    id_sets.add_run(S.alive, members, first)
-    id_sets.add_run(keys.of_task(queue.number, new.task), members, first)
+    local first_seq = S.seq - #members + 1
+    id_sets.add_run(S.alive, members, first_seq)
+    id_sets.add_run(keys.of_task(queue.number, new.task), members, first_seq)
     return members, came
 end
 
 -- Store plain jobs. Returns false, without changes, if the lane of one needs the general way.
-function enqueue_batch.store(new, bodies, place)
+function enqueue_batch.store(new, parts, first)
     fair_order.put_flows()
     local queue, class, count = queue_cache.queue(new.queue), new.class, #new.ids
     local domain = fair_order.domain(queue.number, class, '')
@@ -219,8 +219,8 @@ function enqueue_batch.store(new, bodies, place)
     if not granted then
         return false
     end
-    local member, arrival = file(new, queue, class, a, granted, bodies, place)
-    stand(queue, class, domain, a, granted, member, arrival)
+    local member, arrival = write_jobs(new, queue, class, a, granted, parts, first)
+    add_to_lanes(queue, class, domain, a, granted, member, arrival)
     save_places(queue, a)
     step.count(queue.number, class, 'p', count)
     return true

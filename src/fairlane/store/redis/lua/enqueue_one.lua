@@ -111,7 +111,7 @@ end
 -- The index of jobs by task; nil for a new task.
 local function task_key(queue, at, task)
     local found = at.tasks[task]
-    if not found and S.catalog.tasks[queue.number .. ':' .. task] then
+    if not found and S.cached.tasks[queue.number .. ':' .. task] then
         found = keys.task(queue.number .. ':' .. task)
         at.tasks[task] = found
     end
@@ -125,7 +125,7 @@ function enqueue_one.enqueue(id, name, class, task, lane, after, content, header
     if not queue or queue.bounded then
         return false
     end
-    local at, names, terms = line_of(queue, class), S.catalog.keys, queue_cache.terms(queue, lane)
+    local at, names, terms = line_of(queue, class), S.cached.keys, queue_cache.terms(queue, lane)
     local of_task, flow = task_key(queue, at, task), at.flows .. lane
     local stored = of_task and redis.call('HMGET', names.flow, at.domain, flow)
     if not stored or not stored[1] then

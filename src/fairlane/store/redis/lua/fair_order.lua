@@ -111,7 +111,7 @@ function fair_order.flow_of(e)
 end
 
 function fair_order.line_member(head, lane)
-    return keys.place(write_buffer.text(head), lane)
+    return keys.line_member(write_buffer.text(head), lane)
 end
 
 local function put_in_line(f)
@@ -182,13 +182,13 @@ function fair_order.load(jobs)
     end
 end
 
--- Whether a flow is kept out of line because its lane settles (see lane_limit_changes.lua).
+-- Whether a flow is kept out of line because its lane is settling (see lane_limit_changes.lua).
 local function is_held(flow)
     return queue_cache.settling(queue_cache.number(flow.domain.queue))[flow.lane]
 end
 
 -- Add a job to a flow, and notify workers if it is the first. Returns whether the flow was empty.
-function fair_order.stand(flow, arrival, member)
+function fair_order.add(flow, arrival, member)
     if is_held(flow) then
         return false
     end
@@ -208,7 +208,7 @@ end
 -- Add a job to its flow; an empty flow is buffered as a whole from now on.
 local function join(queue, class, inbox, lane, arrival, member)
     local flow = fair_order.flow(queue, class, inbox, lane)
-    if fair_order.stand(flow, arrival, member) then
+    if fair_order.add(flow, arrival, member) then
         write_buffer.begin(flow.ready)
     end
 end
@@ -240,6 +240,8 @@ function fair_order.find_head(flow)
     flow.first, flow.head = first[1], first[2] and tonumber(first[2]) or nil
     if not flow.head then
         flow.tag = nil
+    elseif not flow.tag then
+        flow.tag = math.max(flow.domain.clock, flow.finish) -- its record was lost
     end
     flow.dirty = true
 end

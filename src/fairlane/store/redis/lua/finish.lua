@@ -68,6 +68,9 @@ local function apply(e, t, who)
         if move == MOVE.SNOOZE then
             e.attempt = e.attempt - 1
         end
+        if t.payload then
+            job_content.replace_payload(e.seq, t.payload)
+        end
         endings.again(e, delay, reason == REASON.CRASHED)
         return state
     end
@@ -131,7 +134,7 @@ local function hand_on_places(queues, lanes)
     for n, raw in ipairs(raws) do
         flow_keys[n], classes[n] = '', false
         if packed_job_record.is_whole(raw) then
-            classes[n], arrivals[n] = packed_job_record.place(raw)
+            classes[n], arrivals[n] = packed_job_record.class_and_arrival(raw)
             flow_keys[n] = keys.flow(fair_order.domain(queues[at[n]], classes[n], '').key, lanes[at[n]])
         end
     end
@@ -208,8 +211,8 @@ function finish.complete(session, batch, args)
     return verdicts
 end
 
--- Apply the transitions of a session. A transition has: id, fence, move, delay, reason, error, group, and result, an
--- argument number.
+-- Apply the transitions of a session. A transition has: id, fence, move, delay, reason, error, group, and result and
+-- payload, which are argument numbers.
 function finish.finish(session, transitions, args)
     if transitions.ids then
         return finish.complete(session, transitions, args)
@@ -220,7 +223,7 @@ function finish.finish(session, transitions, args)
     for i, t in ipairs(transitions) do
         local e = present and job_record.by_id(t.id) or nil
         if e and e.session == session and e.fence == t.fence then
-            t.result = t.result and args[t.result]
+            t.result, t.payload = t.result and args[t.result], t.payload and args[t.payload]
             verdicts[i] = { 'applied', apply(e, t, who) }
         else
             verdicts[i] = judge(session, t.id, t.fence, t.move)
@@ -264,9 +267,10 @@ function finish.cancel_entry(e)
     return STATE.RUNNING
 end
 
--- Cancel jobs; if one of them is unknown, none is cancelled.
+-- Cancel jobs; if one of them is unknown, none is cancelled. Turns come first: the end of another job would grant its place of
+-- a lane to a turn that waits for it, and the turn would start at once.
 function finish.cancel(ids)
-    local seqs, states = {}, {}
+    local seqs, states, turns, others = {}, {}, {}, {}
     for i, id in ipairs(ids) do
         seqs[i] = job_record.number(id)
         if not seqs[i] then
@@ -274,12 +278,19 @@ function finish.cancel(ids)
         end
     end
     for i, seq in ipairs(seqs) do
-        local e = job_record.get(seq)
-        local outcome = not e and endings.get(seq)
-        if not (e or outcome) then
-            damage.fail(seq, {})
+        local e = job_record.look(seq)
+        local group = e and e.kind == KIND.TURN and turns or others
+        group[#group + 1] = i
+    end
+    for _, group in ipairs({ turns, others }) do
+        for _, i in ipairs(group) do
+            local e = job_record.get(seqs[i])
+            local outcome = not e and endings.get(seqs[i])
+            if not (e or outcome) then
+                damage.fail(seqs[i], {})
+            end
+            states[i] = e and finish.cancel_entry(e) or outcome and outcome.state or STATE.FAILED
         end
-        states[i] = e and finish.cancel_entry(e) or outcome and outcome.state or STATE.FAILED
     end
     return states
 end

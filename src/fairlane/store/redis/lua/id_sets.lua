@@ -115,3 +115,21 @@ function id_sets.below(name, before, count)
     end
     return found
 end
+
+-- As `below`, without the members that are in `other` too, a set in blocks of the same size: the server compares whole
+-- blocks. Looks at `most` blocks. The second result is the number from which to continue, nil after the last block.
+function id_sets.below_without(name, other, before, count, most)
+    local found = {}
+    local blocks = call('ZREVRANGEBYSCORE', name, id_sets.block(before - 1), '-inf', 'LIMIT', 0, most + 1)
+    for i, block in ipairs(blocks) do
+        if i > most or #found >= count then
+            return found, (tonumber(block) + 1) * BLOCK
+        end
+        for _, member in ipairs(call('SDIFF', name .. block, other .. block)) do
+            if tonumber(member) < before then
+                found[#found + 1] = member
+            end
+        end
+    end
+    return found, nil
+end

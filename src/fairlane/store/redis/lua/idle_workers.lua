@@ -104,7 +104,7 @@ local function is_there(waits)
     if waits.fresh < S.mono or redis.call('PUBSUB', 'NUMSUB', waits.sent)[2] == 0 then
         return false
     end
-    local record = redis.call('HGET', S.catalog.keys.session, waits.id)
+    local record = redis.call('HGET', S.cached.keys.session, waits.id)
     if record == waits.record then
         return waits.lease_ends > S.mono
     end

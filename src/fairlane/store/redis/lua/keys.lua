@@ -1,10 +1,12 @@
 -- Every key of a namespace. All begin with its prefix, which holds the hash tag, so a namespace is in one slot of a cluster.
 -- Records (hashes; values are MessagePack maps, absent fields are nil):
---   counter          seq, arrival, session, binding, queue, settings, generation, steps, schema, term
+--   counter          seq, arrival, session, binding, queue, settings, generation, steps, schema, term,
+--                    ending
 --   lost (a list)    reported data losses, newest first
 --   queues           name -> number            queue      number -> {name, version, declared, override}
 --   id               id -> seq; for a forgotten job '~' and {mark, state, until_}
 --   job              seq -> time when it was stored (8 bytes), then the content
+--   original         seq -> digest of the content that was enqueued, once a retry has replaced the payload
 --   headers          seq -> bytes              live       seq -> record (see job_record.lua)
 --   outcome          seq -> outcome, then the result
 --   attempts         seq -> list of claims     progress   seq -> bytes
@@ -30,6 +32,7 @@
 --   overdue          declined jobs, by when they are offered to all workers again
 --   task_sets        by when a session with it was last registered
 --   ended:QUEUE:STATE  finished jobs by time, for retention
+--   endings          failed and cancelled jobs, by their number in the order in which they ended
 
 -- Keys and names that many jobs of a step share are built once.
 local function shared(kind, first, second, make)
@@ -144,7 +147,7 @@ function keys.padded(member)
 end
 
 -- The member of a flow in its line: the arrival of its first job, then its lane.
-function keys.place(arrival, lane)
+function keys.line_member(arrival, lane)
     return ZEROS[#arrival] .. arrival .. lane
 end
 

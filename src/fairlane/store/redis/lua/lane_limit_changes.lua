@@ -1,12 +1,12 @@
 -- A lane gets a limit, loses it, or changes its order. Then all of its jobs change: waiting, running and retrying ones.
 -- That takes one step for each thousand jobs, because an operator may pause a lane in which a million jobs wait, and
--- other calls must not wait for all of them. Until the last step the lane settles: it has no places, new jobs wait, its
--- flows are out of line, and none of its jobs can be claimed. That a lane settles is cached with the rules
+-- other calls must not wait for all of them. Until the last step the lane is settling: it has no places, new jobs wait,
+-- its flows are out of line, and none of its jobs can be claimed. Which lanes are settling is cached with the rules
 -- (`queue_cache.settling`); the number of the last job that was changed is in the hash `settling:QUEUE`.
 
--- The number of places of a lane that settles, and of one that started over with other rules before it had settled.
+-- The number of places of a settling lane, and of one whose rules changed again before it had settled.
 lane_limit_changes.UNSETTLED, lane_limit_changes.ANEW = -1, -2
-local LOOKS_LIKE_A_JOB = 50 -- this many flows are read in the time that it takes to change a job
+local LOOKS_LIKE_A_JOB = 50 -- how many flows can be read in the time that it takes to change one job
 
 local function key_of(queue)
     return S.p .. 'settling:' .. queue.number
@@ -42,9 +42,9 @@ local function leave_line(queue, lanes)
         local line = S.p .. 'line:' .. domain.name
         -- Iterate over the line or over the lanes, whichever is shorter.
         if call('ZCARD', line) <= #lanes then
-            for _, place in ipairs(call('ZRANGE', line, 0, -1)) do
-                if leaving[sub(place, 17)] then
-                    leave(domain, sub(place, 17))
+            for _, member in ipairs(call('ZRANGE', line, 0, -1)) do
+                if leaving[sub(member, 17)] then
+                    leave(domain, sub(member, 17))
                 end
             end
         else

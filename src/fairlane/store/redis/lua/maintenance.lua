@@ -52,9 +52,12 @@ function maintenance.promote(limit)
         end
     end
     lane_limits.grant_deferred()
-    local promoted = 0
+    local promoted, late = 0, nil
     for class = CLASS.HIGH, CLASS.LOW do
         local arriving = due_of(class, limit - promoted)
+        if arriving[1] then
+            late = math.max(late or 0, S.now - arriving[1].due)
+        end
         for _, e in ipairs(arriving) do
             endings.promote(e)
         end
@@ -73,6 +76,7 @@ function maintenance.promote(limit)
         expired = #expired,
         more = #expired == limit or promoted == limit or closed == limit,
         next_due = soonest and math.max(0, soonest - S.now) or nil,
+        late = late,
         damaged = S.damaged,
     }
 end

@@ -159,7 +159,7 @@ function packed_job_record.has_default_cost(raw)
 end
 
 -- Class and arrival of a waiting job.
-function packed_job_record.place(raw)
+function packed_job_record.class_and_arrival(raw)
     local class, _, _, arrival = parts('>BBI4d', raw, AT_BODY)
     return class, arrival
 end

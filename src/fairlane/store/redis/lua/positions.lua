@@ -1,4 +1,4 @@
--- The figures from which `fairlane.store.positions` computes the positions of waiting jobs. Places are counted by the
+-- What `fairlane.store.positions` needs to compute the positions of waiting jobs. Places are counted by the
 -- sorted sets themselves, so a long lane costs no more than a short one.
 
 local NONE -- None in Python; an absent field would be missing
@@ -181,7 +181,7 @@ local function flow_at(domain, lane)
 end
 
 -- The lanes that compete with a job which has `own` jobs of its lane and class before it.
-local function line_of(e, own, limits)
+local function competing_lanes_of(e, own, limits)
     local domain = keys.domain(e.queue, e.class, e.inbox or '')
     local clock = call('HGET', S.p .. 'flow', domain)
     if not clock then
@@ -198,17 +198,18 @@ local function line_of(e, own, limits)
         local key = string.sub(first[i], 17)
         if key ~= mine and #ready < limits.lanes then
             local set = S.p .. 'ready:' .. keys.flow(domain, key)
-            local head = job_record.look(call('ZRANGE', set, 0, 0)[1])
+            local first_job = call('ZRANGE', set, 0, 0)[1]
+            local head = first_job and job_record.look(first_job)
             local lane = key ~= '' and lane_limits.lane(e.queue, key)
             local waits = math.min(most, call('ZCARD', set)) + (lane and lane_waits(e.queue, lane, e.class, most) or 0)
-            ready[#ready + 1] = { key, tonumber(first[i + 1]), head.cost or 1, lane and lane.places or NONE, waits }
+            ready[#ready + 1] = { key, tonumber(first[i + 1]), head and head.cost or 1, lane and lane.places or NONE, waits }
         end
     end
     if limited > 0 then
         for _, key in ipairs(call('SRANDMEMBER', S.p .. 'lanes:' .. e.queue, limits.many)) do
             local finish, tag = flow_at(domain, key)
-            if key ~= mine and #blocked < limits.lanes and not tag then
-                local lane = lane_limits.lane(e.queue, key)
+            local lane = lane_limits.lane(e.queue, key)
+            if lane and key ~= mine and #blocked < limits.lanes and not tag then
                 local waits = lane_waits(e.queue, lane, e.class, most)
                 blocked[#blocked + 1] = { key, finish or NONE, math.max(0, lane.places), waits }
             end
@@ -226,7 +227,7 @@ local function line_of(e, own, limits)
     }
 end
 
-local function figures_of(e, queue, limits)
+local function waiting_job_of(e, queue, limits)
     local settles = queue_cache.settling(queue_cache.number(e.queue))[e.lane_key or '']
     if settles and e.state == STATE.PENDING then
         e.lane, e.granted, e.flow = true, nil, nil -- it waits for its lane, even if its record was already changed
@@ -282,7 +283,7 @@ local function figures_of(e, queue, limits)
         retry_until = or_none(retrying),
         awaited_task = or_none(awaited),
         workers = or_none(workers),
-        line = place and e.kind ~= KIND.TURN and line_of(e, own, limits) or NONE,
+        competing = place and e.kind ~= KIND.TURN and competing_lanes_of(e, own, limits) or NONE,
         task = e.task,
         declined = e.declined and true or false,
         known = known,
@@ -290,7 +291,7 @@ local function figures_of(e, queue, limits)
     }
 end
 
--- The figures of waiting jobs and of their queues. `limits`: lanes to read, jobs to count, lanes to count.
+-- The waiting jobs among the ids, and their queues. `limits`: lanes to read, jobs to count, lanes to count.
 function positions.of(ids, limits)
     NONE = cjson.null
     local queues, jobs, known = {}, {}, {}
@@ -301,7 +302,7 @@ function positions.of(ids, limits)
                 known[e.queue] = positions.queue(e.queue)
                 queues[#queues + 1] = known[e.queue]
             end
-            jobs[#jobs + 1] = figures_of(e, known[e.queue], limits)
+            jobs[#jobs + 1] = waiting_job_of(e, known[e.queue], limits)
         end
     end
     return { now = S.now, queues = queues, jobs = jobs }

@@ -9,20 +9,19 @@ end
 
 -- `tasks`: collects the task of the job.
 local function forget_job(seq, outcome, keep, tasks)
-    local content = string.sub(call('HGET', S.p .. 'job', seq), 9)
+    local content = job_content.get(seq)
     local until_ = outcome.finished_at + keep.id_seconds
     if keep.failed_seconds > keep.id_seconds and is_retry(content) then
         until_ = outcome.finished_at + keep.failed_seconds
     end
     if until_ > S.now then
-        local mark = redis.sha1hex(content)
-        local remembered = pack({ mark = mark, state = outcome.state, until_ = until_ })
+        local remembered = pack({ mark = job_content.mark(seq, content), state = outcome.state, until_ = until_ })
         call('HSET', S.p .. 'id', outcome.id, job_record.REMEMBERED .. remembered)
         call('ZADD', S.p .. 'remembered', until_, outcome.id)
     else
         call('HDEL', S.p .. 'id', outcome.id)
     end
-    for _, hash in ipairs({ 'job', 'headers', 'outcome', 'attempts', 'progress' }) do
+    for _, hash in ipairs({ 'job', 'original', 'headers', 'outcome', 'attempts', 'progress' }) do
         call('HDEL', S.p .. hash, seq)
     end
     local member, name = write_buffer.text(seq), outcome.queue .. ':' .. outcome.task
@@ -30,6 +29,7 @@ local function forget_job(seq, outcome, keep, tasks)
     id_sets.drop(keys.task(name), member)
     tasks[name] = true
     call('ZREM', keys.by('state', outcome.state), seq)
+    call('ZREM', S.p .. 'endings', member)
     if outcome.lane_key then
         call('ZREM', keys.by('lane', keys.lane(outcome.queue, outcome.lane_key)), seq)
     end

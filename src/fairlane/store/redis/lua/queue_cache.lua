@@ -17,10 +17,10 @@ local function refresh()
     local found = known[S.p]
     if not found or found.mark ~= mark then
         found = { mark = mark, names = {}, numbers = {}, tasks = {}, keys = key_names(), blocks = {} }
-        -- Without a generation, the cache could not be told from one of other data after a loss.
+        -- Without a generation, the cache could not be distinguished from that of other data after a loss.
         known[S.p] = S.generation ~= '' and found or nil
     end
-    S.catalog, S.fresh = found, true
+    S.cached, S.fresh = found, true
 end
 
 -- The name of a queue by its number.
@@ -91,8 +91,8 @@ local function remember(number, record)
     for _, lane in ipairs(call('HKEYS', S.p .. 'settling:' .. number)) do
         queue.settling[lane] = true
     end
-    S.catalog.names[record.name] = queue
-    S.catalog.numbers[number] = queue
+    S.cached.names[record.name] = queue
+    S.cached.numbers[number] = queue
     return queue
 end
 
@@ -101,7 +101,7 @@ function queue_cache.remembered(name)
     if not S.fresh then
         refresh()
     end
-    return S.catalog.names[name]
+    return S.cached.names[name]
 end
 
 -- The queue of a name, nil when it is new: verbs that read must not write.
@@ -109,7 +109,7 @@ function queue_cache.known(name)
     if not S.fresh then
         refresh()
     end
-    local found = S.catalog.names[name]
+    local found = S.cached.names[name]
     if not found then
         local number = tonumber(call('HGET', S.p .. 'queues', name) or nil)
         found = number and remember(number, queue_cache.record(number, name))
@@ -138,7 +138,7 @@ function queue_cache.number(number)
     if not S.fresh then
         refresh()
     end
-    return S.catalog.numbers[number] or remember(number, queue_cache.record(number))
+    return S.cached.numbers[number] or remember(number, queue_cache.record(number))
 end
 
 -- Record that a queue has jobs of a task, for searches.
@@ -146,8 +146,8 @@ function queue_cache.note_task(name)
     if not S.fresh then
         refresh()
     end
-    if not S.catalog.tasks[name] then
-        S.catalog.tasks[name] = true
+    if not S.cached.tasks[name] then
+        S.cached.tasks[name] = true
         call('SADD', S.p .. 'tasks', name)
     end
 end
@@ -158,7 +158,7 @@ function queue_cache.blocks()
     if not S.fresh then
         refresh()
     end
-    local found = S.catalog
+    local found = S.cached
     if found.steps ~= S.steps then
         found.steps, found.blocks = S.steps, {}
     end
@@ -167,7 +167,7 @@ end
 
 function queue_cache.forget_blocks()
     queue_cache.blocks()
-    S.catalog.blocks = {}
+    S.cached.blocks = {}
 end
 
 -- The current step is counted as written.
@@ -246,12 +246,12 @@ function queue_cache.rule(queue, key)
     return OPEN
 end
 
--- The lanes of a queue that settle, see lane_limit_changes.lua.
+-- The settling lanes of a queue, see lane_limit_changes.lua.
 function queue_cache.settling(queue)
     return queue.settling
 end
 
--- The terms of a lane: those of its rule, unless it settles.
+-- The terms of a lane: those of its rule, unless it is settling.
 function queue_cache.terms(queue, key)
     local found = queue_cache.rule(queue, key)
     if queue.settling[key] then

@@ -1,46 +1,4 @@
--- The reading verbs; each reads one moment.
-
--- A job with everything stored about it: seq, content with its time, headers, live record, outcome, attempts, progress,
--- result, the session it runs or ended in, its parent's id, its id and the name of its queue; '' for absent parts.
-local function job_of(seq)
-    local function part(hash)
-        return call('HGET', S.p .. hash, seq) or ''
-    end
-    local live, outcome, result = job_record.look(seq), '', ''
-    local record = live
-    if live then
-        live.seq = nil
-        live = pack(live)
-    else
-        record, result = endings.get(seq)
-        if not record then
-            return nil -- nothing is left to show; a recount ends it
-        end
-        live, outcome = '', pack(record)
-    end
-    local who = record.session and call('HGET', S.p .. 'session', record.session) or ''
-    local parent = ''
-    if record.parent then
-        local above = job_record.look(record.parent) or endings.get(record.parent)
-        parent = above and above.id or ''
-    end
-    return {
-        tostring(seq), part('job'), part('headers'), live, outcome, part('attempts'), part('progress'), result or '', who,
-        parent, record.id, queue_cache.number(record.queue).name,
-    }
-end
-
-function reading.get(ids)
-    local found = {}
-    for _, id in ipairs(ids) do
-        local seq = job_record.number(id)
-        local job = seq and job_of(seq)
-        if job then
-            found[#found + 1] = job
-        end
-    end
-    return found
-end
+-- The reading verbs. Each answer is a consistent snapshot.
 
 -- Sessions with their running jobs by class, the newest first. `id`: only that one.
 function reading.sessions(id)
@@ -67,41 +25,6 @@ function reading.task_sets(sessions)
     return found
 end
 
--- The highest numbers of a set below `before`, at least `count` of them. Sets of held jobs are read as a whole.
-local function below(set, before, count)
-    local key = S.p .. set
-    if string.sub(set, -1) == '/' then
-        return id_sets.below(key, tonumber(before), count)
-    elseif string.sub(set, 1, 5) == 'held:' then
-        return call('SMEMBERS', key)
-    end
-    return call('ZREVRANGEBYSCORE', key, '(' .. before, '-inf', 'LIMIT', 0, count)
-end
-
--- Jobs in any of these sets, by number from below `before` downwards, at most `count`. Returns them and whether there
--- are more.
-function reading.scan(sets, before, count)
-    local seqs, seen = {}, {}
-    for _, set in ipairs(sets) do
-        for _, seq in ipairs(below(set, before, count + 1)) do
-            if not seen[seq] and tonumber(seq) < tonumber(before) then
-                seen[seq] = true
-                seqs[#seqs + 1] = tonumber(seq)
-            end
-        end
-    end
-    table.sort(seqs, function(a, b)
-        return a > b
-    end)
-    local found = {}
-    for i = 1, math.min(count, #seqs) do
-        -- A number without a job is returned alone: the client skips it, but continues from there.
-        local member = string.format('%d', seqs[i])
-        found[i] = job_of(member) or { member }
-    end
-    return found, #seqs > count
-end
-
 -- The waiting job of a queue that arrived first: among the first of each flow, the first that wait for a place of a
 -- lane, and gated jobs. At most `most` lanes of each are read: those that are next, and those with the longest backlog.
 local function oldest_waiting(number, inboxes, most, stuck)
@@ -114,10 +37,10 @@ local function oldest_waiting(number, inboxes, most, stuck)
     for class = CLASS.HIGH, CLASS.LOW do
         for _, inbox in ipairs(inboxes) do
             local domain, found = keys.domain(number, class, inbox), nil
-            for _, place in ipairs(call('ZRANGE', S.p .. 'line:' .. domain, 0, most - 1)) do
+            for _, member in ipairs(call('ZRANGE', S.p .. 'line:' .. domain, 0, most - 1)) do
                 -- The member begins with the arrival, with leading zeros, and then has the lane.
-                if not found or place < found then
-                    found = place
+                if not found or member < found then
+                    found = member
                 end
             end
             local raw = found and call('HGET', S.p .. 'flow', keys.flow(domain, string.sub(found, 17)))
@@ -298,7 +221,7 @@ function reading.lanes(name, limit, after)
 end
 
 -- Numbers of the running jobs of a lane. `count` is how many there are, if known.
-local function running_of(queue, lane, count)
+local function running_of(lane, count)
     local found = {}
     if lane == '' then
         for _, seq in ipairs(call('ZRANGE', S.p .. 'parents', 0, -1)) do
@@ -327,7 +250,7 @@ function reading.lane_line(name, lane, asked)
     local number, settling = queue.number, queue_cache.settling(queue)[lane] and true or false
     local ordered = lane ~= '' and queue_cache.terms(queue, lane).ordered or false
     local _, running = job_record.in_backlog(call('ZSCORE', S.p .. 'backlog:' .. number, lane))
-    local seqs = asked.running and running_of(number, lane, running) or {}
+    local seqs = asked.running and running_of(lane, running) or {}
     local function add(set, base, after)
         local from, to = string.format('(%.0f', base + after), string.format('(%.0f', base + job_record.RANK)
         for _, seq in ipairs(call('ZRANGEBYSCORE', S.p .. set, from, to, 'LIMIT', 0, asked.count)) do
@@ -434,11 +357,14 @@ function reading.bindings(pool, key, limit)
     return found
 end
 
+-- The time, then for each schedule its name, its record and its job.
 function reading.schedules()
-    local found = {}
+    local found = { pack({ now = S.now }) }
     local all = call('HGETALL', S.p .. 'schedule')
     for i = 1, #all, 2 do
-        found[#found + 1] = { all[i], all[i + 1], call('HGET', S.p .. 'schedule_job', all[i]) }
+        found[#found + 1] = all[i]
+        found[#found + 1] = all[i + 1]
+        found[#found + 1] = call('HGET', S.p .. 'schedule_job', all[i])
     end
     return found
 end

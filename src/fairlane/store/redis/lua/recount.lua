@@ -133,7 +133,7 @@ local function recount_flows(differences, heads)
     end
     local lines = {}
     for _, flow in pairs(S.flows) do
-        -- Flows of a lane that settles are not in line.
+        -- Flows of a settling lane are not in line.
         local first = not queue_cache.settling(queue_cache.number(flow.domain.queue))[flow.lane] and heads[flow] or nil
         local head = first and first.arrival
         if flow.head ~= head then
@@ -240,6 +240,21 @@ local function drop_blocks(differences)
     end
 end
 
+-- The limited lane of a key. One whose record is lost begins anew by the settings of its queue, if they limit it.
+local function lane_of(differences, queue, key)
+    local found = lane_limits.lane(queue, key)
+    if found then
+        return found
+    end
+    compare(differences, 'lane ' .. key .. ' of the limited lanes', 'without a record', nil)
+    local terms = queue_cache.terms(queue_cache.number(queue), key)
+    if terms.limit then
+        return lane_limits.lane_for(queue, key, terms)
+    end
+    call('SREM', S.p .. 'lanes:' .. queue, key)
+    return nil
+end
+
 -- Recompute all derived data from the job records, correct and return the differences. Refused with more than `most`
 -- jobs, because all other calls wait for it.
 function recount.recount(most)
@@ -266,12 +281,14 @@ function recount.recount(most)
             end
         end
         for _, key in ipairs(call('SMEMBERS', S.p .. 'lanes:' .. number)) do
-            local lane = lane_limits.lane(tonumber(number), key)
-            compare(differences, 'lane ' .. key .. ': granted', lane.granted, granted[lane.name] or 0)
-            lane.granted = granted[lane.name] or 0
-            local given = lane_limits.hand_on(lane)
-            if given > 0 then
-                differences[#differences + 1] = 'lane ' .. key .. ': ' .. given .. ' places were free while jobs waited'
+            local lane = lane_of(differences, tonumber(number), key)
+            if lane then
+                compare(differences, 'lane ' .. key .. ': granted', lane.granted, granted[lane.name] or 0)
+                lane.granted = granted[lane.name] or 0
+                local given = lane_limits.hand_on(lane)
+                if given > 0 then
+                    differences[#differences + 1] = 'lane ' .. key .. ': ' .. given .. ' places were free while jobs waited'
+                end
             end
         end
     end

@@ -287,9 +287,9 @@ function sessions.renew(id, held, claim, stopping)
             taken_back[#taken_back + 1] = e.id
         end
     end
-    for place, h in ipairs(held) do
+    for index, h in ipairs(held) do
         if not found[name_of(h[1], h[2])] then
-            lost[#lost + 1] = place - 1
+            lost[#lost + 1] = index - 1
         end
     end
     return { lost = lost, cancel = cancel, taken_back = taken_back, now = S.now }

@@ -146,7 +146,8 @@ function settings.leader()
     return type(leader) == 'table' and leader.term and leader.expires and leader or nil
 end
 
--- Stand for leadership, or extend a term.
+-- Stand for leadership, or extend a term. Returns the current term with what remains of it: also that of another session
+-- to one that stands; nil to one whose term has ended.
 function settings.lead(session, lease, term)
     local leader = settings.leader()
     local over = not leader or not leader.session or leader.expires <= S.mono
@@ -159,7 +160,7 @@ function settings.lead(session, lease, term)
         elseif leader.session == session then
             number = leader.term -- it leads already: the reply to its call was lost
         else
-            return nil
+            return { leader.term, leader.session, leader.lease, leader.expires - S.mono }
         end
     else
         if over or leader.term ~= term or leader.session ~= session then
@@ -168,7 +169,7 @@ function settings.lead(session, lease, term)
         number = term
     end
     call('SET', S.p .. 'leader', pack({ term = number, session = session, lease = lease, expires = S.mono + lease }))
-    return number
+    return { number, session, lease, lease }
 end
 
 -- Resign from a term; its number is kept, so that the next one is higher.

@@ -139,7 +139,7 @@ end)
 
 -- session, lease, term
 verb('lead', { 'allow-oom' }, function(args)
-    return pack({ term = settings.lead(args[3], tonumber(args[4]), tonumber(args[5])) or false })
+    return pack({ leader = settings.lead(args[3], tonumber(args[4]), tonumber(args[5])) or false })
 end)
 
 -- term
@@ -182,7 +182,7 @@ end)
 
 -- m ids
 verb('get', { 'no-writes' }, function(args)
-    return reading.get(unpacked(args[3]))
+    return find.by_ids(unpacked(args[3]))
 end)
 
 -- session or empty for all
@@ -197,9 +197,9 @@ verb('leader', { 'no-writes' }, function()
     return pack({ leader = leads and { leader.term, leader.session, leader.lease, leader.expires - S.mono } or false })
 end)
 
--- m sets, the number below which to read, how many
+-- the number below which to read, m sets, how many, 1: only completed jobs
 verb('scan', { 'no-writes' }, function(args)
-    local found, more = reading.scan(unpacked(args[3]), args[4], tonumber(args[5]))
+    local found, more = find.scan(unpacked(args[4]), args[3], tonumber(args[5]), args[6] == '1')
     found[#found + 1] = more and '1' or ''
     return found
 end)
@@ -223,6 +223,11 @@ end)
 -- queue or empty, task or empty, how many to skip, how many to read, bytes of an error
 verb('failures', { 'no-writes' }, function(args)
     return pack(reading.failures(args[3], args[4], tonumber(args[5]), tonumber(args[6]), tonumber(args[7])))
+end)
+
+-- generation and number after which to continue, the number empty for the present; limit
+verb('ended', { 'no-writes' }, function(args)
+    return pack(ended.read(args[3], tonumber(args[4]), tonumber(args[5])))
 end)
 
 -- pool or empty, key or empty, limit

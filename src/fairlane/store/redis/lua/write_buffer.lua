@@ -1,23 +1,19 @@
--- Writes of a step are buffered by key and sent when the step ends, or before that key is read: a command for many
--- members costs about a third of one command for each (measured). `call` sends what is buffered for its key first. Use
--- `redis.call` only for a key for which nothing is buffered.
---
--- Members and fields are strings, so that each has one name: a number would be another key of a Lua table, and costs
--- the server a conversion each time.
+-- Members and fields are always strings: a number would be a different key of a Lua table, and costs the server a
+-- conversion each time.
 
 local MOST_ARGUMENTS = 1000
 
 -- Commands that change nothing.
 local READS = {
     EXISTS = true, GET = true, HEXISTS = true, HGET = true, HGETALL = true, HKEYS = true, HLEN = true, HMGET = true,
-    HSCAN = true, HVALS = true, LRANGE = true, PUBLISH = true, SCARD = true, SMEMBERS = true, SRANDMEMBER = true, ZCARD = true, ZCOUNT = true,
-    ZMSCORE = true, ZRANGE = true, ZRANGEBYSCORE = true, ZRANK = true, ZREVRANGE = true, ZREVRANGEBYSCORE = true,
-    ZSCORE = true,
+    HSCAN = true, HVALS = true, LRANGE = true, PUBLISH = true, SCARD = true, SDIFF = true, SMEMBERS = true,
+    SRANDMEMBER = true, ZCARD = true, ZCOUNT = true, ZMSCORE = true, ZRANGE = true, ZRANGEBYSCORE = true, ZRANK = true,
+    ZREVRANGE = true, ZREVRANGEBYSCORE = true, ZSCORE = true,
 }
 
 -- The buffer of a key: `put` and, if there are any, `gone`, and `new` for members of `put` that were absent before.
 -- Tables are created on demand, because many keys have only one change.
-local function gathered(key, kind)
+local function buffered(key, kind)
     local found = { kind = kind, put = {} }
     S.dirty = true
     S.writes[key] = found
@@ -120,7 +116,7 @@ function write_buffer.zadd(key, score, member)
     if S.direct then
         return write_buffer.call('ZADD', key, score, member)
     end
-    put(S.writes[key] or gathered(key, 'z'), member, score)
+    put(S.writes[key] or buffered(key, 'z'), member, score)
 end
 
 -- `zadd` for a member that is absent: if it is removed again in the same step, nothing is sent.
@@ -128,7 +124,7 @@ function write_buffer.zadd_new(key, score, member)
     if S.direct then
         return write_buffer.call('ZADD', key, score, member)
     end
-    local found = S.writes[key] or gathered(key, 'z')
+    local found = S.writes[key] or buffered(key, 'z')
     found.put[member] = score
     if found.gone and found.gone[member] then
         found.gone[member] = nil -- it was there when the step began
@@ -141,41 +137,41 @@ function write_buffer.zadd_new(key, score, member)
 end
 
 function write_buffer.zrem(key, member)
-    drop(S.writes[key] or gathered(key, 'z'), member)
+    drop(S.writes[key] or buffered(key, 'z'), member)
 end
 
 function write_buffer.hset(key, field, value)
     if S.direct then
         return write_buffer.call('HSET', key, field, value)
     end
-    put(S.writes[key] or gathered(key, 'h'), field, value)
+    put(S.writes[key] or buffered(key, 'h'), field, value)
 end
 
 function write_buffer.hdel(key, field)
-    drop(S.writes[key] or gathered(key, 'h'), field)
+    drop(S.writes[key] or buffered(key, 'h'), field)
 end
 
 function write_buffer.sadd(key, member)
     if S.direct then
         return write_buffer.call('SADD', key, member)
     end
-    put(S.writes[key] or gathered(key, 's'), member, true)
+    put(S.writes[key] or buffered(key, 's'), member, true)
 end
 
 function write_buffer.srem(key, member)
-    drop(S.writes[key] or gathered(key, 's'), member)
+    drop(S.writes[key] or buffered(key, 's'), member)
 end
 
 -- A sorted set is empty, apart from removals of this step: from now on, the buffer has all of its members.
 function write_buffer.begin(key)
     if not S.direct then
-        local found = S.writes[key] or gathered(key, 'z')
+        local found = S.writes[key] or buffered(key, 'z')
         found.whole = true
     end
 end
 
 -- The members and scores of a sorted set whose members are all buffered, in the order of ZRANGE. Nil for other sets.
-function write_buffer.gathered(key)
+function write_buffer.buffered(key)
     local found = S.writes[key]
     if not found or not found.whole then
         return nil

@@ -8,7 +8,7 @@ CREATE TABLE fairlane_counter (
     name  TEXT PRIMARY KEY,
     value INTEGER NOT NULL
 ) WITHOUT ROWID;
-INSERT INTO fairlane_counter VALUES ('arrival', 0), ('settings', 0);
+INSERT INTO fairlane_counter VALUES ('arrival', 0), ('ending', 0), ('settings', 0);
 
 CREATE TABLE fairlane_queue (
     id       INTEGER PRIMARY KEY,
@@ -58,7 +58,8 @@ CREATE TABLE fairlane_job (
     run_at      REAL,
     expires     REAL,
     progress    BLOB,
-    attempts    BLOB              -- earlier claims; the last one is in the outcome
+    attempts    BLOB,             -- earlier claims; the last one is in the outcome
+    fingerprint BLOB              -- of the content that was enqueued, once a retry has replaced the payload
 );
 CREATE INDEX fairlane_job_queue  ON fairlane_job (queue, seq);
 CREATE INDEX fairlane_job_task   ON fairlane_job (task, seq);
@@ -83,12 +84,14 @@ CREATE TABLE fairlane_outcome (
     started_at  REAL,
     finished_at REAL NOT NULL,
     refused     INTEGER NOT NULL DEFAULT 0,
+    ending      INTEGER,          -- its number among the failed and cancelled jobs, in the order in which they ended
     CHECK ((session IS NULL) = (move IS NULL))
 );
 CREATE INDEX fairlane_outcome_ended   ON fairlane_outcome (queue, state, finished_at);
 CREATE INDEX fairlane_outcome_session ON fairlane_outcome (session, seq) WHERE session IS NOT NULL;
 -- Without completed jobs: nearly all jobs are, so they are found by scanning the table.
 CREATE INDEX fairlane_outcome_state   ON fairlane_outcome (state, seq) WHERE state > STATE.COMPLETED;
+CREATE INDEX fairlane_outcome_ending  ON fairlane_outcome (ending) WHERE ending IS NOT NULL;
 CREATE INDEX fairlane_outcome_error   ON fairlane_outcome (error_group, seq) WHERE error_group IS NOT NULL;
 
 -- state: arriving is stored, but not yet admitted.

@@ -18,7 +18,7 @@ CROSS JOIN fairlane_active_job l ON l.seq = j.seq
 
 -- name: fingerprint_columns
 j.task, q.name, j.kind, j.class, j.lane, j.cost, j.payload, j.retries, j.backoff, j.timeout, j.uniq, j.pool, j.sticky,
-j.direct, j.retry_of, j.delay, j.run_at, j.expires
+j.direct, j.retry_of, j.delay, j.run_at, j.expires, j.fingerprint
 
 -- name: jobs_known
 SELECT j.id, o.state, l.state, /*fingerprint_columns*/
@@ -78,8 +78,8 @@ DELETE FROM fairlane_active_job WHERE seq IN (SELECT value FROM json_each(?))
 
 -- name: outcome_insert
 INSERT INTO fairlane_outcome (seq, queue, state, reason, result, error, error_group, session, move, arrival, attempt, fence,
-    started_at, finished_at, refused)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    started_at, finished_at, refused, ending)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: outcome_complete
 -- The usual ending, for many jobs at once: results by seq (?1), the rest from the active rows.
@@ -123,6 +123,12 @@ FROM json_each(?) w CROSS JOIN fairlane_active_job l ON l.seq = w.value
 -- name: job_attempts
 UPDATE fairlane_job SET attempts = ? WHERE seq = ?
 
+-- name: job_content
+SELECT /*fingerprint_columns*/ FROM fairlane_job j JOIN fairlane_queue q ON q.id = j.queue WHERE j.seq = ?
+
+-- name: job_payload
+UPDATE fairlane_job SET payload = ?, fingerprint = ? WHERE seq = ?
+
 -- name: job_progress
 UPDATE fairlane_job SET progress = ? WHERE seq = ?
 
@@ -135,7 +141,7 @@ FROM json_each(?) w CROSS JOIN fairlane_job j ON j.id = w.value LEFT JOIN fairla
 LEFT JOIN fairlane_outcome o ON o.seq = j.seq LEFT JOIN fairlane_session s ON s.seq = o.session
 
 -- name: job_states
-SELECT j.id, o.state FROM json_each(?) w CROSS JOIN fairlane_job j ON j.id = w.value
+SELECT j.id, j.kind, o.state FROM json_each(?) w CROSS JOIN fairlane_job j ON j.id = w.value
 LEFT JOIN fairlane_outcome o ON o.seq = j.seq
 
 -- name: unique_get
@@ -183,6 +189,12 @@ SELECT value FROM fairlane_counter WHERE name = 'arrival'
 
 -- name: arrival_set
 UPDATE fairlane_counter SET value = ? WHERE name = 'arrival'
+
+-- name: ending_get
+SELECT value FROM fairlane_counter WHERE name = 'ending'
+
+-- name: ending_set
+UPDATE fairlane_counter SET value = ? WHERE name = 'ending'
 
 -- name: broadcasts_joining
 SELECT /*record_columns*/ FROM fairlane_active_job l CROSS JOIN fairlane_job j ON j.seq = l.seq

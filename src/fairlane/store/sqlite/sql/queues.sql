@@ -100,7 +100,7 @@ LEFT JOIN fairlane_domain d ON d.inbox = l.inbox AND d.class = l.class AND d.que
 LEFT JOIN fairlane_flow f ON f.domain = d.id AND f.lane = n.key
 
 -- name: lane_weakest
--- The last in order of the jobs that hold a place and have not started, at most so many.
+-- The last jobs, in order, that hold a place and have not started: at most ?2.
 SELECT /*record_columns*/ FROM (SELECT seq FROM (/*lane_holders*/) ORDER BY rank DESC, arrival DESC LIMIT ?2) h
 CROSS JOIN fairlane_active_job l ON l.seq = h.seq CROSS JOIN fairlane_job j ON j.seq = l.seq
 

@@ -5,7 +5,8 @@ j.pool, j.sticky, j.direct, j.retry_of, p.id, j.enqueued_at, j.enqueued_at + j.e
 o.state, o.reason, o.result, o.error, o.error_group, o.move, o.finished_at,
 l.state, l.inbox, l.due, l.cancel, l.suspect,
 coalesce(l.arrival, o.arrival), coalesce(l.attempt, o.attempt), coalesce(l.fence, o.fence),
-coalesce(l.started_at, o.started_at), coalesce(l.refused, o.refused), s.id, s.pool, s.idx, s.host
+coalesce(l.started_at, o.started_at), coalesce(l.refused, o.refused), s.id, s.pool, s.idx, s.host,
+j.delay, j.run_at
 
 -- name: job_tables
 LEFT JOIN fairlane_queue q ON q.id = j.queue LEFT JOIN fairlane_active_job l ON l.seq = j.seq
@@ -297,7 +298,7 @@ SELECT /*binding_columns*/ FROM fairlane_binding b LEFT JOIN fairlane_job j ON j
 WHERE b.closed_at IS NOT NULL AND (?1 IS NULL OR b.pool = ?1) ORDER BY b.closed_at DESC, b.seq DESC LIMIT ?2
 
 -- name: schedules_read
-SELECT name, timetable, job, stored_at, declared_at, last_slot FROM fairlane_schedule ORDER BY name
+SELECT name, timetable, job, stored_at, declared_at, last_slot, ? FROM fairlane_schedule ORDER BY name
 
 -- name: find_error
 SELECT seq FROM fairlane_outcome WHERE error_group = ? AND seq < ? ORDER BY seq DESC
@@ -325,6 +326,11 @@ SELECT seq FROM fairlane_job WHERE task = ? AND seq < ? ORDER BY seq DESC
 
 -- name: find_queue
 SELECT seq FROM fairlane_job WHERE queue = ? AND seq < ? ORDER BY seq DESC
+
+-- name: ended_after
+SELECT o.ending, j.id, j.task, q.name, j.kind, o.state, o.reason, o.error, o.finished_at FROM fairlane_outcome o
+CROSS JOIN fairlane_job j ON j.seq = o.seq CROSS JOIN fairlane_queue q ON q.id = o.queue
+WHERE o.ending > ? ORDER BY o.ending LIMIT ?
 
 -- name: find_completed
 SELECT seq FROM fairlane_outcome WHERE state = STATE.COMPLETED AND seq < ? ORDER BY seq DESC

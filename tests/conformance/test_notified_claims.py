@@ -1,4 +1,4 @@
-"""A worker that had nothing to do and was told of a job: it may be quicker, and finds what any other claim finds."""
+"""An idle worker that was notified of a job: its claim may be quicker, and finds what any other claim finds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOLD_OF = {
     "a dear one": [{"cost": 3.0}],
     "one that has expired": [{"expires": 1.0}],
     "one that will": [{"expires": 100.0}],
-    "one for everybody, one for this worker": [{}, {"worker": 0}],
+    "one for any worker, one for this worker": [{}, {"worker": 0}],
     "one for this worker": [{"worker": 0}],
     "one that is sticky": [{"sticky": "k"}],
 }
@@ -33,18 +33,20 @@ TOLD_OF = {
 
 @pytest.mark.parametrize("jobs", TOLD_OF.values(), ids=TOLD_OF)
 @pytest.mark.parametrize("slots", [1, 3])
-async def test_a_worker_that_was_told_of_work_finds_what_one_finds_that_looks(
+async def test_a_notified_worker_claims_the_same_jobs_as_one_that_polls(
     kit: Kit, store: Store, jobs: list[dict[str, Any]], slots: int
 ) -> None:
     await kit.settings("default", LaneRule(pattern="strict:*", limit=1), LaneRule(pattern="heavy:*", weight=4.0))
     found = []
-    for told in (False, True):
+    for notified in (False, True):
         worker = await kit.worker(slots=slots, index=0)
         assert await worker.claim(slots) == []
         # In lanes of their own each time: who has had more comes later.
-        ids = [await kit.enqueue(**job | ({"lane": f"{job['lane']} {told}"} if "lane" in job else {})) for job in jobs]
+        ids = [
+            await kit.enqueue(**job | ({"lane": f"{job['lane']} {notified}"} if "lane" in job else {})) for job in jobs
+        ]
         kit.clock.advance(2.0)
-        claim = msgspec.structs.replace(worker.everything(slots), told=told)
+        claim = msgspec.structs.replace(worker.everything(slots), notified=notified)
         claimed = await store.claim(worker.id, claim)
         assert {job.id for job in await store.claim(worker.id, claim)} == {job.id for job in claimed}
         found.append([(ids.index(job.id), job.fence, job.attempt, job.limited) for job in claimed])
@@ -57,7 +59,7 @@ async def test_a_worker_that_was_told_of_work_finds_what_one_finds_that_looks(
 
 
 @pytest.mark.parametrize("fields", [{"paused": True}, {"limit": 1}], ids=["paused", "limited"])
-async def test_a_worker_that_was_told_is_held_to_the_settings_of_the_queue(
+async def test_a_notified_worker_obeys_the_settings_of_the_queue(
     kit: Kit, store: Store, fields: dict[str, Any]
 ) -> None:
     worker = await kit.worker(slots=3)
@@ -66,4 +68,4 @@ async def test_a_worker_that_was_told_is_held_to_the_settings_of_the_queue(
         assert len(await worker.claim(1)) == 1
     await kit.settings("default", **fields)
     await kit.enqueue()
-    assert await store.claim(worker.id, msgspec.structs.replace(worker.everything(3), told=True)) == []
+    assert await store.claim(worker.id, msgspec.structs.replace(worker.everything(3), notified=True)) == []

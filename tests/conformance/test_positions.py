@@ -16,18 +16,18 @@ from .kit import Kit
 from .runs import bulk
 
 
-async def _stands(kit: Kit, id: str) -> JobPosition:
-    standing = await kit.positions(id)
-    assert standing is not None, f"{id} does not wait"
-    return standing
+async def _position_of(kit: Kit, id: str) -> JobPosition:
+    position = await kit.positions(id)
+    assert position is not None, f"{id} does not wait"
+    return position
 
 
 async def test_places_count_from_one_in_the_order_of_the_lane(kit: Kit) -> None:
     ids = [await kit.enqueue(lane="user") for _ in range(5)]
     await kit.enqueue_all(bulk(kit, "other", 3))
-    standings = [await _stands(kit, id) for id in ids]
-    assert [(s.place, s.ahead, s.of, s.exact) for s in standings] == [(n, n - 1, 5, True) for n in range(1, 6)]
-    assert {(s.lane, s.queue, s.state) for s in standings} == {("user", "default", JobState.PENDING)}
+    positions = [await _position_of(kit, id) for id in ids]
+    assert [(s.place, s.ahead, s.of, s.exact) for s in positions] == [(n, n - 1, 5, True) for n in range(1, 6)]
+    assert {(s.lane, s.queue, s.state) for s in positions} == {("user", "default", JobState.PENDING)}
 
 
 async def test_places_move_up_when_those_before_start_or_are_cancelled(kit: Kit) -> None:
@@ -35,24 +35,24 @@ async def test_places_move_up_when_those_before_start_or_are_cancelled(kit: Kit)
     worker = await kit.worker()
     await worker.claim(1)
     await kit.store.cancel([ids[1]])
-    standings = [await _stands(kit, id) for id in ids[2:]]
-    assert [(s.place, s.of) for s in standings] == [(1, 2), (2, 2)]
+    positions = [await _position_of(kit, id) for id in ids[2:]]
+    assert [(s.place, s.of) for s in positions] == [(1, 2), (2, 2)]
 
 
 async def test_in_a_lane_without_order_the_higher_class_is_placed_first(kit: Kit) -> None:
     low = await kit.enqueue(lane="user", priority=Priority.LOW)
     high = await kit.enqueue(lane="user", priority=Priority.HIGH)
-    assert [(await _stands(kit, id)).place for id in (high, low)] == [1, 2]
+    assert [(await _position_of(kit, id)).place for id in (high, low)] == [1, 2]
 
 
 async def test_in_an_ordered_lane_arrival_alone_gives_the_place(kit: Kit) -> None:
     await kit.settings("default", LaneRule(pattern="doc", limit=1))
     low = await kit.enqueue(lane="doc", priority=Priority.LOW)
     high = await kit.enqueue(lane="doc", priority=Priority.HIGH)
-    assert [(await _stands(kit, id)).place for id in (low, high)] == [1, 2]
+    assert [(await _position_of(kit, id)).place for id in (low, high)] == [1, 2]
 
 
-async def test_whoever_waits_for_a_retry_is_counted_in_a_lane_that_was_paused_meanwhile(kit: Kit) -> None:
+async def test_a_job_that_waits_for_a_retry_is_counted_in_a_lane_that_was_paused_meanwhile(kit: Kit) -> None:
     await kit.settings("default", LaneRule(pattern="doc", limit=1))
     first = await kit.enqueue(lane="doc")
     worker = await kit.worker()
@@ -60,8 +60,8 @@ async def test_whoever_waits_for_a_retry_is_counted_in_a_lane_that_was_paused_me
     second = await kit.enqueue(lane="doc")
     for version, paused in enumerate((False, True, False), start=1):
         await kit.settings("default", LaneRule(pattern="doc", limit=1, paused=paused), version=version)
-        standings = [await _stands(kit, id) for id in (first, second)]
-        assert [(s.place, s.of) for s in standings] == [(1, 2), (2, 2)]
+        positions = [await _position_of(kit, id) for id in (first, second)]
+        assert [(s.place, s.of) for s in positions] == [(1, 2), (2, 2)]
 
 
 BEYOND = 4_300
@@ -90,18 +90,18 @@ async def test_places_beyond_a_thousand_are_exact_or_a_lower_bound_that_says_so(
         count - 1,
         count,
     )
-    standings = await kit.store.positions([answers[place - 1].id for place in places])
-    for true, standing in zip(places, standings, strict=True):
-        assert standing is not None
-        assert standing.place is not None
-        assert standing.place <= standing.of <= count
-        assert standing.of == count if standing.of_exact else standing.of > EXACT_PLACES
-        if true <= EXACT_PLACES or standing.exact:
-            assert (standing.place, standing.exact) == (true, True)
-            assert true <= 2 or standing.why() == f"{true - 1} ahead in lane user"
+    positions = await kit.store.positions([answers[place - 1].id for place in places])
+    for true, position in zip(places, positions, strict=True):
+        assert position is not None
+        assert position.place is not None
+        assert position.place <= position.of <= count
+        assert position.of == count if position.of_exact else position.of > EXACT_PLACES
+        if true <= EXACT_PLACES or position.exact:
+            assert (position.place, position.exact) == (true, True)
+            assert true <= 2 or position.why() == f"{true - 1} ahead in lane user"
         else:
-            assert EXACT_PLACES < standing.place <= true
-            assert standing.why() == f"more than {standing.place - 2:,} ahead in lane user"
+            assert EXACT_PLACES < position.place <= true
+            assert position.why() == f"more than {position.place - 2:,} ahead in lane user"
 
 
 @pytest.mark.parametrize("priority", [Priority.HIGH, Priority.LOW])
@@ -112,12 +112,12 @@ async def test_of_a_lane_with_several_classes_the_places_beyond_a_thousand_hold_
         answers = await kit.enqueue_all(bulk(kit, "user", 700, priority=each))
         if each is priority:
             last = answers[-1].id
-    standing = await _stands(kit, last)
+    position = await _position_of(kit, last)
     true = 700 if priority is Priority.HIGH else 2_100
-    assert standing.place is not None
-    assert standing.place <= standing.of <= 2_100
-    assert standing.place == true if standing.exact else EXACT_PLACES < standing.place <= true
-    assert standing.exact or priority is Priority.LOW
+    assert position.place is not None
+    assert position.place <= position.of <= 2_100
+    assert position.place == true if position.exact else EXACT_PLACES < position.place <= true
+    assert position.exact or priority is Priority.LOW
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -132,7 +132,7 @@ async def test_the_estimate_holds_beyond_a_thousand_places(kit: Kit, rule: LaneR
     answers = await kit.enqueue_all(bulk(kit, "user", 5_400))
     await worker.claim()
     for place in (1_500, 5_400):
-        told = (await _stands(kit, answers[place - 1].id)).eta()
+        told = (await _position_of(kit, answers[place - 1].id)).eta()
         assert told is not None
         assert told == pytest.approx(2.0 * place, rel=0.3), f"{told:.0f} s told where {2 * place} s are true"
 
@@ -145,9 +145,9 @@ async def test_the_waiting_jobs_of_a_lane_have_all_places_once_whatever_holds_th
     await worker.claim()
     places: list[dict[str, Any]] = [{}, {"sticky": "plan"}, {"sticky": "plan", "pool": "nobody"}, {"worker": 7}]
     ids = [await kit.enqueue(lane="user", priority=priority, **place) for place in places for priority in Priority]
-    standings = [await _stands(kit, id) for id in ids]
-    assert sorted(standing.place or 0 for standing in standings) == list(range(1, len(ids) + 1))
-    assert {standing.of for standing in standings} == {len(ids)}
+    positions = [await _position_of(kit, id) for id in ids]
+    assert sorted(position.place or 0 for position in positions) == list(range(1, len(ids) + 1))
+    assert {position.of for position in positions} == {len(ids)}
 
 
 async def test_whatever_does_not_wait_stands_nowhere(kit: Kit) -> None:
@@ -163,8 +163,8 @@ async def test_whatever_does_not_wait_stands_nowhere(kit: Kit) -> None:
 
 async def test_answers_come_in_the_order_of_the_ids(kit: Kit) -> None:
     ids = [await kit.enqueue() for _ in range(3)]
-    standings = await kit.store.positions([ids[2], "unknown", ids[0]])
-    assert [standing and standing.id for standing in standings] == [ids[2], None, ids[0]]
+    positions = await kit.store.positions([ids[2], "unknown", ids[0]])
+    assert [position and position.id for position in positions] == [ids[2], None, ids[0]]
 
 
 async def _due(kit: Kit) -> str:
@@ -294,35 +294,35 @@ async def _nothing(kit: Kit) -> str:
     ],
 )
 async def test_the_gate_names_what_holds_a_job(kit: Kit, arrange: Callable[[Kit], Awaitable[str]], gate: Gate) -> None:
-    standing = await _stands(kit, await arrange(kit))
-    assert standing.gate is gate
-    assert standing.why()
+    position = await _position_of(kit, await arrange(kit))
+    assert position.gate is gate
+    assert position.why()
 
 
 async def test_gates_that_open_at_a_known_time_say_when(kit: Kit) -> None:
     due = kit.clock.now() + 60
     for arrange in (_due, _lane_retry):
-        assert (await _stands(kit, await arrange(kit))).until == due
+        assert (await _position_of(kit, await arrange(kit))).until == due
 
 
 async def test_a_job_that_has_not_arrived_has_no_place(kit: Kit) -> None:
     await kit.enqueue(lane="user")
-    standing = await _stands(kit, await kit.enqueue(lane="user", delay=60))
-    assert (standing.state, standing.place, standing.ahead) == (JobState.SCHEDULED, None, None)
+    position = await _position_of(kit, await kit.enqueue(lane="user", delay=60))
+    assert (position.state, position.place, position.ahead) == (JobState.SCHEDULED, None, None)
 
 
-async def test_a_bound_job_tells_its_worker(kit: Kit) -> None:
+async def test_the_position_of_a_bound_job_names_its_worker(kit: Kit) -> None:
     worker = await kit.worker(index=3)
-    standing = await _stands(kit, await kit.enqueue(sticky="plan"))
-    assert standing.worker == worker.name
+    position = await _position_of(kit, await kit.enqueue(sticky="plan"))
+    assert position.worker == worker.name
 
 
-async def test_the_worker_of_a_bound_job_that_died_is_told_to_be_gone(kit: Kit) -> None:
+async def test_the_dead_worker_of_a_bound_job_is_reported_as_gone(kit: Kit) -> None:
     worker = await kit.worker(index=0)
     id = await kit.enqueue(worker=0)
-    assert (await _stands(kit, id)).gate is Gate.NONE
+    assert (await _position_of(kit, id)).gate is Gate.NONE
     await worker.leave()
-    assert (await _stands(kit, id)).gate is Gate.WORKER_GONE
+    assert (await _position_of(kit, id)).gate is Gate.WORKER_GONE
 
 
 async def test_servers_are_the_slots_of_live_workers_within_the_limit_of_the_queue(kit: Kit) -> None:
@@ -330,15 +330,15 @@ async def test_servers_are_the_slots_of_live_workers_within_the_limit_of_the_que
     await kit.worker(slots=3)
     await kit.worker("other", slots=50)
     id = await kit.enqueue()
-    assert (await _stands(kit, id)).servers == 6
+    assert (await _position_of(kit, id)).servers == 6
     await kit.settings(limit=4)
-    assert (await _stands(kit, id)).servers == 4
+    assert (await _position_of(kit, id)).servers == 4
 
 
-async def test_the_lane_limit_is_told(kit: Kit) -> None:
+async def test_a_position_includes_the_lane_limit(kit: Kit) -> None:
     await kit.settings("default", LaneRule(pattern="user", limit=2))
-    assert (await _stands(kit, await kit.enqueue(lane="user"))).lane_limit == 2
-    assert (await _stands(kit, await kit.enqueue(lane="other"))).lane_limit is None
+    assert (await _position_of(kit, await kit.enqueue(lane="user"))).lane_limit == 2
+    assert (await _position_of(kit, await kit.enqueue(lane="other"))).lane_limit is None
 
 
 async def test_the_service_time_is_the_median_of_what_has_run(kit: Kit) -> None:
@@ -348,14 +348,14 @@ async def test_the_service_time_is_the_median_of_what_has_run(kit: Kit) -> None:
         claimed = await worker.claim()
         kit.clock.advance(seconds)
         await worker.complete(*claimed)
-    standing = await _stands(kit, await kit.enqueue())
-    assert standing.service_seconds == pytest.approx(4.0, rel=0.25)
+    position = await _position_of(kit, await kit.enqueue())
+    assert position.service_seconds == pytest.approx(4.0, rel=0.25)
 
 
 async def test_the_time_left_is_unknown_before_any_job_has_run(kit: Kit) -> None:
-    standing = await _stands(kit, await _ahead(kit))
-    assert standing.service_seconds is None
-    assert standing.eta() is None
+    position = await _position_of(kit, await _ahead(kit))
+    assert position.service_seconds is None
+    assert position.eta() is None
 
 
 async def test_the_time_left_is_unknown_without_a_worker_and_in_a_pause(kit: Kit) -> None:
@@ -365,18 +365,18 @@ async def test_the_time_left_is_unknown_without_a_worker_and_in_a_pause(kit: Kit
     kit.clock.advance(3)
     await worker.complete(*claimed)
     id = await kit.enqueue()
-    assert (await _stands(kit, id)).eta() == 0.0
+    assert (await _position_of(kit, id)).eta() == 0.0
     await kit.settings(paused=True)
-    assert (await _stands(kit, id)).eta() is None
+    assert (await _position_of(kit, id)).eta() is None
     await kit.settings(version=1)
     await worker.leave()
-    assert (await _stands(kit, id)).eta() is None
+    assert (await _position_of(kit, id)).eta() is None
 
 
 async def test_the_time_left_of_a_scheduled_job_is_the_time_until_it_is_due(kit: Kit) -> None:
     id = await _due(kit)
     kit.clock.advance(20)
-    assert (await _stands(kit, id)).eta() == pytest.approx(40.0)
+    assert (await _position_of(kit, id)).eta() == pytest.approx(40.0)
 
 
 async def test_the_time_left_grows_with_the_place(kit: Kit) -> None:
@@ -388,7 +388,7 @@ async def test_the_time_left_grows_with_the_place(kit: Kit) -> None:
     await kit.enqueue(lane="user")
     await worker.claim()
     ids = [await kit.enqueue(lane="user") for _ in range(5)]
-    etas = [(await _stands(kit, id)).eta() for id in ids]
+    etas = [(await _position_of(kit, id)).eta() for id in ids]
     known = [eta for eta in etas if eta is not None]
     assert len(known) == 5
     assert known == sorted(known)
@@ -397,6 +397,6 @@ async def test_the_time_left_grows_with_the_place(kit: Kit) -> None:
 
 async def test_jobs_of_other_lanes_count_ahead_in_the_queue_and_not_in_the_lane(kit: Kit) -> None:
     await kit.enqueue_all(bulk(kit, "other", 5))
-    standing = await _stands(kit, await kit.enqueue(lane="user"))
-    assert standing.ahead == 0
-    assert 0 <= standing.queue_ahead <= 5
+    position = await _position_of(kit, await kit.enqueue(lane="user"))
+    assert position.ahead == 0
+    assert 0 <= position.queue_ahead <= 5
