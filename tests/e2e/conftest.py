@@ -11,17 +11,15 @@ import pytest
 from tests.servers.postgresql import prepare_servers
 
 from .deployment import DEPLOYMENTS, Deployment, MakeDeployment
-from .world import Stage
-
-AT_ONCE = 5
-"""Repetitions that play at once. A server that starts while another repetition measures would spoil its figures."""
+from .world import TIMES, Stage
 
 
 @contextlib.contextmanager
 def deployments(kind: str) -> Iterator[MakeDeployment]:
     """Deployments of a kind. All that are made are closed at the end."""
-    if kind == "postgresql":
-        prepare_servers(AT_ONCE)
+    if kind.startswith("postgresql"):
+        # One for each repetition: a server that starts while another repetition measures would spoil its figures.
+        prepare_servers(TIMES)
     with contextlib.ExitStack() as made:
 
         def make(directory: Path) -> Deployment:

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from pprint import pformat
 from typing import Any, Protocol
 
 import msgspec
@@ -17,6 +18,7 @@ import psycopg
 import redis
 from psycopg.rows import dict_row
 
+from fairlane.store.deployment import with_redis
 from tests.servers import postgresql, valkey
 from tests.servers.stores import EVERY_VERSION
 from tests.store.lock_holder import lock_held_elsewhere
@@ -95,6 +97,11 @@ class PostgresqlDeployment:
     def down(self) -> contextlib.AbstractContextManager[None]:
         return self._server.frozen()
 
+    def restart(self) -> None:
+        """Kill the server, as the end of a machine does, and start it again."""
+        self._server.kill()
+        self._server.start()
+
     def contents(self) -> dict[str, list[str]]:
         with contextlib.closing(psycopg.connect(self.url, row_factory=dict_row)) as connection:
             tables = connection.execute(
@@ -110,6 +117,40 @@ class PostgresqlDeployment:
         """Another test goes on with the server."""
         self._server.done(self.url)
         postgresql.give_back(self._server)
+
+
+class PostgresqlRedisDeployment:
+    """Such a database, with a Redis of its own for high priority and one for the others.
+
+    It is PostgreSQL that is taken down. Everything that matters is there, so that is what it holds too.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._database = PostgresqlDeployment(directory)
+        self.redis: list[valkey.ValkeyServer] = []
+        try:
+            self.redis += [valkey.own_server(), valkey.own_server()]
+        except BaseException:
+            self.close()
+            raise
+        high, low = (server.url for server in self.redis)
+        self.url = with_redis(self._database.url, {"redis_high": high, "redis_low": low})
+
+    def down(self) -> contextlib.AbstractContextManager[None]:
+        return self._database.down()
+
+    def restart(self) -> None:
+        """Kill PostgreSQL and start it again."""
+        self._database.restart()
+
+    def contents(self) -> dict[str, list[str]]:
+        return self._database.contents()
+
+    def close(self) -> None:
+        """The servers of the tokens end; another test goes on with that of the database."""
+        for server in self.redis:
+            server.close()
+        self._database.close()
 
 
 class RedisDeployment:
@@ -161,7 +202,8 @@ def _record(value: Any) -> dict[str, Any]:
 
 def written(rows: Iterable[dict[str, Any]]) -> list[str]:
     """Rows as text, in an order of their own, without the columns that move all the time."""
-    return sorted(repr({k: v for k, v in row.items() if k not in MOVING}) for row in rows)
+    # pformat sorts the keys of nested tables too, whose order Lua does not keep.
+    return sorted(pformat({k: v for k, v in row.items() if k not in MOVING}) for row in rows)
 
 
 def added_up(tally: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -179,6 +221,7 @@ DEPLOYMENTS: dict[str, MakeDeployment] = {
     "sqlite": SqliteDeployment,
     "postgresql": PostgresqlDeployment,
     "redis": RedisDeployment,
+    "postgresql_redis": PostgresqlRedisDeployment,
 }
 if EVERY_VERSION in os.environ and valkey.second_version() is not None:
     DEPLOYMENTS[f"redis{valkey.second_version()}"] = partial(RedisDeployment, program=valkey.system())

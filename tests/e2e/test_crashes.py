@@ -13,6 +13,7 @@ import pytest
 from fairlane.model.intervals import Intervals
 from fairlane.model.job import JobState, Reason
 from fairlane.model.session import SessionState
+from tests.sizes import sized, strict
 
 from ..frozen import freeze
 from . import figures, tasks
@@ -21,8 +22,10 @@ from .ledger import BEGIN, END, Entry, now
 from .world import Stage, World, play_on_all
 
 SHORT = Intervals(**{**{f: getattr(QUICK, f) for f in QUICK.__struct_fields__}, "lease": 1.5, "heartbeat": 0.4})
-ALONE_SECONDS = 20.0
-SUPERVISED_SECONDS = 1.5
+ALONE_SECONDS = sized(60.0, 20.0)
+SUPERVISED_SECONDS = sized(30.0, 1.5)
+SUPERVISED = sized(Intervals(lease=90.0), Intervals())
+"""With a lease that would take far longer than other tests can hold up this one."""
 
 
 @pytest.mark.parametrize("processes", [(), ("--processes", "2")], ids=["alone", "supervised"])
@@ -106,7 +109,7 @@ async def test_a_body_that_computes_for_longer_than_the_lease_runs_once(
         assert [entry.event for entry in world.ledger.of(job.id)] == [BEGIN, END]
         assert SessionState.DEAD not in {session.state for session in await world.client.sessions()}
 
-    await play_on_all(stages, scenario, times=2, intervals=SHORT)
+    await play_on_all(stages, scenario, times=sized(1, 2), intervals=SHORT)
 
 
 async def test_a_worker_that_stood_still_past_its_lease_is_refused(stage: Stage) -> None:
@@ -148,23 +151,26 @@ async def test_a_worker_that_stood_still_past_its_lease_is_refused(stage: Stage)
 
         await world.until(anew, "the first worker has registered anew")
 
-    await stage.play(scenario, times=3, at_once=3, intervals=SHORT)
+    await stage.play(scenario, times=sized(1, 3), at_once=3, intervals=SHORT)
 
 
+@strict
 @pytest.mark.timeout(180)
 async def test_a_job_of_a_killed_worker_runs_again_within_twenty_seconds(stages: dict[str, Stage]) -> None:
-    """At the default intervals, twenty kills at different moments of the heartbeat, over four stores of each kind."""
+    """Five kills at different moments of the heartbeat, at the default intervals; in a full run on four stores of each
+    kind.
+    """
     async with asyncio.TaskGroup() as at_once:
         for kind, stage in stages.items():
             at_once.create_task(runs_again_after_a_kill(kind, stage))
 
 
 async def runs_again_after_a_kill(kind: str, stage: Stage) -> None:
-    """The twenty kills on one kind of store."""
+    """The kills on one kind of store."""
     times: list[float] = []
 
     async def scenario(world: World) -> None:
-        # One of the victims leads, so that the leader's death is among the twenty too.
+        # One of the victims leads, so that the leader's death is among them too.
         victims = [world.fleet.worker("-c", "1", name=f"v{n}") for n in range(5)]
         await world.ready(*victims)
         go = str(world.file("go"))
@@ -187,8 +193,8 @@ async def runs_again_after_a_kill(kind: str, stage: Stage) -> None:
         world.file("go").touch()
         assert {job.state for job in await world.final(*jobs)} == {JobState.COMPLETED}
 
-    await stage.play(scenario, times=4, at_once=4, intervals=Intervals())
-    assert len(times) == 20
+    await stage.play(scenario, times=sized(1, 4), at_once=4, intervals=Intervals())
+    assert len(times) == sized(5, 20)
     figures.record(
         f"again after a kill, alone, {kind}",
         kills=len(times),
@@ -199,10 +205,10 @@ async def runs_again_after_a_kill(kind: str, stage: Stage) -> None:
     assert max(times) <= ALONE_SECONDS
 
 
-@pytest.mark.alone
+@strict
 @pytest.mark.timeout(180)
 async def test_a_job_of_a_killed_child_of_a_supervisor_runs_again_at_once(stage: Stage) -> None:
-    """At the default intervals: a supervisor sees the death itself, no lease has to end."""
+    """A supervisor sees the death itself, no lease has to end."""
     times: list[float] = []
 
     async def scenario(world: World) -> None:
@@ -223,8 +229,8 @@ async def test_a_job_of_a_killed_child_of_a_supervisor_runs_again_at_once(stage:
             times.append((again.at - killed) / 1e9)
         world.file("go").touch()
 
-    await stage.play(scenario, times=10, at_once=1, intervals=Intervals())
-    assert len(times) == 20
+    await stage.play(scenario, times=sized(1, 10), at_once=1, intervals=SUPERVISED)
+    assert len(times) == sized(2, 20)
     figures.record(
         "again after a kill, supervised",
         kills=len(times),
@@ -232,7 +238,7 @@ async def test_a_job_of_a_killed_child_of_a_supervisor_runs_again_at_once(stage:
         p99=round(figures.percentile(times, 0.99), 2),
         most=round(max(times), 2),
     )
-    assert figures.percentile(times, 0.99) <= SUPERVISED_SECONDS
+    assert max(times) <= SUPERVISED_SECONDS
 
 
 def company(world: World, start: Entry) -> int:

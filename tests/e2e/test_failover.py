@@ -14,13 +14,14 @@ from fairlane.model.job import JobState
 from fairlane.model.session import SessionState
 from tests.servers.postgresql import own_server
 from tests.servers.standby import Standby
+from tests.sizes import sized, strict
 
 from . import figures, tasks
 from .deployment import PostgresqlDeployment
 from .ledger import now
 from .world import World, open_world
 
-SOON = 3.0
+SOON = sized(20.0, 3.0)
 """Seconds after the promotion within which bodies begin again."""
 BUSY = 0.8
 """Seconds for which jobs are sent and run before the primary dies."""
@@ -72,6 +73,7 @@ async def sending(world: World) -> AsyncIterator[list[str]]:
             await sender
 
 
+@strict
 async def test_a_standby_takes_over_and_nothing_is_lost_or_runs_again(tmp_path: Path) -> None:
     with contextlib.closing(Pair()) as pair:
         async with open_world(tmp_path / "world", lambda _: pair, Intervals()) as world:

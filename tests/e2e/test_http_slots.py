@@ -12,24 +12,20 @@ import pytest
 from fairlane import InvalidInput, NotFound
 from fairlane.http import Client
 from fairlane.model.job import Priority
+from fairlane.task import PriorityWord
 from tests.sizes import sized
 
 from . import tasks
 from .fleet import Process
 from .instances import Site, sites
-from .ledger import BEGIN, most_at_once, now
+from .ledger import BEGIN, most_at_once
 from .world import Stage, World, play_on_all
 
 MANY = sized(300, 100_000)
 """Submissions that must have as many ids."""
 
 
-async def submit(site: Site, count: int, priority: str) -> list[str]:
-    """Submit jobs one after the other."""
-    return [await site.submit(priority) for _ in range(count)]
-
-
-async def test_a_submission_is_told_in_the_old_words(stage: Stage) -> None:
+async def test_a_submission_is_reported_in_the_old_words(stage: Stage) -> None:
     async with stage.world() as world, sites(world) as [site]:
         answer = await site.http.get("/task")
         assert answer.status_code == 200
@@ -48,7 +44,7 @@ async def test_a_submission_is_told_in_the_old_words(stage: Stage) -> None:
         # "queued" may be over before the first look.
         assert [status["status"] for status in told][-2:] == ["processing", "completed"]
         assert told[-1]["worker"] == told[-2]["worker"] == "default/0"
-        assert 0.3 <= float(str(told[-1]["latency"])) < 5.0
+        assert 0.3 <= float(str(told[-1]["latency"])) < 30.0
         assert told[-2]["latency"] is None
 
 
@@ -83,25 +79,33 @@ async def test_every_submission_has_an_id_of_its_own(stage: Stage) -> None:
         assert len({id for ids in found for id in ids}) == MANY
 
 
-@pytest.mark.alone
+async def hold(site: Site, go: Path, count: int, priority: PriorityWord) -> list[str]:
+    """Submit jobs that run until a file is there, one after the other."""
+    held = tasks.hold.options(priority=priority)
+    return [(await site.client.enqueue(held, str(go))).id for _ in range(count)]
+
+
 async def test_one_instance_keeps_to_its_slots_and_reservation(stages: dict[str, Stage]) -> None:
+    """Bodies run until they are told to end, so that a slot is free or taken whatever the speed of the machine."""
+
     async def scenario(world: World) -> None:
+        go, again = world.file("go"), world.file("again")
         async with sites(world, env={"FAIRLANE_MAX_CONCURRENT_TASKS": "3", "HIGH_PRIORITY_RESERVED": "1"}) as [site]:
-            low = await submit(site, 5, "low")
+            low = await hold(site, go, 5, "low")
             await world.began(*low[:2])
             urgent = await site.submit("high")
-            await world.began(urgent)
-            await world.final(*low, urgent)
-            start = world.ledger.of(urgent)[0].at
-            assert start < min(e.at for e in world.ledger.entries() if e.event != BEGIN), "it waited for a slot"
+            await world.final(urgent)
+            assert not [entry for entry in world.ledger.entries() if entry.job != urgent and entry.event != BEGIN]
+            go.touch()
+            await world.final(*low)
             assert world.ledger.most_at_once(lambda e: e.priority == "low") == 2
             assert world.ledger.most_at_once() == 3
             # Long enough without work that every poll, renewal and sweep has come by several times.
-            await asyncio.sleep(3.0)
-            high = await asyncio.gather(*(site.submit("high") for _ in range(3)))
+            await asyncio.sleep(2.5)
+            high = await hold(site, again, 3, "high")
+            await world.began(*high)
+            again.touch()
             await world.final(*high)
-            starts = [entry.at for entry in world.ledger.begins(high)]
-            assert (max(starts) - min(starts)) / 1e9 < 0.3
             assert world.ledger.most_at_once(lambda e: e.job in high) == 3
 
     await play_on_all(stages, scenario, times=1)
@@ -109,9 +113,19 @@ async def test_one_instance_keeps_to_its_slots_and_reservation(stages: dict[str,
 
 async def test_three_instances_keep_to_their_slots_together(stage: Stage) -> None:
     async with stage.world() as world, sites(world, 3) as those:
-        low = [id for site in those for id in await submit(site, 10, "low")]
-        await world.began(*low[:6])
-        high = [id for site in those for id in await submit(site, 5, "high")]
+        go = world.file("go")
+
+        async def begun(count: int) -> None:
+            async def enough() -> bool:
+                return len([entry for entry in world.ledger.entries() if entry.event == BEGIN]) >= count
+
+            await world.until(enough, f"{count} jobs have begun")
+
+        low = [id for site in those for id in await hold(site, go, 10, "low")]
+        await begun(6)
+        high = [id for site in those for id in await hold(site, go, 5, "high")]
+        await begun(9)
+        go.touch()
         await world.final(*low, *high)
         assert world.ledger.most_at_once(lambda e: e.priority == "low") == 6
         assert world.ledger.most_at_once() == 9
@@ -122,18 +136,20 @@ async def test_three_instances_keep_to_their_slots_together(stage: Stage) -> Non
         assert set(world.ledger.starts().values()) == {1}
 
 
-@pytest.mark.alone
 async def test_an_urgent_job_starts_next_whatever_waits(stage: Stage) -> None:
     async with stage.world() as world:
-        calls = [tasks.sleep.options(priority="low").call(0.2) for _ in range(5_000)]
-        await world.client.enqueue_many(calls)
+        go = world.file("go")
+        held = [tasks.hold.options(priority="low").call(str(go)) for _ in range(2)]
+        await world.client.enqueue_many(held)
+        await world.client.enqueue_many([tasks.sleep.options(priority="low").call(0.2) for _ in range(5_000)])
         async with sites(world) as [site]:
-            await world.began(calls[0].job.id)
-            sent = now()
+            running = [call.job.id for call in held]
+            await world.began(*running)
             urgent = await site.submit("high")
             await world.began(urgent)
-            # Its slot is free, so it waits for nobody.
-            assert (world.ledger.of(urgent)[0].at - sent) / 1e9 < 0.5
+            # Its slot is free, so it does not wait for the end of another.
+            assert [entry.job for entry in world.ledger.entries()] == [*running, urgent]
+            go.touch()
 
 
 async def test_low_work_keeps_its_share(stage: Stage) -> None:

@@ -6,15 +6,18 @@ import asyncio
 import time
 
 from fairlane.model.intervals import Intervals
+from tests.sizes import sized, strict
 
 from . import figures, tasks
 from .ledger import BEGIN, now
 from .world import Stage
 
-WATCHED = 10.0
+WATCHED = sized(6.0, 10.0)
 PRUNING = Intervals(prune=2.0)
 """The defaults, but for a pruner that comes more often, so that there is less to wait for."""
-MOST_MILLISECONDS = 5.0
+MOST_MILLISECONDS = sized(250.0, 5.0)
+"""Less than polling would take, also on a busy machine; in a full run the figure."""
+JOBS = sized(30, 100)
 
 
 async def test_an_idle_worker_uses_no_processor_and_writes_nothing(stages: dict[str, Stage]) -> None:
@@ -42,18 +45,19 @@ async def idles(kind: str, stage: Stage) -> None:
         share = (worker.cpu_seconds() - used) / (time.monotonic() - begun)
         figures.record(f"an idle worker, {kind}", percent_of_a_core=round(100 * share, 2))
         assert world.deployment.contents() == before
-        assert share < 0.01
+        assert share < sized(0.05, 0.01)
 
 
+@strict
 async def test_a_job_starts_within_milliseconds_on_an_idle_worker(stage: Stage) -> None:
     async with stage.world(intervals=Intervals()) as world:
         await world.ready(world.fleet.worker())
         times = []
-        for _ in range(100):
+        for _ in range(JOBS):
             before = now()
             handle = await world.send(tasks.noop.call())
             await handle.result(timeout=30)
             times.append((world.ledger.of(handle.id, BEGIN)[0].at - before) / 1e6)
         median, most = figures.median(times), figures.percentile(times, 0.99)
         figures.record("enqueue to start on an idle worker", median_ms=round(median, 2), p99_ms=round(most, 2))
-        assert median <= MOST_MILLISECONDS
+        assert sized(min(times), median) <= MOST_MILLISECONDS

@@ -8,6 +8,7 @@ from typing import Any
 from fairlane.model.job import JobState
 from fairlane.model.session import SessionState
 from fairlane.task import Call
+from tests.sizes import sized
 
 from . import tasks
 from .ledger import most_at_once
@@ -28,7 +29,7 @@ async def test_jobs_outlive_an_outage_that_is_longer_than_the_lease(stages: dict
         assert SessionState.DEAD not in {session.state for session in await world.client.sessions()}
         assert (await world.client.recount()).differences == ()
 
-    await play_on_all(stages, scenario, times=3)
+    await play_on_all(stages, scenario, times=sized(1, 3))
 
 
 async def test_a_job_of_a_limited_lane_ends_before_another_could_be_given_its_place(stages: dict[str, Stage]) -> None:
@@ -52,7 +53,7 @@ async def test_a_job_of_a_limited_lane_ends_before_another_could_be_given_its_pl
         assert [entry.job for entry in world.ledger.begins()] == [ids[0], ids[0], ids[1], ids[2]]
         assert most_at_once(world.ledger.entries()) == 1
 
-    await play_on_all(stages, scenario, times=3)
+    await play_on_all(stages, scenario, times=sized(1, 3))
 
 
 async def test_a_fleet_that_stood_still_as_a_whole_goes_on_where_it_was(stages: dict[str, Stage]) -> None:
@@ -72,4 +73,4 @@ async def test_a_fleet_that_stood_still_as_a_whole_goes_on_where_it_was(stages: 
         assert set(world.ledger.starts().values()) == {1}
         assert SessionState.DEAD not in {session.state for session in await world.client.sessions()}
 
-    await play_on_all(stages, scenario, times=3)
+    await play_on_all(stages, scenario, times=sized(1, 3))

@@ -13,7 +13,7 @@ from fairlane.model.job import Priority
 from fairlane.task import PriorityWord
 
 from . import figures, tasks
-from .ledger import BEGIN, Entry, most_at_once, now
+from .ledger import BEGIN, END, Entry, most_at_once, now
 from .world import Stage, World, play_on_all
 
 THREE = ("-c", "3", "--reserved", "high=1")
@@ -37,7 +37,6 @@ def below_high(entry: Entry) -> bool:
     return entry.priority != "high"
 
 
-@pytest.mark.alone
 async def test_an_urgent_job_starts_next_whatever_waits(stage: Stage) -> None:
     async def scenario(world: World) -> None:
         await send(world, 5_000, 0.2, "low")
@@ -47,21 +46,25 @@ async def test_an_urgent_job_starts_next_whatever_waits(stage: Stage) -> None:
         urgent = (await send(world, 1, 0.0, "high"))[0]
         sent = now()
         await world.began(urgent)
-        between = [e for e in world.ledger.begins() if e.at > sent][: [e.job for e in later(world, sent)].index(urgent)]
+        between = [e for e in world.ledger.begins() if sent < e.at < world.ledger.of(urgent)[0].at]
         # What was claimed when it arrived may still begin; after that it is the first.
         assert len(between) <= 2, f"{len(between)} jobs started before an urgent one"
         full.kill()
 
         await world.gone(full)
+        # In front of everything else, and in its slot until the urgent one has begun.
+        go = world.file("go")
+        held = (await world.send(tasks.hold.options(priority="normal").call(str(go)))).id
         room = world.fleet.worker("-c", "2", "--reserved", "high=1", name="room")
         await world.ready(room)
-        await began_some(world, "room")
+        await world.began(held)
         before = now()
         urgent = (await send(world, 1, 0.0, "high"))[0]
         await world.began(urgent)
+        assert not world.ledger.of(held, END), "it waited for the end of another"
+        go.touch()
         took = (world.ledger.of(urgent)[0].at - before) / 1e9
         figures.record("an urgent job with a free slot", milliseconds=round(took * 1_000, 1))
-        assert took < 0.2, "it waited for the end of another"
 
     await stage.play(scenario, at_once=2)
 
@@ -98,29 +101,28 @@ async def test_low_work_keeps_its_share_under_an_endless_stream_of_high_work(sta
     await stage.play(scenario)
 
 
-@pytest.mark.alone
 async def test_one_worker_keeps_to_its_slots_and_reservation(stages: dict[str, Stage]) -> None:
+    """Bodies run until they are told to end, so that a slot is free or taken whatever the speed of the machine."""
+
     async def scenario(world: World) -> None:
         await world.ready(world.fleet.worker(*THREE))
-        low = await send(world, 5, 0.4, "low")
-        await world.began(low[1])
+        go, again = world.file("go"), world.file("again")
+        low = [(await world.send(tasks.hold.options(priority="low").call(str(go)))).id for _ in range(5)]
+        await world.began(*low[:2])
         urgent = (await send(world, 1, 0.1, "high"))[0]
-        await world.began(urgent)
-        running = [e for e in world.ledger.entries() if e.at <= world.ledger.of(urgent)[0].at]
-        assert sum(1 if e.event == BEGIN else -1 for e in running) <= 3
-        await world.final(*low, urgent)
+        await world.final(urgent)
+        assert not [entry for entry in world.ledger.entries() if entry.job != urgent and entry.event != BEGIN]
+        go.touch()
+        await world.final(*low)
         assert world.ledger.most_at_once(lambda e: e.priority == "low") == 2
         assert world.ledger.most_at_once() == 3
-        start = world.ledger.of(urgent)[0].at
-        first_end = min(e.at for e in world.ledger.entries() if e.event != BEGIN)
-        assert start < first_end, "the urgent job waited although its slot was free"
 
         # Long enough without work that every poll, renewal and sweep has come by several times.
-        await asyncio.sleep(3.0)
-        high = await send(world, 3, 0.4, "high")
+        await asyncio.sleep(2.5)
+        high = [(await world.send(tasks.hold.options(priority="high").call(str(again)))).id for _ in range(3)]
+        await world.began(*high)
+        again.touch()
         await world.final(*high)
-        starts = [entry.at for entry in world.ledger.begins(high)]
-        assert (max(starts) - min(starts)) / 1e9 < 0.3
         assert world.ledger.most_at_once(lambda e: e.job in high) == 3
 
     await play_on_all(stages, scenario)
@@ -129,9 +131,20 @@ async def test_one_worker_keeps_to_its_slots_and_reservation(stages: dict[str, S
 async def test_three_workers_keep_to_their_slots_and_reservations_together(stage: Stage) -> None:
     async def scenario(world: World) -> None:
         await world.workers("w0", "w1", "w2", options=THREE)
-        low = await send(world, 30, 0.3, "low")
-        await world.began(*low[:6])
-        high = await send(world, 15, 0.3, "high")
+        go = world.file("go")
+
+        async def begun(count: int) -> None:
+            async def enough() -> bool:
+                return len(world.ledger.begins()) >= count
+
+            await world.until(enough, f"{count} jobs have begun")
+
+        held = tasks.hold.options(priority="low").call, tasks.hold.options(priority="high").call
+        low = [(await world.send(held[0](str(go)))).id for _ in range(30)]
+        await begun(6)
+        high = [(await world.send(held[1](str(go)))).id for _ in range(15)]
+        await begun(9)
+        go.touch()
         await world.final(*low, *high)
         assert world.ledger.most_at_once(lambda e: e.priority == "low") == 6
         assert world.ledger.most_at_once() == 9
@@ -144,7 +157,7 @@ async def test_three_workers_keep_to_their_slots_and_reservations_together(stage
     await stage.play(scenario)
 
 
-async def test_never_more_bodies_than_slots_with_random_work(stage: Stage) -> None:
+async def test_never_more_jobs_run_than_slots_with_random_work(stage: Stage) -> None:
     async with stage.world() as world:
         draw = Random(20)
         await world.ready(world.fleet.worker("-c", "5", "--reserved", "high=2"))
@@ -162,15 +175,10 @@ async def test_never_more_bodies_than_slots_with_random_work(stage: Stage) -> No
         assert set(world.ledger.starts().values()) == {1}
 
 
-def later(world: World, than: int) -> list[Entry]:
-    """Starts after an instant."""
-    return [entry for entry in world.ledger.begins() if entry.at > than]
-
-
-async def began_some(world: World, worker: str | None = None) -> None:
+async def began_some(world: World) -> None:
     """Wait until bodies run."""
 
     async def some() -> bool:
-        return sum(worker in (None, entry.worker) for entry in world.ledger.begins()) >= 4
+        return len(world.ledger.begins()) >= 4
 
     await world.until(some, "bodies run")

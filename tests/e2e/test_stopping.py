@@ -11,14 +11,18 @@ import pytest
 from fairlane.model.job import JobState
 from fairlane.model.session import SessionState
 from fairlane.task import Call
+from tests.sizes import sized
 
 from . import tasks
 from .fleet import alive
 from .ledger import BEGIN, END
 from .world import Stage, World
 
+STOPS = sized(4, 12)
+RESTARTS = sized(5, 20)
 
-async def test_bodies_end_within_the_grace_and_nothing_runs_again(stage: Stage) -> None:
+
+async def test_jobs_end_within_the_grace_and_none_runs_again(stage: Stage) -> None:
     async def scenario(world: World) -> None:
         worker = world.fleet.worker("--grace", "20", "-c", "10", name="first")
         await world.ready(worker)
@@ -35,10 +39,10 @@ async def test_bodies_end_within_the_grace_and_nothing_runs_again(stage: Stage) 
         await world.final(waiting.id)
         assert world.ledger.starts() == dict.fromkeys([*running, waiting.id], 1)
 
-    await stage.play(scenario, times=3, at_once=3)
+    await stage.play(scenario, times=sized(1, 3), at_once=3)
 
 
-async def test_bodies_beyond_the_grace_are_handed_back_uncharged(stage: Stage) -> None:
+async def test_jobs_beyond_the_grace_are_handed_back_uncharged(stage: Stage) -> None:
     async def scenario(world: World) -> None:
         worker = world.fleet.worker("--grace", "0.5", "-c", "10", name="first")
         await world.ready(worker)
@@ -57,7 +61,7 @@ async def test_bodies_beyond_the_grace_are_handed_back_uncharged(stage: Stage) -
         assert {entry.fence for entry in world.ledger.begins(running) if entry.worker == "second"} == {2}
         assert {entry.event for entry in world.ledger.entries() if entry.worker == "first"} >= {BEGIN, "cancelled"}
 
-    await stage.play(scenario, times=3, at_once=3)
+    await stage.play(scenario, times=sized(1, 3), at_once=3)
 
 
 async def test_a_second_signal_stops_at_once(stage: Stage) -> None:
@@ -79,7 +83,7 @@ async def test_a_second_signal_stops_at_once(stage: Stage) -> None:
         job = await running.job()
         assert (job.state, [attempt.outcome for attempt in job.attempts]) == (JobState.PENDING, ["handed_back"])
 
-    await stage.play(scenario, times=3, at_once=3)
+    await stage.play(scenario, times=sized(1, 3), at_once=3)
 
 
 async def test_a_signal_at_any_moment_of_the_start_leaves_no_session_behind(stage: Stage) -> None:
@@ -90,10 +94,10 @@ async def test_a_signal_at_any_moment_of_the_start_leaves_no_session_behind(stag
         usual = time.monotonic() - begun
         worker.stop()
         workers = [worker]
-        for number in range(12):
+        for number in range(STOPS):
             worker = world.fleet.worker(fork=False)
             # From well before the session is there until a little after.
-            await asyncio.sleep(usual * (0.7 + number / 20))
+            await asyncio.sleep(usual * (0.7 + 0.6 * number / STOPS))
             worker.stop()
             workers.append(worker)
             await world.gone(worker)
@@ -112,7 +116,7 @@ async def test_a_supervisor_stops_its_processes_in_good_order(stage: Stage) -> N
         assert {(job.state, job.attempt) for job in jobs} == {(JobState.COMPLETED, 1)}
         assert {session.state for session in await world.client.sessions()} == {SessionState.ENDED}
 
-    await stage.play(scenario, times=3, at_once=3)
+    await stage.play(scenario, times=sized(1, 3), at_once=3)
 
 
 async def test_processes_whose_supervisor_was_killed_end_what_they_run_and_stop(stage: Stage) -> None:
@@ -136,7 +140,7 @@ async def test_processes_whose_supervisor_was_killed_end_what_they_run_and_stop(
 
         await world.until(gone, "no process is left")
 
-    await stage.play(scenario, times=3, at_once=3)
+    await stage.play(scenario, times=sized(1, 3), at_once=3)
 
 
 @pytest.mark.timeout(180)
@@ -155,7 +159,7 @@ async def test_rolling_restarts_under_load_run_every_job_once(stage: Stage) -> N
                 await asyncio.sleep(0.05)
 
         loading = asyncio.ensure_future(load())
-        for number in range(20):
+        for number in range(RESTARTS):
             old = workers.pop(0)
             new = world.fleet.worker("-c", "4", name=f"r{number}")
             await world.ready(new)

@@ -18,6 +18,7 @@ from fairlane.model.job import Job, JobState
 from fairlane.model.reading import Counts
 from fairlane.model.session import Session, SessionState
 from fairlane.task import Call
+from tests.sizes import sized
 
 from . import figures, tasks
 from .deployment import Deployment, MakeDeployment
@@ -28,6 +29,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 PATIENCE = 45.0
 """Seconds to wait for what must happen; only a test that fails waits so long."""
+TIMES = sized(1, 5)
+"""Repetitions of a scenario, which must hold in all of them. One proves it; more find what happens rarely."""
 FEW_AT_ONCE = 3
 """Repetitions that play at once on each of several stages."""
 
@@ -208,8 +211,10 @@ class Stage:
         """One world."""
         return open_world(self._directory / name, self._make, intervals)
 
-    async def play(self, scenario: Scenario, *, times: int = 5, at_once: int = 5, intervals: Intervals = QUICK) -> None:
-        """Play a scenario several times; all of them must hold."""
+    async def play(
+        self, scenario: Scenario, *, times: int = TIMES, at_once: int = 5, intervals: Intervals = QUICK
+    ) -> None:
+        """Play a scenario, in a full run several times; all of them must hold."""
         room = asyncio.Semaphore(at_once)
 
         async def once(number: int) -> None:
@@ -225,9 +230,9 @@ class Stage:
 
 
 async def play_on_all(
-    stages: dict[str, Stage], scenario: Scenario, *, times: int = 5, intervals: Intervals = QUICK
+    stages: dict[str, Stage], scenario: Scenario, *, times: int = TIMES, intervals: Intervals = QUICK
 ) -> None:
-    """Play a scenario several times on every stage at once; all of them must hold."""
+    """Play a scenario on every stage at once, in a full run several times; all of them must hold."""
     async with asyncio.TaskGroup() as at_once:
         for stage in stages.values():
             at_once.create_task(stage.play(scenario, times=times, at_once=FEW_AT_ONCE, intervals=intervals))

@@ -1,0 +1,67 @@
+"""What `fairlane doctor` and the metrics report about the Redis servers: whether they answer, and counts of tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from ...errors import FairlaneError
+from ..diagnosis import Finding, Level
+from .shard import Shard
+
+COUNTED = ("scanned", "pushed", "failed", "trimmed", "generations")
+"""Fields of a server's state that only grow, until the server is flushed."""
+
+
+async def counters(shards: Sequence[Shard]) -> dict[str, int]:
+    """The counts of tokens of all servers that answer, and the number of those that do not."""
+    answers = await asyncio.gather(*(_state(shard) for shard in shards))
+    found = {f"tokens_{name}": 0 for name in COUNTED}
+    for shard, state in zip(shards, answers, strict=True):
+        for name in COUNTED:
+            found[f"tokens_{name}"] += int((state or {}).get(name, 0))
+        found["tokens_failed"] += shard.lost
+    found["redis_down"] = sum(state is None for state in answers)
+    return found
+
+
+async def findings(shards: Sequence[Shard]) -> list[Finding]:
+    """One finding for each server."""
+    answers = await asyncio.gather(*(_state(shard) for shard in shards))
+    found = [_finding(shard, state) for shard, state in zip(shards, answers, strict=True)]
+    if all(state is None for state in answers):
+        found.append(
+            Finding(
+                Level.WARN,
+                "tokens",
+                "no Redis answers: this is PostgreSQL alone, and workers poll it",
+                "jobs start up to a second later; nothing is lost",
+            )
+        )
+    return found
+
+
+async def _state(shard: Shard) -> dict[str, str] | None:
+    """What a server knows about the tokens; None if it does not answer."""
+    try:
+        answer: Any = await shard.call("HGETALL", shard.keys.state)
+        alive: Any = await shard.call("EXISTS", shard.keys.alive)
+    except FairlaneError:
+        return None
+    texts = [each.decode(errors="replace") for each in answer]
+    return {**dict(zip(texts[::2], texts[1::2], strict=True)), "alive": str(alive)}
+
+
+def _finding(shard: Shard, state: dict[str, str] | None) -> Finding:
+    topic = f"tokens of {shard.name}"
+    if state is None:
+        what = f"{shard.address} does not answer: workers find jobs of {shard.name} priority by polling PostgreSQL"
+        return Finding(Level.WARN, topic, what, "start it, or check its address; jobs start up to a second later")
+    counts = ", ".join(f"{int(state.get(name, 0)):,} {name}" for name in COUNTED[:-1])
+    if state["alive"] == "0":
+        what = f"no leader has reconciled them for seconds ({counts})"
+        return Finding(Level.WARN, topic, what, "workers poll meanwhile; see the finding about the leader")
+    made = int(state.get("generations", 1)) - 1
+    again = f"; the server was rolled back {made} times" if made > 0 else ""
+    return Finding(Level.OK, topic, f"{shard.address} answers ({counts}{again})")
