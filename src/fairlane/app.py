@@ -357,6 +357,7 @@ class Fairlane:
         return InstrumentedStore(await self._opened(), self.events)
 
     async def _opened(self) -> Store:
+        self.settings.check_store()
         return await open_store(self.settings.url, clock=self._clock, create=self.creates_store)
 
     async def _declare_queues(self, store: Store) -> None:

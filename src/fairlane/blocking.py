@@ -38,7 +38,7 @@ Turns = Callable[..., Turn]
 
 
 class BlockingHandle(Generic[R]):
-    """A job that was sent. See `Handle` for the methods."""
+    """A job that was sent, for code without an event loop. It has the methods of `Handle`."""
 
     __slots__ = ("_handle", "_thread")
 
@@ -158,7 +158,7 @@ class BlockingTurn:
 
 
 class BlockingClient:
-    """The operations on a store. See `Client` for the methods."""
+    """The operations of `Client` for code without an event loop, with the same methods: ``app.blocking``."""
 
     def __init__(self, client: Client, turns: Turns, close: Callable[[], Awaitable[bool]]) -> None:
         self._client = client
@@ -321,7 +321,7 @@ class BlockingClient:
         return self._thread.run(self._client.queues)
 
     def counters(self) -> dict[str, int]:
-        """Counters of the store's server for events that should not happen, such as deadlocks."""
+        """Counts that the store's servers keep, such as deadlocks."""
         return self._thread.run(self._client.counters)
 
     def lanes(self, queue: str, *, limit: int = 100, cursor: str | None = None) -> LaneListing:

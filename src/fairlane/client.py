@@ -235,7 +235,7 @@ class Client:
         return await (await self._connection.store()).queues()
 
     async def counters(self) -> dict[str, int]:
-        """Counters of the store's server for events that should not happen, such as deadlocks; empty if it has none."""
+        """Counts that the store's servers keep: deadlocks of PostgreSQL, tokens in Redis. Empty if there are none."""
         store = await self._connection.store()
         return await store.counters() if isinstance(store, Counted) else {}
 

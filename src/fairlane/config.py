@@ -13,10 +13,18 @@ from .model.intervals import Intervals
 from .model.maintenance import Retention
 from .model.names import check_count, check_name, check_seconds, shown
 from .model.slots import MOST_SLOTS, Reserved, Slots, default_reserved, usual_slots
+from .store import deployment
 
 T = TypeVar("T")
 PREFIX = "FAIRLANE_"
 URL = "FAIRLANE_URL"
+REDIS_URLS = {
+    "redis": "FAIRLANE_REDIS_URL",
+    "redis_high": "FAIRLANE_REDIS_HIGH_URL",
+    "redis_normal": "FAIRLANE_REDIS_NORMAL_URL",
+    "redis_low": "FAIRLANE_REDIS_LOW_URL",
+}
+"""The variable of each option of the URL that names a Redis."""
 SLOTS = "FAIRLANE_MAX_CONCURRENT_TASKS"
 RESERVED = "FAIRLANE_HIGH_PRIORITY_RESERVED"
 RETENTION = "FAIRLANE_RETENTION_"
@@ -29,6 +37,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Where the store of this process is, and the defaults of a worker."""
 
     url: str = DEFAULT_URL
+    """The store. Redis URLs given below become a part of it, if it is on PostgreSQL and names none itself."""
+    redis_url: str | None = None
+    """Redis in front of PostgreSQL, for all priorities that have none of their own."""
+    redis_high_url: str | None = None
+    redis_normal_url: str | None = None
+    """If it is not given, normal goes with low."""
+    redis_low_url: str | None = None
     slots: Slots = usual_slots(DEFAULT_SLOTS)
     high_reserved: int | None = None
     """An explicit reservation for high, independent of the number of slots; None for the default reservation."""
@@ -44,6 +59,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.url:
             raise InvalidInput("url", f"must not be empty; the default is {DEFAULT_URL}")
+        given = {name: url for name in REDIS_URLS if (url := getattr(self, f"{name}_url")) is not None}
+        if given and deployment.takes_redis(self.url):
+            msgspec.structs.force_setattr(self, "url", deployment.with_redis(self.url, given))
         for name, weight in self.queues.items():
             check_name("queues", name)
             check_count(f"queues: weight of {name}", weight, least=1, most=MOST_WEIGHT)
@@ -57,6 +75,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """Read the settings from an environment; variables that are not set have their defaults."""
         return _EnvironmentReader(environ).settings()
 
+    @property
+    def database_url(self) -> str:
+        """The URL of the database of a PostgreSQL store, for connections of your own: without options of Fairlane's."""
+        return deployment.database_url(self.url)
+
+    def check_store(self) -> None:
+        """Raise `InvalidInput` for Redis without its PostgreSQL: jobs would go to the default store."""
+        given = [variable for name, variable in REDIS_URLS.items() if getattr(self, f"{name}_url") is not None]
+        if given and self.url == DEFAULT_URL:
+            raise InvalidInput(given[0], f"is only for a store on PostgreSQL; set {URL}=postgresql://…")
+
     def slots_for(self, total: int) -> Slots:
         """`total` slots with the configured reservation, or the default one for that number."""
         if self.high_reserved is not None:
@@ -65,8 +94,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return Slots(total=total, reserved=self.slots.reserved if chosen else default_reserved(total))
 
     def __repr__(self) -> str:
-        rest = ", ".join(f"{f}={getattr(self, f)!r}" for f in self.__struct_fields__ if f != "url")
-        return f"Settings(url={without_password(self.url)!r}, {rest})"
+        shown = {f: getattr(self, f) for f in self.__struct_fields__}
+        shown |= {f: without_password(url) for f, url in shown.items() if f.endswith("url") and url is not None}
+        return f"Settings({', '.join(f'{f}={value!r}' for f, value in shown.items())})"
 
 
 def without_password(url: str) -> str:
@@ -75,7 +105,7 @@ def without_password(url: str) -> str:
 
 
 _PASSWORD = re.compile(r"^([^:]+://[^/:@]*:).*@", re.DOTALL)
-_SECRET_PARAMETER = re.compile(r"((?:password|passwd|secret|token)=)[^&#]*", re.IGNORECASE)
+_SECRET_PARAMETER = re.compile(r"((?:password|passwd|secret|token|redis(?:_high|_normal|_low)?)=)[^&#]*", re.IGNORECASE)
 
 
 def parse_queues(field: str, text: str) -> dict[str, int]:
@@ -111,9 +141,20 @@ class _EnvironmentReader:
             "intervals": self._intervals(),
             "retention": self._retention(),
         }
-        if self._problems:
-            raise InvalidInput("environment", "; ".join(self._problems))
-        return Settings(**found)
+        for name, variable in REDIS_URLS.items():
+            found[f"{name}_url"] = self._read(variable, self._redis_url, None)
+        if not self._problems:
+            try:
+                return Settings(**found)
+            except InvalidInput as exc:
+                # Of the settings, only how the URLs fit together was not checked above.
+                self._problems.append(f"{REDIS_URLS['redis']}: {exc.problem}")
+        raise InvalidInput("environment", "; ".join(self._problems))
+
+    def _redis_url(self, name: str, text: str) -> str:
+        if not deployment.takes_redis(self._environ.get(URL, "postgresql://").strip()):
+            raise InvalidInput(name, f"is only for a store on PostgreSQL; set {URL}=postgresql://… without Redis in it")
+        return deployment.check_redis(name, text.strip())
 
     def _read(self, name: str, read: Callable[[str, str], T], default: T) -> T:
         text = self._environ.get(name)

@@ -183,10 +183,10 @@ async def _queues(evidence: Evidence) -> list[Finding]:
         if not waiting:
             continue
         if queue.settings.paused:
-            what = f"{queue.name} is paused, {waiting:,} jobs are waiting"
+            what = f"{queue.name} is paused, {_jobs_waiting(waiting)}"
             findings.append(Finding(Level.WARN, "queues", what, f"fairlane resume {queue.name}"))
         elif not queue.workers:
-            what = f"{queue.name}: {waiting:,} jobs are waiting, and no live worker serves the queue"
+            what = f"{queue.name}: {_jobs_waiting(waiting)}, and no live worker serves the queue"
             findings.append(Finding(Level.ERROR, "queues", what, f"fairlane worker -A module:app -Q {queue.name}"))
     return findings or [Finding(Level.OK, "queues", f"none of {len(evidence.queues)} is waiting for a worker")]
 
@@ -197,7 +197,7 @@ async def _tasks(evidence: Evidence) -> list[Finding]:
         if not declined.known:
             waited = max(0.0, evidence.now - declined.since)
             what = (
-                f"{declined.task}: {declined.waiting:,} jobs of queue {declined.queue} are waiting, "
+                f"{declined.task}: {_jobs_waiting(declined.waiting, of=f'queue {declined.queue}')}, "
                 f"the first for {waited:.0f} s, and no live worker knows the task"
             )
             advice = "start workers of the application that has it, or restore its former name: @app.task(name=…)"
@@ -223,18 +223,19 @@ async def _stuck(evidence: Evidence, lane: LaneReading) -> Finding | None:
     name = f"{lane.lane!r} of {lane.queue}"
     if lane.terms.paused:
         advice = f"fairlane resume {lane.queue} --lane {shlex.quote(lane.lane)}"
-        return Finding(Level.WARN, "lanes", f"{name} is paused, {lane.pending:,} jobs are waiting", advice)
-    page = await evidence.client.find(queue=lane.queue, lane=lane.lane, state=JobState.PENDING, limit=500)
-    # Newest first: the lowest arrival is the head of a lane that fits on a page, and otherwise a job near the end.
-    head = min(page.jobs, key=lambda job: job.arrival or 0, default=None)
-    if head is None or evidence.now - max(head.enqueued_at, head.due_at or 0) < STILL_SECONDS:
+        return Finding(Level.WARN, "lanes", f"{name} is paused, {_jobs_waiting(lane.pending)}", advice)
+    if lane.oldest_wait is None or lane.oldest_wait < STILL_SECONDS:
+        return None
+    # The head of the line: its cost does not depend on the backlog.
+    head = next(iter((await evidence.client.lane_line(lane.queue, lane.lane, limit=1)).jobs), None)
+    if head is None:
         return None
     try:
         why = await evidence.client.handle(head.id).why()
     except NotFound:
         return None
     waited = evidence.now - head.enqueued_at
-    what = f"{name} is stuck: {lane.pending:,} jobs are waiting, {head.id} for {waited:.0f} s ({why})"
+    what = f"{name} is stuck: {_jobs_waiting(lane.pending)}, {head.id} for {waited:.0f} s ({why})"
     return Finding(Level.WARN, "lanes", what, f"fairlane job {shlex.quote(head.id)}")
 
 
@@ -290,3 +291,8 @@ async def _recount(evidence: Evidence) -> list[Finding]:
         advice = "report this as a bug: counts and jobs change in one step and must never differ"
         return [Finding(Level.ERROR, "recount", what, advice)]
     return [Finding(Level.OK, "recount", f"every count agrees with the {found.jobs:,} jobs")]
+
+
+def _jobs_waiting(count: int, *, of: str = "") -> str:
+    jobs = ("job" if count == 1 else "jobs") + (f" of {of}" if of else "")
+    return f"{count:,} {jobs} {'is' if count == 1 else 'are'} waiting"

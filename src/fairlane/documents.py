@@ -13,7 +13,7 @@ import msgspec
 from .model.binding import Binding
 from .model.job import Job
 from .model.reading import Counts, LaneReading, QueueReading
-from .model.schedule import FORGOTTEN_SECONDS, StoredSchedule
+from .model.schedule import FORGOTTEN_SECONDS, StoredSchedule, slot_id
 from .model.session import Session, Term
 from .task import Task
 
@@ -97,7 +97,8 @@ def lane_record(lane: LaneReading) -> Record:
 def session_record(session: Session) -> Record:
     """A session of a process."""
     record: Record = {field: msgspec.to_builtins(getattr(session, field)) for field in session.__struct_fields__}
-    return record | {"worker": session.worker, "running": sum(session.running)}
+    classes = dict(zip(("high", "normal", "low"), session.running, strict=True))
+    return record | {"worker": session.worker, "running": sum(session.running), "classes": classes}
 
 
 def binding_record(binding: Binding) -> Record:
@@ -151,4 +152,5 @@ def schedule_record(each: StoredSchedule, served: bool, now: float) -> Record:
         "declared_at": each.declared_at,
         "live": served and age <= REDECLARED_SECONDS,
         "stopped": age > FORGOTTEN_SECONDS,
+        "last_job": None if each.last_slot is None else slot_id(each.schedule.name, each.last_slot),
     }

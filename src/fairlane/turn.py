@@ -67,7 +67,7 @@ class Turn:
         )
         self._place = HeldPlace(queue, lane)
         self._held: Held | None = None
-        self._vigil: TurnSession | None = None
+        self._turn_session: TurnSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._body: asyncio.Task[object] | None = None
         self._cancels = 0
@@ -120,16 +120,16 @@ class Turn:
 
     async def begin(self, body: asyncio.Task[object] | None) -> None:
         """Wait in line until the lane grants a place. `body` is the task to cancel if the place is lost later."""
-        if self._vigil is not None:
+        if self._turn_session is not None:
             raise FairlaneError("a turn can be used only once; create another with app.turn(…)")
-        self._vigil = vigil = await self._sessions.current()
-        vigil.expect(self.id)
+        self._turn_session = turn_session = await self._sessions.current()
+        turn_session.expect(self.id)
         try:
             async with asyncio.timeout(self._timeout) as limit:
-                await self._ask(vigil)
+                await self._ask(turn_session)
                 held = await self._granted()
         except TimeoutError:
-            vigil.end_turn(self.id)
+            turn_session.end_turn(self.id)
             if not limit.expired() or self._timeout is None:
                 raise
             raise TimeoutError(
@@ -137,34 +137,34 @@ class Turn:
             ) from None
         except BaseException:
             # Whatever failed, the place must not stay reserved. Ending a turn that was never stored does nothing.
-            vigil.end_turn(self.id)
+            turn_session.end_turn(self.id)
             raise
         self._held, self._body, self._loop = held, body, asyncio.get_running_loop()
         self._cancels = 0 if body is None else body.cancelling()
-        vigil.hold(held, self._lose_later)
+        turn_session.hold(held, self._lose_later)
 
     async def abandon(self) -> None:
         """Release a place that was granted after its caller was interrupted."""
-        if self._vigil is not None:
+        if self._turn_session is not None:
             if self._held is not None:
-                self._vigil.drop(self._held)
-            self._vigil.end_turn(self.id)
+                self._turn_session.drop(self._held)
+            self._turn_session.end_turn(self.id)
 
-    async def _ask(self, vigil: TurnSession) -> None:
+    async def _ask(self, turn_session: TurnSession) -> None:
         store = await self._connection.store()
-        request = msgspec.structs.replace(self._request, waiter=vigil.session)
+        request = msgspec.structs.replace(self._request, waiter=turn_session.session)
         asking = asyncio.ensure_future(store.enqueue([request]))
         try:
             await asyncio.shield(asking)
         except asyncio.CancelledError:
             # Cancelled while the request is in flight: it must not stay in line, so withdraw it once it was stored.
-            asking.add_done_callback(lambda done: self._withdraw(vigil, done))
+            asking.add_done_callback(lambda done: self._withdraw(turn_session, done))
             raise
 
-    def _withdraw(self, vigil: TurnSession, asked: asyncio.Future[Any]) -> None:
+    def _withdraw(self, turn_session: TurnSession, asked: asyncio.Future[Any]) -> None:
         if not asked.cancelled():
             asked.exception()
-        vigil.end_turn(self.id)
+        turn_session.end_turn(self.id)
 
     async def _granted(self) -> Held:
         reported: Position | None = None
@@ -203,7 +203,7 @@ class Turn:
     async def end(self, exc: BaseException | None) -> None:
         """Release the place: the turn is completed, or failed if the code inside raised."""
         assert self._held is not None
-        assert self._vigil is not None
+        assert self._turn_session is not None
         self._leaving = True
         error = self._error
         if error is not None and self._body is not None:
@@ -212,9 +212,9 @@ class Turn:
             if others and isinstance(exc, asyncio.CancelledError):
                 error = None
         try:
-            accepted = await self._release(self._vigil, _ending(self._held, self._error or exc))
+            accepted = await self._release(self._turn_session, _ending(self._held, self._error or exc))
         finally:
-            self._vigil.drop(self._held)
+            self._turn_session.drop(self._held)
         if error is not None:
             raise error from exc
         if not accepted and exc is None:
@@ -222,32 +222,32 @@ class Turn:
                 f"turn {self.id} was lost before its code ended: another turn may have held its place at the same time"
             )
 
-    async def _release(self, vigil: TurnSession, transition: Transition) -> bool:
+    async def _release(self, turn_session: TurnSession, transition: Transition) -> bool:
         """Whether the store accepted it. During an outage it counts as accepted: the place was held to the end, and
         the session releases it later.
         """
-        if vigil.over or vigil.belongs_to_parent:
+        if turn_session.over or turn_session.belongs_to_parent:
             return False
         finishing: asyncio.Future[Any] | None = None
         try:
             store = await self._connection.store()
-            finishing = asyncio.ensure_future(store.finish(vigil.session, [transition]))
+            finishing = asyncio.ensure_future(store.finish(turn_session.session, [transition]))
             finished: Finished = await asyncio.shield(finishing)
         except StoreError:
-            vigil.end_turn(self.id, transition)
+            turn_session.end_turn(self.id, transition)
             return True
         except BaseException as exc:
             # Whatever failed, the place must not stay taken.
             if finishing is None or not isinstance(exc, asyncio.CancelledError):
-                vigil.end_turn(self.id, transition)
+                turn_session.end_turn(self.id, transition)
             else:
-                finishing.add_done_callback(lambda done: self._release_later(vigil, transition, done))
+                finishing.add_done_callback(lambda done: self._release_later(turn_session, transition, done))
             raise
         return finished.verdicts[0].accepted
 
-    def _release_later(self, vigil: TurnSession, transition: Transition, done: asyncio.Future[Any]) -> None:
+    def _release_later(self, turn_session: TurnSession, transition: Transition, done: asyncio.Future[Any]) -> None:
         if done.cancelled() or done.exception() is not None:
-            vigil.end_turn(self.id, transition)
+            turn_session.end_turn(self.id, transition)
 
 
 def _ending(held: Held, exc: BaseException | None) -> Transition:

@@ -1,4 +1,4 @@
-"""A table of a user's in the database of the store, and connections of his to it."""
+"""A user's table in the database of the store, and the user's connections to it."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_the_store_is_that_of_the_environment_else_a_file_beside_us(monkeypatch:
     assert Fairlane(settings=Settings(url="sqlite:///set.db")).settings.url == "sqlite:///set.db"
 
 
-def test_a_bad_environment_is_told_when_the_application_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_environment_is_reported_when_the_application_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIRLANE_MAX_CONCURRENT_TASKS", "0")
     with pytest.raises(InvalidInput, match="FAIRLANE_MAX_CONCURRENT_TASKS"):
         Fairlane()
@@ -53,7 +53,7 @@ def test_making_an_application_touches_no_store_and_shows_no_password(tmp_path: 
     assert "s3cr3t" not in repr(Fairlane("postgresql://ann:s3cr3t@db/jobs"))
 
 
-async def test_an_unknown_kind_of_store_is_told_at_the_first_call_and_again() -> None:
+async def test_an_unknown_kind_of_store_is_reported_at_the_first_call_and_again() -> None:
     app = Fairlane("mystery://somewhere")
     for _ in range(2):
         with pytest.raises(InvalidInput, match="mystery"):
@@ -156,13 +156,13 @@ def test_tasks_with_a_timetable_are_the_schedules(unopened: Fairlane) -> None:
     assert unopened.schedules() == [tidying, beating], "declaring them again changes nothing"
 
 
-async def test_events_of_every_call_are_told(url: str) -> None:
-    heard: list[Event] = []
+async def test_every_call_emits_its_events(url: str) -> None:
+    received: list[Event] = []
     events = Events()
-    events.subscribe(heard.append)
+    events.subscribe(received.append)
     async with Fairlane(settings=Settings(url=url, intervals=QUICK), events=events) as app:
         await app.client.queues()
-    assert "queues" in [event.verb for event in heard if isinstance(event, Called)]
+    assert "queues" in [event.verb for event in received if isinstance(event, Called)]
 
 
 async def test_a_closed_application_opens_again(app: Fairlane) -> None:

@@ -140,7 +140,7 @@ def test_a_turn_whose_body_raises_is_failed_and_the_error_goes_on(plain: Fairlan
     assert turn.state is JobState.FAILED
 
 
-def test_a_position_may_be_told_to_code_that_uses_the_client(plain: Fairlane) -> None:
+def test_a_position_callback_may_use_the_client(plain: Fairlane) -> None:
     seen: list[int] = []
     began = threading.Event()
 

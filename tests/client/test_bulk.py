@@ -238,7 +238,7 @@ async def test_one_job_that_cannot_be_retried_does_not_stop_the_others(kit: Kit,
     assert "gone" in told.refusal
 
 
-async def test_a_unique_value_that_is_taken_is_told_apart(kit: Kit, client: Client) -> None:
+async def test_a_unique_value_that_is_taken_is_counted_separately(kit: Kit, client: Client) -> None:
     await failed(kit, 1, unique="order-7")
     await kit.enqueue(unique="order-7")
     told = await client.retry_all()

@@ -71,7 +71,7 @@ async def test_a_duplicate_of_a_unique_value_gives_the_handle_of_the_job_there_i
     assert (other.id != first.id, other.created) == (True, True)
 
 
-async def test_many_are_sent_in_thousands_in_order_and_progress_is_told(app: Fairlane) -> None:
+async def test_many_jobs_are_sent_in_thousands_in_order_and_progress_is_reported(app: Fairlane) -> None:
     task = _task(app)
     told: list[tuple[int, int]] = []
     calls = [task.call(n) for n in range(2_500)]
@@ -114,7 +114,7 @@ async def test_one_bad_job_of_a_thousand_refuses_the_thousand(app: Fairlane) -> 
     assert (await app.client.find()).jobs == ()
 
 
-async def test_a_broadcast_gives_each_worker_a_copy_and_reports_who_ran_it(app: Fairlane) -> None:
+async def test_a_broadcast_gives_each_worker_a_copy_and_reports_which_workers_ran_it(app: Fairlane) -> None:
     kit = await kit_of(app)
     workers = [await kit.worker() for _ in range(2)]
     broadcast = await app.broadcast(_task(app).call(4))
@@ -226,9 +226,11 @@ async def test_resuming_a_lane_keeps_the_limit_that_was_set_for_it(app: Fairlane
 async def test_a_declared_lane_rule_survives_a_pause_of_that_lane(app: Fairlane) -> None:
     app.queue("default").lane("flux", limit=1)
     await _task(app).enqueue(1)
+    before = await _terms(app, "flux")
+    assert before == LaneTerms(limit=1, ordered=True, own_limit=1)
     await app.client.pause("default", "flux")
     await app.client.resume("default", "flux")
-    assert await _terms(app, "flux") == LaneTerms(limit=1, ordered=True)
+    assert await _terms(app, "flux") == before
 
 
 async def test_a_limit_of_an_ordered_lane_can_be_taken_away(app: Fairlane) -> None:
@@ -254,7 +256,7 @@ async def test_a_limit_that_would_run_nothing_is_refused(app: Fairlane, limit: i
         await app.client.set_limit("default", limit, lane="flux")
 
 
-async def test_the_store_tells_who_is_there_and_what_waits(app: Fairlane) -> None:
+async def test_the_client_lists_sessions_and_waiting_jobs(app: Fairlane) -> None:
     await _task(app).options(lane="user:ann").enqueue(1)
     await (await kit_of(app)).worker()
     [session] = await app.client.sessions()

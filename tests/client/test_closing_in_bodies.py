@@ -20,7 +20,7 @@ from fairlane.worker.worker import Worker
 
 from .conftest import store_class
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 
 
 def closing_tasks(app: Fairlane) -> dict[str, Any]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
+import msgspec
 import pytest
 
-from fairlane import Intervals, InvalidInput, Reserved, Settings, Slots
+from fairlane import Fairlane, Intervals, InvalidInput, Reserved, Settings, Slots
 from fairlane.config import parse_queues, without_password
+from fairlane.store.deployment import RedisUrls, split_redis
 
 
 def test_an_empty_environment_gives_the_defaults() -> None:
@@ -48,9 +53,7 @@ def test_every_variable_is_read() -> None:
         *(("5", "0", 0), ("5", "4", 4), ("1", "0", 0), ("5", " ", 1)),
     ],
 )
-def test_one_slot_is_reserved_for_high_unless_something_else_is_said(
-    slots: str, reserved: str | None, expected: int
-) -> None:
+def test_one_slot_is_reserved_for_high_unless_set_otherwise(slots: str, reserved: str | None, expected: int) -> None:
     environ = {"FAIRLANE_MAX_CONCURRENT_TASKS": slots}
     if reserved is not None:
         environ["FAIRLANE_HIGH_PRIORITY_RESERVED"] = reserved
@@ -88,7 +91,7 @@ def test_a_bad_value_is_refused_by_the_name_of_its_variable(variable: str, value
     assert variable in str(refused.value)
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     wrong = {
         "FAIRLANE_MAX_CONCURRENT_TASKS": "0",
         "FAIRLANE_HIGH_PRIORITY_RESERVED": "-1",
@@ -130,3 +133,80 @@ def test_queues_are_parsed_with_their_weights() -> None:
     assert parse_queues("queues", "images=3,mail,") == {"images": 3, "mail": 1}
     with pytest.raises(InvalidInput, match="--queues"):
         parse_queues("--queues", "images=x")
+
+
+def test_redis_in_front_of_postgresql_becomes_part_of_the_url() -> None:
+    environ = {"FAIRLANE_URL": "postgresql://db/app?pool=5", "FAIRLANE_REDIS_URL": "redis://:pass@cache/1?namespace=x"}
+    settings = Settings.from_env(environ)
+    url, redis = split_redis(settings.url)
+    assert url == "postgresql://db/app?pool=5"
+    assert redis == RedisUrls(*["redis://:pass@cache/1?namespace=x"] * 3)
+    assert "pass" not in repr(settings)
+    assert "pass" not in without_password(settings.url)
+    # The URL of another database keeps the Redis of the environment; one that names its own does not.
+    other = msgspec.structs.replace(settings, url="postgresql://db/other")
+    assert split_redis(other.url) == ("postgresql://db/other", redis)
+    assert msgspec.structs.replace(settings, url=other.url).url == other.url
+    assert msgspec.structs.replace(settings, url="sqlite:///x.db").url == "sqlite:///x.db"
+
+
+def test_the_url_of_the_database_has_no_options_of_our_own() -> None:
+    """Drivers reject them, or pass them on to the server, which does."""
+    url = "postgresql://ann:pass@db/app?schema=jobs&pool=5&listen=off&connect_timeout=3&sslmode=disable"
+    settings = Settings(url=url, redis_url="redis://cache")
+    assert settings.database_url == "postgresql://ann:pass@db/app?sslmode=disable&application_name=fairlane"
+    assert Settings(url="sqlite:///x.db").database_url == "sqlite:///x.db"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"HIGH": "redis://a", "LOW": "redis://b"}, ("redis://a", "redis://b", "redis://b")),
+        ({"HIGH": "redis://a", "NORMAL": "redis://c", "LOW": "redis://b"}, ("redis://a", "redis://c", "redis://b")),
+        ({"": "redis://a", "HIGH": "redis://b"}, ("redis://b", "redis://a", "redis://a")),
+    ],
+)
+def test_each_priority_may_have_its_own_redis_and_normal_goes_with_low(
+    given: dict[str, str], expected: tuple[str, str, str]
+) -> None:
+    environ = {"FAIRLANE_REDIS_" + (f"{name}_" if name else "") + "URL": url for name, url in given.items()}
+    settings = Settings.from_env({"FAIRLANE_URL": "postgresql://db/app", **environ})
+    assert split_redis(settings.url)[1] == RedisUrls(*expected)
+
+
+@pytest.mark.parametrize(
+    ("environ", "problem"),
+    [
+        ({"URL": "sqlite:///x.db", "REDIS_URL": "redis://a"}, "FAIRLANE_REDIS_URL: is only for a store on PostgreSQL"),
+        ({"URL": "postgresql://db/app", "REDIS_LOW_URL": "http://secret"}, "FAIRLANE_REDIS_LOW_URL: must be the URL"),
+        (
+            {"URL": "postgresql://db/app", "REDIS_LOW_URL": "redis://a:0"},
+            "FAIRLANE_REDIS_LOW_URL: port: must be a number",
+        ),
+        ({"URL": "postgresql://db/app", "REDIS_URL": "redis://a?max=1"}, "FAIRLANE_REDIS_URL: unknown option 'max'"),
+        ({"URL": "postgresql://db/app", "REDIS_HIGH_URL": "redis://a"}, "redis_low: is missing"),
+    ],
+)
+def test_a_redis_that_cannot_be_used_is_named_by_its_variable(environ: dict[str, str], problem: str) -> None:
+    with pytest.raises(InvalidInput, match=problem) as refused:
+        Settings.from_env({f"FAIRLANE_{name}": value for name, value in environ.items()})
+    assert "secret" not in str(refused.value)
+
+
+async def test_redis_without_its_postgresql_stores_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FAIRLANE_URL", raising=False)
+    monkeypatch.setenv("FAIRLANE_REDIS_LOW_URL", "redis://a")
+    # Not yet here: code and the command line may still name the database.
+    app = Fairlane()
+    with pytest.raises(
+        InvalidInput, match="FAIRLANE_REDIS_LOW_URL: is only for a store on PostgreSQL; set FAIRLANE_URL"
+    ):
+        await app.client.queues()
+    await app.close()
+    assert not await asyncio.to_thread(Path("fairlane.db").exists)
+
+
+def test_a_redis_that_cannot_be_used_is_named_by_its_option() -> None:
+    with pytest.raises(InvalidInput, match=r"^url: redis_low: port: must be a number"):
+        split_redis("postgresql://db/app?redis_high=redis%3A%2F%2Fa&redis_low=redis%3A%2F%2Fa%3A0")

@@ -1,4 +1,4 @@
-"""Listeners and streams: everybody hears everything in order, and nobody can disturb whoever emits."""
+"""Listeners and streams: each receives every event in order, and none can disturb the code that emits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def take(stream: EventStream, count: int) -> list[Event]:
         return [await anext(stream) for _ in range(count)]
 
 
-def test_every_listener_hears_every_event_in_order() -> None:
+def test_every_listener_receives_every_event_in_order() -> None:
     events = Events()
     first: list[Event] = []
     second: list[Event] = []
@@ -34,33 +34,33 @@ def test_every_listener_hears_every_event_in_order() -> None:
     assert first == second == [Resigned(0), Resigned(1), Resigned(2)]
 
 
-def test_whoever_unsubscribed_hears_nothing_more() -> None:
+def test_an_unsubscribed_listener_receives_nothing_more() -> None:
     events = Events()
-    heard: list[Event] = []
-    stop = events.subscribe(heard.append)
+    received: list[Event] = []
+    stop = events.subscribe(received.append)
     events.emit(Resigned(1))
     stop()
     stop()
 
     events.emit(Resigned(2))
 
-    assert heard == [Resigned(1)]
+    assert received == [Resigned(1)]
 
 
-def test_a_listener_that_subscribed_twice_hears_twice_and_leaves_once_for_each() -> None:
+def test_a_listener_that_subscribed_twice_is_called_twice_and_unsubscribes_once_for_each() -> None:
     events = Events()
-    heard: list[Event] = []
-    stop = events.subscribe(heard.append)
-    events.subscribe(heard.append)
+    received: list[Event] = []
+    stop = events.subscribe(received.append)
+    events.subscribe(received.append)
     events.emit(Resigned(1))
     stop()
 
     events.emit(Resigned(2))
 
-    assert heard == [Resigned(1), Resigned(1), Resigned(2)]
+    assert received == [Resigned(1), Resigned(1), Resigned(2)]
 
 
-def test_events_are_active_exactly_while_somebody_listens() -> None:
+def test_events_are_active_exactly_while_there_is_a_listener() -> None:
     events = Events()
     seen = [events.active]
     stops = [events.subscribe(lambda event: None) for _ in range(2)]
@@ -72,20 +72,20 @@ def test_events_are_active_exactly_while_somebody_listens() -> None:
     assert seen == [False, True, True, False]
 
 
-def test_a_listener_that_raises_is_logged_once_and_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_that_raises_is_logged_once_and_disturbs_no_other(caplog: pytest.LogCaptureFixture) -> None:
     events = Events()
-    heard: list[Event] = []
+    received: list[Event] = []
 
     def broken(event: Event) -> None:
         raise RuntimeError("no disk")
 
     events.subscribe(broken)
-    events.subscribe(heard.append)
+    events.subscribe(received.append)
     with caplog.at_level(logging.ERROR, logger="fairlane"):
         events.emit(Resigned(1))
         events.emit(Resigned(2))
 
-    assert heard == [Resigned(1), Resigned(2)]
+    assert received == [Resigned(1), Resigned(2)]
     [record] = caplog.records
     assert record.name == "fairlane.events"
     assert "broken" in record.getMessage()
@@ -108,10 +108,10 @@ def test_each_listener_that_raises_is_logged(caplog: pytest.LogCaptureFixture) -
 
 def test_a_listener_may_unsubscribe_itself_while_it_is_called() -> None:
     events = Events()
-    heard: list[Event] = []
+    received: list[Event] = []
 
     def once(event: Event) -> None:
-        heard.append(event)
+        received.append(event)
         stop()
 
     stop = events.subscribe(once)
@@ -121,11 +121,11 @@ def test_a_listener_may_unsubscribe_itself_while_it_is_called() -> None:
     events.emit(Resigned(1))
     events.emit(Resigned(2))
 
-    assert heard == [Resigned(1)]
+    assert received == [Resigned(1)]
     assert others == [Resigned(1), Resigned(2)]
 
 
-def test_threads_that_come_and_go_leave_nobody_behind() -> None:
+def test_threads_that_come_and_go_leave_no_entry_behind() -> None:
     events = Events()
 
     def come_and_go() -> None:
@@ -167,7 +167,7 @@ async def test_a_reader_that_waits_is_woken() -> None:
         assert await reader == [Resigned(1), Resigned(2)]
 
 
-async def test_a_slow_reader_loses_the_oldest_and_is_told_how_many() -> None:
+async def test_a_slow_reader_loses_the_oldest_events_and_gets_their_number() -> None:
     events = Events()
     async with events.stream(kept=3) as stream:
         for term in range(10):
@@ -200,12 +200,12 @@ async def test_events_from_other_threads_all_arrive_each_thread_in_order() -> No
         running = [threading.Thread(target=emit, args=(number,)) for number in range(threads)]
         for thread in running:
             thread.start()
-        heard = await take(stream, threads * each)
+        received = await take(stream, threads * each)
         for thread in running:
             thread.join(WAIT)
 
     for number in range(threads):
-        mine = [event.seconds for event in heard if isinstance(event, Called) and event.verb == str(number)]
+        mine = [event.seconds for event in received if isinstance(event, Called) and event.verb == str(number)]
         assert mine == [float(term) for term in range(each)]
 
 
@@ -260,7 +260,7 @@ async def test_leaving_a_stream_ends_it_for_a_reader_that_waits() -> None:
     assert await asyncio.wait_for(read(stream), WAIT) == []
 
 
-def test_a_stream_whose_loop_is_gone_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stream_whose_loop_is_gone_disturbs_no_other(caplog: pytest.LogCaptureFixture) -> None:
     events = Events()
 
     async def abandon() -> None:

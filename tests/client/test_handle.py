@@ -47,9 +47,7 @@ async def test_a_result_is_given_as_the_type_the_function_is_annotated_with(app:
     assert await handle.result(timeout=timedelta(seconds=5)) == 42
 
 
-async def test_a_result_that_comes_while_somebody_waits_is_pushed(
-    app: Fairlane, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_result_is_pushed_to_a_waiting_caller(app: Fairlane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairlane.runtime.job_watcher.POLL", 60.0)
     handle = await _sent(app)
     waiting = asyncio.create_task(handle.result(timeout=30))
@@ -165,7 +163,7 @@ async def test_why_names_the_gate_of_a_waiting_job(app: Fairlane) -> None:
     assert await handle.why() == "1 ahead in lane user:ann"
 
 
-async def test_a_watch_tells_every_change_once_and_ends_with_the_final_state(app: Fairlane) -> None:
+async def test_a_watch_yields_every_change_once_and_ends_with_the_final_state(app: Fairlane) -> None:
     first, handle = await _sent(app, lane="user:ann"), await _sent(app, lane="user:ann")
     kit = await kit_of(app)
     worker = await kit.worker()
@@ -213,7 +211,7 @@ async def test_an_estimate_that_only_moves_with_time_is_no_news() -> None:
     assert not Update(JobState.PENDING, place, 1).repeats(Update(JobState.PENDING, place, None))
 
 
-async def test_a_watch_of_a_finished_job_tells_its_end_and_nothing_else(app: Fairlane) -> None:
+async def test_a_watch_of_a_finished_job_yields_only_its_end(app: Fairlane) -> None:
     handle = await _sent(app)
     await handle.cancel()
     assert [update.state async for update in handle.watch()] == [JobState.CANCELLED]

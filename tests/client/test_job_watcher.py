@@ -64,7 +64,9 @@ async def test_two_hundred_wait_at_once_and_each_gets_its_own_result(app: Fairla
     assert [task.result() for task in waiting] == list(range(200))
 
 
-async def test_a_thousand_who_wait_cost_one_read_for_each_look(app: Fairlane, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_thousand_waiting_callers_share_one_read_per_poll(
+    app: Fairlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fairlane.runtime.job_watcher.POLL", 0.2)
     handles = await _sent(app, 1_000)
     reads = Reads(await app.connection.store(), monkeypatch)
@@ -82,7 +84,7 @@ async def test_a_thousand_who_wait_cost_one_read_for_each_look(app: Fairlane, mo
     await asyncio.wait(waiting)
 
 
-async def test_nothing_is_left_behind_when_nobody_watches_any_more(app: Fairlane) -> None:
+async def test_nothing_is_left_behind_when_no_job_is_watched_any_more(app: Fairlane) -> None:
     [handle] = await _sent(app, 1)
     before = len(asyncio.all_tasks())
     with pytest.raises(TimeoutError):
@@ -96,7 +98,7 @@ async def test_nothing_is_left_behind_when_nobody_watches_any_more(app: Fairlane
     await eventually(over)
 
 
-async def test_whoever_waits_is_not_disturbed_by_an_outage(app: Fairlane, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_callers_are_not_disturbed_by_an_outage(app: Fairlane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairlane.runtime.job_watcher.POLL", 0.05)
     [handle] = await _sent(app, 1)
     reads = Reads(await app.connection.store(), monkeypatch)
@@ -137,7 +139,7 @@ async def test_an_error_that_will_not_pass_ends_every_watch(
         assert await handles[1].result() == 1
 
 
-async def test_closing_the_application_ends_who_waits_and_opens_nothing_again(
+async def test_closing_the_application_ends_waiting_callers_and_opens_nothing_again(
     app: Fairlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fairlane.runtime.job_watcher.POLL", 0.1)

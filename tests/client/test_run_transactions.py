@@ -71,7 +71,7 @@ async def test_a_body_and_its_effects_commit_together(app: Fairlane, ledger: Led
         assert await history(handle) == [("completed", 0)]
 
 
-async def test_whoever_watches_is_told_once_as_of_any_other_job(app: Fairlane, ledger: Ledger) -> None:
+async def test_watchers_are_notified_once_as_of_any_other_job(app: Fairlane, ledger: Ledger) -> None:
     told: list[Event] = []
     app.events.subscribe(told.append)
     handle = await task_of(app, ledger).enqueue(1)
@@ -82,7 +82,7 @@ async def test_whoever_watches_is_told_once_as_of_any_other_job(app: Fairlane, l
     assert not [each for each in told if isinstance(each, Refused)]
 
 
-async def test_everybody_in_a_run_gets_the_same_connection(app: Fairlane, ledger: Ledger) -> None:
+async def test_all_code_of_a_run_gets_the_same_connection(app: Fairlane, ledger: Ledger) -> None:
     @app.task
     async def effect() -> bool:
         async def ask() -> Any:
@@ -96,8 +96,8 @@ async def test_everybody_in_a_run_gets_the_same_connection(app: Fairlane, ledger
         assert await handle.result(timeout=30) is True
 
 
-async def test_many_bodies_at_once_all_get_their_transaction(app: Fairlane, ledger: Ledger) -> None:
-    """Also when whoever else needs a thread has taken all that are shared."""
+async def test_many_jobs_at_once_all_get_their_transaction(app: Fairlane, ledger: Ledger) -> None:
+    """Also when other code has taken all shared threads."""
     handles = await app.enqueue_many([task_of(app, ledger).call(n) for n in range(60)])
     busy = [asyncio.ensure_future(asyncio.to_thread(time.sleep, 0.3)) for _ in range(20)]
     async with working(app, slots=40):
@@ -152,7 +152,7 @@ async def test_a_run_that_lost_its_job_leaves_nothing_behind(app: Fairlane, ledg
     async with working(app):
         await asyncio.wait_for(begun.wait(), 30)
         [session] = await app.client.sessions()
-        # As a rescuer does that takes the worker for dead; the body does not hear of it, or does not listen.
+        # As a rescuer does that considers the worker dead; the job is not notified, or ignores it.
         store = await app.connection.store()
         await store.leave(session.id)
         go_on.set()
@@ -232,7 +232,7 @@ async def test_a_transaction_that_the_body_ends_itself_is_an_error_that_says_so(
             await handle.result(timeout=30)
 
 
-async def test_a_plain_function_is_told_to_be_a_coroutine_function(app: Fairlane) -> None:
+async def test_the_error_in_a_plain_function_asks_for_a_coroutine_function(app: Fairlane) -> None:
     @app.task(retries=0)
     def plain() -> None:
         current_job().transaction()
@@ -313,7 +313,9 @@ async def test_a_transaction_that_cannot_begin_is_the_bodys_to_handle(
     assert await ledger.effects() == [(handle.id, 1)]
 
 
-@pytest.mark.parametrize(("heartbeat", "refused"), [(30.0, 1), (0.05, 0)], ids=["heard of first", "after the renewal"])
+@pytest.mark.parametrize(
+    ("heartbeat", "refused"), [(30.0, 1), (0.05, 0)], ids=["received of first", "after the renewal"]
+)
 async def test_a_commit_whose_answer_is_lost_is_not_repeated(
     app: Fairlane, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, heartbeat: float, refused: int
 ) -> None:
@@ -381,7 +383,7 @@ async def test_a_lab_runs_a_body_with_its_transaction(url: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
-async def test_a_body_that_waits_for_the_store_inside_its_transaction_is_freed_and_told(
+async def test_a_body_that_waits_for_the_store_inside_its_transaction_is_freed_with_an_error(
     app: Fairlane, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_transactions, "LONGEST_SECONDS", 0.5)

@@ -120,7 +120,7 @@ async def test_a_closed_lane_is_refused_by_name(url: str) -> None:
         assert [found.lane for found in (await app.client.find()).jobs] == ["ann"]
 
 
-async def test_a_store_without_transactions_says_who_has_them(
+async def test_a_store_without_transactions_names_the_stores_that_have_them(
     app: Fairlane, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store: Any = await app.connection.store()

@@ -88,7 +88,7 @@ async def test_turns_of_one_lane_run_one_after_the_other_in_order(models: Fairla
     assert order == list(range(8))
 
 
-async def test_positions_are_told_as_they_change_by_sync_and_async_callables(models: Fairlane) -> None:
+async def test_position_changes_are_passed_to_sync_and_async_callables(models: Fairlane) -> None:
     told: list[Position] = []
     told_later: list[Position] = []
     first_told = asyncio.Event()
@@ -242,7 +242,7 @@ async def test_an_error_of_on_position_reaches_the_caller_and_leaves_the_line(mo
         await _settled(models, "running", "cancelled")
 
 
-async def test_somebody_cancels_a_running_turn_and_its_body_is_stopped(models: Fairlane) -> None:
+async def test_cancelling_a_running_turn_stops_its_code(models: Fairlane) -> None:
     began = asyncio.Event()
     ids: list[str] = []
 
@@ -276,7 +276,7 @@ async def test_one_session_serves_all_turns_and_ends_with_the_application(models
     assert len(await models.client.sessions()) == 2
 
 
-async def test_a_session_is_kept_beyond_its_lease_and_somebody_leads(models: Fairlane) -> None:
+async def test_a_session_is_kept_beyond_its_lease_and_there_is_a_leader(models: Fairlane) -> None:
     async with _turn(models):
         await asyncio.sleep(2.0)
     assert await models.client.leader() is not None
@@ -315,7 +315,7 @@ async def test_a_session_that_was_declared_dead_stops_the_body_and_the_next_turn
     await _settled(models, "cancelled", "completed")
 
 
-async def test_a_body_that_ends_before_it_hears_of_its_loss_is_told_at_the_end(
+async def test_a_body_that_ends_before_it_learns_of_its_loss_gets_the_error_at_the_end(
     models: Fairlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn = _turn(models)

@@ -19,7 +19,7 @@ from fairlane.store.port import Store
 
 from .conftest import QUICK
 
-PATIENCE = 20.0
+PATIENCE = 45.0
 
 
 @pytest.fixture

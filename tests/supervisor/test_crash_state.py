@@ -204,7 +204,7 @@ def test_a_wrong_environment_is_refused_by_name(environ: dict[str, str]) -> None
         supervised(environ)
 
 
-async def test_a_tether_tells_when_the_other_end_is_gone() -> None:
+async def test_a_parent_pipe_detects_that_the_other_end_is_gone() -> None:
     mine, other = os.pipe()
     parent_pipe = ParentPipe(mine)
     waiting = asyncio.create_task(parent_pipe.wait())
@@ -216,7 +216,7 @@ async def test_a_tether_tells_when_the_other_end_is_gone() -> None:
     parent_pipe.close()
 
 
-def test_ends_are_told_in_words() -> None:
+def test_exit_codes_are_described_in_words() -> None:
     assert in_words(3) == "exited with code 3"
     assert in_words(-signal.SIGSEGV) == "was ended by SIGSEGV"
     assert in_words(-60) == "was ended by signal 60"

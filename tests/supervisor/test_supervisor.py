@@ -146,7 +146,7 @@ async def test_a_process_that_cannot_start_is_not_started_in_a_tight_loop(fleet:
         assert not supervised.run.done()
 
 
-async def test_a_command_that_does_not_exist_is_told_and_tried_again(
+async def test_a_command_that_does_not_exist_is_logged_and_tried_again(
     fleet: Fleet, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with fleet.supervisor(command=["/no/such/program"]):

@@ -16,7 +16,7 @@ import pytest
 from fairlane import Fairlane, FairlaneError, JobFailed, JobState, Settings, current_job, testing
 from fairlane.testing import BlockingLab, Drained
 
-PATIENCE = 20.0
+PATIENCE = 45.0
 
 
 @pytest.fixture
@@ -32,7 +32,9 @@ def lab(app: Fairlane) -> Iterator[BlockingLab]:
         yield lab
 
 
-def test_plain_bodies_run_in_the_thread_of_the_test_and_coroutines_in_one_loop(app: Fairlane, lab: BlockingLab) -> None:
+def test_plain_functions_run_in_the_thread_of_the_test_and_coroutines_in_one_loop(
+    app: Fairlane, lab: BlockingLab
+) -> None:
     where: list[object] = []
 
     @app.task

@@ -65,7 +65,7 @@ def app(told: list[str]) -> Fairlane:
     return app
 
 
-async def test_hooks_run_around_the_bodies_of_a_drain(app: Fairlane, told: list[str]) -> None:
+async def test_hooks_run_around_the_jobs_of_a_drain(app: Fairlane, told: list[str]) -> None:
     async with testing.embedded(app) as lab:
         task = app.registry.find("later")
         assert await lab.run(await task.enqueue("hello")) == "hello from the pool"

@@ -46,4 +46,4 @@ def elsewhere(kind: str) -> None:
 
 def registered_here(yard: Yard) -> Task[..., Any]:
     """A task that a child process, which imports this module alone, does not find."""
-    return Task(yard, elsewhere, {"name": "elsewhere", **RULE})  # type: ignore[arg-type,typeddict-item]
+    return Task(yard, elsewhere, {"name": "elsewhere", **RULE})  # type: ignore[arg-type,typeddict-item]  # not enqueued here

@@ -81,3 +81,20 @@ async def test_jobs_that_come_together_do_not_wait_for_a_poll(yard: Yard) -> Non
             for id in ids:
                 await yard.until(id)
             go_on.clear()
+
+
+async def test_a_paused_worker_claims_nothing(yard: Yard) -> None:
+    async def work() -> None: ...
+
+    yard.task(work)
+    worker = yard.make()
+    worker.pause(True)
+    running = asyncio.ensure_future(worker.run())
+    await worker.ready.wait()
+    id = await yard.enqueue("work")
+    await asyncio.sleep(QUICK.poll * 4)
+    assert (await yard.job(id)).state is JobState.PENDING
+    worker.pause(False)
+    assert (await yard.until(id)).state is JobState.COMPLETED
+    worker.stop()
+    await asyncio.wait_for(running, 10)

@@ -175,7 +175,7 @@ async def test_an_error_whose_text_is_not_text_arrives(runner: Runner) -> None:
         (isolated_tasks.vanish, [3], "the child process exited with code 3"),
     ],
 )
-async def test_a_death_is_told_in_words_and_the_next_body_runs(
+async def test_a_death_is_described_in_words_and_the_next_job_runs(
     runner: Runner, task: Task[..., Any], args: list[Any], words: str
 ) -> None:
     assert await runner.ending(task, *args) == Crashed(words)

@@ -133,9 +133,18 @@ async def test_what_a_body_forks_is_ended_by_a_signal(runner: Runner) -> None:
 async def test_a_timeout_around_a_body_ends_it(runner: Runner, tmp_path: Path) -> None:
     begun, tidied = tmp_path / "begun", tmp_path / "tidied"
     await runner.result(isolated_tasks.add, 1, 1)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(1):
+    limits: list[asyncio.Timeout] = []
+
+    async def limited() -> None:
+        async with asyncio.timeout(None) as limit:
+            limits.append(limit)
             await runner.ending(isolated_tasks.wait_and_tidy, str(begun), str(tidied))
+
+    run = asyncio.create_task(limited())
+    await number_in(begun)
+    limits[0].reschedule(0)
+    with pytest.raises(TimeoutError):
+        await run
     assert tidied.exists()
 
 
@@ -187,7 +196,7 @@ async def test_a_thread_that_a_body_left_behind_does_not_keep_a_child() -> None:
     await isolation.close()
 
 
-async def test_no_more_bodies_run_at_once_than_were_allowed(tmp_path: Path) -> None:
+async def test_no_more_jobs_run_at_once_than_allowed(tmp_path: Path) -> None:
     isolation = Isolation(most=1)
     runner = Runner(isolation)
     path = tmp_path / "go on"
@@ -202,21 +211,29 @@ async def test_no_more_bodies_run_at_once_than_were_allowed(tmp_path: Path) -> N
     await isolation.close()
 
 
-@pytest.mark.alone
 async def test_close_ends_idle_and_busy_children(tmp_path: Path) -> None:
-    isolation = Isolation(most=3, kill_after=1.0)
+    isolation = Isolation(most=2, kill_after=60.0)
     runner = Runner(isolation)
-    begun, tidying, tidied = tmp_path / "begun", tmp_path / "tidying", tmp_path / "tidied"
-    busy = asyncio.create_task(runner.ending(isolated_tasks.will_not_stop, str(begun)))
+    tidying, tidied = tmp_path / "tidying", tmp_path / "tidied"
     polite = asyncio.create_task(runner.ending(isolated_tasks.wait_and_tidy, str(tidying), str(tidied)))
-    pids = [await number_in(begun), await number_in(tidying), await runner.result(isolated_tasks.pid)]
+    pids = [await number_in(tidying), await runner.result(isolated_tasks.pid)]
     await isolation.close()
     assert not any(running(pid) for pid in pids)
     assert tidied.exists()
-    assert await busy == Crashed("the child process was ended by SIGKILL")
     assert await polite == Crashed("the child process exited with code 143")
     with pytest.raises(FairlaneError, match="closed"):
         await runner.ending(isolated_tasks.add, 1, 1)
+
+
+async def test_close_kills_a_child_that_refuses_to_stop(tmp_path: Path) -> None:
+    isolation = Isolation(most=2, kill_after=0.5)
+    runner = Runner(isolation)
+    begun = tmp_path / "begun"
+    busy = asyncio.create_task(runner.ending(isolated_tasks.will_not_stop, str(begun)))
+    pids = [await number_in(begun), await runner.result(isolated_tasks.pid)]
+    await isolation.close()
+    assert not any(running(pid) for pid in pids)
+    assert await busy == Crashed("the child process was ended by SIGKILL")
 
 
 ORPHANED = """
@@ -245,7 +262,7 @@ async def test_children_whose_worker_dies_end_at_once_with_all_they_started(tmp_
     began = time.monotonic()
     for pid in pids:
         await gone(pid)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 async def test_an_interpreter_that_does_not_start_is_a_crash_and_not_a_hang(
@@ -257,6 +274,6 @@ async def test_an_interpreter_that_does_not_start_is_a_crash_and_not_a_hang(
     )
 
 
-async def test_a_hundred_bodies_over_two_children_each_end_once(runner: Runner) -> None:
+async def test_a_hundred_jobs_over_two_children_each_end_once(runner: Runner) -> None:
     sums = await asyncio.gather(*(runner.result(isolated_tasks.add, n, n) for n in range(100)))
     assert sums == [2 * n for n in range(100)]

@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairlane.model.job import MOST_BYTES_PER_CALL, JobState
+from fairlane.model.job import MOST_BYTES_PER_CALL, Held, JobState, Reason
+from fairlane.model.states import retry
 from fairlane.runtime.running_job import current_job
+from fairlane.worker.completer import endings_by_call
 
 from .faulty import Faulty
 from .yard import QUICK, Yard
@@ -72,3 +74,13 @@ async def test_large_reports_of_progress_are_written_in_parts(yard: Yard) -> Non
         for id in ids:
             assert len((await yard.until(id)).progress or b"") == REPORT + 2
     assert max(carried) <= MOST_BYTES_PER_CALL
+
+
+def test_new_payloads_of_retries_are_written_in_parts() -> None:
+    payload = b'"' + b"x" * BIG + b'"'
+    retries = [retry(Held(f"job-{n}", 1), 0.0, Reason.ERROR, "boom", payload=payload) for n in range(JOBS)]
+
+    parts = endings_by_call(retries)
+
+    assert [t for part in parts for t in part] == retries
+    assert max(sum(len(t.payload or b"") for t in part) for part in parts) <= MOST_BYTES_PER_CALL

@@ -166,7 +166,7 @@ async def test_suspects_that_no_child_process_finds_begin_one_at_a_time(yard: Ya
 # -- stops -----------------------------------------------------------------------------------------------------------
 
 
-async def test_cancelling_the_worker_ends_its_bodies_before_their_jobs_are_free(yard: Yard) -> None:
+async def test_cancelling_the_worker_stops_its_jobs_before_they_are_free(yard: Yard) -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def body() -> None:

@@ -80,7 +80,7 @@ def test_a_worker_that_does_not_claim_is_not_ready_and_says_why(url: str, worker
     assert ask(f"{url}/healthz") == (200, "ok")
 
 
-def test_a_worker_whose_store_is_away_is_not_ready_and_tells_no_secret(url: str, worker: Worker) -> None:
+def test_a_worker_whose_store_is_away_is_not_ready_and_shows_no_secret(url: str, worker: Worker) -> None:
     worker.away = StoreUnavailable("postgresql://ann:hunter2@db is gone")
     assert ask(f"{url}/readyz") == (503, "the store cannot be read (StoreUnavailable)")
     worker.away = None

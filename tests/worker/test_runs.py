@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from contextvars import ContextVar
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -15,6 +16,7 @@ from fairlane.model.job import JobState, Reason
 from fairlane.model.retry import Backoff
 from fairlane.runtime.running_job import current_job
 
+from .faulty import Faulty
 from .yard import Yard
 
 AT_ONCE = Backoff(base=0, most=0)
@@ -259,6 +261,28 @@ async def test_a_body_that_ignores_its_timeout_keeps_its_slot_until_it_ends(yard
         await yard.until(waiting)
 
 
+async def test_the_end_of_a_job_does_not_overtake_its_last_progress(yard: Yard) -> None:
+    faulty = Faulty(yard.store)
+    sent = asyncio.Event()
+    real = yard.store.progress
+
+    async def slow(*args: Any) -> Any:
+        sent.set()
+        await asyncio.sleep(0.3)
+        return await real(*args)
+
+    faulty.progress = slow  # type: ignore[attr-defined]  # hides the verb it would hand on
+
+    async def body() -> None:
+        current_job().progress("last")
+        await sent.wait()
+
+    yard.task(body)
+    id = await yard.enqueue("body")
+    async with yard.worker(store=faulty):
+        assert (await yard.until(id)).progress == b'"last"'
+
+
 async def test_progress_is_stored_while_the_body_runs(yard: Yard) -> None:
     go = threading.Event()
 
@@ -316,7 +340,7 @@ def test_a_local_plain_function_cannot_have_a_timeout(tmp_path: object) -> None:
         yard.task(local, timeout=5)
 
 
-async def test_a_coroutine_that_a_decorator_hides_is_told(yard: Yard) -> None:
+async def test_a_coroutine_that_a_decorator_hides_is_reported(yard: Yard) -> None:
     async def inner() -> str:
         return "never"
 

@@ -83,7 +83,7 @@ class Stage:
             await asyncio.sleep(0.01)
         self.opened.go_on.set()
         try:
-            return await asyncio.wait_for(self.run, 5)
+            return await asyncio.wait_for(self.run, 30)
         except asyncio.CancelledError:
             return None
 
@@ -168,7 +168,7 @@ async def test_a_body_that_raises_is_rolled_back(error: BaseException) -> None:
     assert stage.opened.told == ["begin", "roll back"]
 
 
-async def test_the_reason_of_a_store_that_had_to_end_it_is_told_instead_of_what_followed(
+async def test_the_reason_of_the_store_is_reported_instead_of_what_followed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def puzzled() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fairlane.errors import InvalidInput, SessionLost
+from fairlane.errors import InvalidInput, SessionLost, Stale
 from fairlane.model.job import JobState
 from fairlane.model.retry import Backoff
 from fairlane.model.session import SessionState
@@ -37,7 +37,7 @@ async def test_an_outage_while_it_registers_anew_is_waited_out(yard: Yard) -> No
         assert [s.id for s in live] == [worker.session.id]
 
 
-async def test_a_loss_that_is_heard_of_twice_makes_one_new_session(yard: Yard) -> None:
+async def test_a_loss_that_is_reported_twice_creates_one_new_session(yard: Yard) -> None:
     async def body() -> None:
         return None
 
@@ -53,7 +53,7 @@ async def test_a_loss_that_is_heard_of_twice_makes_one_new_session(yard: Yard) -
         assert worker.session.id == second
 
 
-async def test_a_loss_that_is_heard_of_while_it_registers_makes_one_new_session(yard: Yard) -> None:
+async def test_a_loss_that_is_reported_while_it_registers_creates_one_new_session(yard: Yard) -> None:
     async def body() -> None:
         return None
 
@@ -259,3 +259,30 @@ async def test_endings_are_written_while_the_store_fails_at_claims(yard: Yard) -
             assert (await yard.until(id, patience=5)).state is JobState.COMPLETED
         broken.clear()
         assert (await yard.until(later)).state is JobState.COMPLETED
+
+
+async def test_a_claim_that_the_store_rejects_as_too_old_counts_as_unanswered(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What announced the work is not done with, as it would be after an empty answer."""
+
+    async def body() -> None:
+        return None
+
+    yard.task(body)
+    rejected: list[int] = []
+    answered: list[int] = []
+
+    def refuse(verb: str, args: tuple[Any, ...]) -> None:
+        if verb == "claim" and not rejected:
+            rejected.append(args[1].number)
+            raise Stale("a later claim was seen")
+
+    faulty = Faulty(yard.store)
+    async with yard.worker(store=faulty) as worker:
+        monkeypatch.setattr(worker._announced, "claimed", lambda claim, jobs: answered.append(claim.number))
+        faulty.refuse = refuse
+        await yard.until(await yard.enqueue("body"))
+    assert rejected
+    assert answered
+    assert not set(rejected) & set(answered)

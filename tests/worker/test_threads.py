@@ -28,7 +28,7 @@ async def until(seen: Callable[[], bool]) -> None:
 
 
 class Gate:
-    """A function that runs until it is let go."""
+    """A function that runs until it is released."""
 
     def __init__(self) -> None:
         self.begun = 0

@@ -39,7 +39,7 @@ async def test_a_generator_exit_of_a_body_is_an_error_like_any_other(yard: Yard)
     assert all("GeneratorExit" in (job.error or "") for job in jobs)
 
 
-async def test_bodies_that_another_one_cancels_are_handed_back_uncharged(yard: Yard) -> None:
+async def test_jobs_that_another_job_cancels_are_handed_back_uncharged(yard: Yard) -> None:
     begun, runs = asyncio.Event(), []
 
     async def innocent() -> str:

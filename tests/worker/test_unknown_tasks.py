@@ -60,9 +60,9 @@ async def test_a_task_that_comes_with_the_deploy_waits_for_it(yard: Yard, caplog
     async with old.worker() as worker:
         await send(yard, "draws", "early", "too")
         await declined(yard, "early")
-        [standing] = await yard.store.positions(["early"])
-        assert standing is not None
-        assert (standing.gate, standing.why()) == (Gate.UNKNOWN_TASK, "no live worker knows task draws")
+        [position] = await yard.store.positions(["early"])
+        assert position is not None
+        assert (position.gate, position.why()) == (Gate.UNKNOWN_TASK, "no live worker knows task draws")
         await send(yard, "works", "known")
         assert (await yard.until("known")).state is JobState.COMPLETED
         async with new.worker():
@@ -106,9 +106,9 @@ async def test_an_ordered_lane_is_kept_for_its_declined_head(yard: Yard) -> None
         await send(yard, "draws", "head", lane="doc")
         await declined(yard, "head")
         await send(yard, "works", "next", lane="doc")
-        [standing] = await yard.store.positions(["next"])
-        assert standing is not None
-        assert standing.gate is Gate.LANE_TASK
+        [position] = await yard.store.positions(["next"])
+        assert position is not None
+        assert position.gate is Gate.LANE_TASK
         async with other.worker():
             head, after = await yard.until("head"), await yard.until("next")
     assert head.finished_at is not None

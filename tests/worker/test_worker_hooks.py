@@ -22,7 +22,7 @@ from .yard import QUICK
 
 
 @both
-async def test_what_a_start_hook_keeps_is_there_for_bodies_hooks_and_stop_hooks(app: Fairlane, task: Any) -> None:
+async def test_state_of_a_start_hook_is_available_to_jobs_hooks_and_stop_hooks(app: Fairlane, task: Any) -> None:
     told: list[str] = []
 
     @app.on_worker_start

@@ -17,7 +17,7 @@ from fairlane.task import AsyncTask, PlainTask, Registry
 from fairlane.worker.settings import WorkerSettings
 from fairlane.worker.worker import Worker
 
-PATIENCE = 20.0
+PATIENCE = 45.0
 QUICK = Intervals(
     heartbeat=0.2,
     lease=1.5,

@@ -217,7 +217,6 @@ class Drain:
         context = self._context
         before = dict(context.counts)
         seen = await self._store.rescue(declare=False, term=context.term)
-        context.clock.set(seen.now)
         context.counts["rescued"] += seen.retried + seen.failed + seen.cancelled + seen.drained
         for service in self._services:
             while await service.run_once() == 0.0:

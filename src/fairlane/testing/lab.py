@@ -223,7 +223,8 @@ class Lab:
         """Become leader and register the workers, before other code gets the store. Repeating it changes nothing."""
         # Managers of the code under test stay on standby, so that only the lab runs the services.
         term = await store.lead("fairlane.testing", lease=LONGEST_SECONDS)
-        assert term is not None, "a new store has no other leader"
+        assert term is not None
+        assert term.session == "fairlane.testing", "a new store has no other leader"
         self._term = term.number
         queues = tuple(sorted(self._app.queue_names() | {"default"}))
         for worker in self._workers:

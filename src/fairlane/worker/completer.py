@@ -20,6 +20,7 @@ from ..model.states import Move, Transition, fail
 from ..store.port import Store
 
 logger = logging.getLogger("fairlane.worker")
+_COMPLETE = Move.COMPLETE
 CLAIM_TRIES = 3
 """How often a failing claim is tried before the worker goes on without it, so that results are not held up."""
 PROGRESS_EVERY = 0.1
@@ -28,7 +29,13 @@ PROGRESS_EVERY = 0.1
 
 def endings_by_call(transitions: Sequence[Transition]) -> list[Sequence[Transition]]:
     """Results in parts that fit into one call each."""
-    return parts_of(transitions, lambda t: len(t.result or b"") + len(t.error or ""), most_bytes=MOST_BYTES_PER_CALL)
+    return parts_of(transitions, _transition_size, most_bytes=MOST_BYTES_PER_CALL)
+
+
+def _transition_size(t: Transition) -> int:
+    if t.move is _COMPLETE:
+        return len(t.result or b"")
+    return len(t.error or "") + len(t.payload or b"")
 
 
 def _report_size(report: tuple[Held, bytes]) -> int:
@@ -44,10 +51,13 @@ class Completer:
         """Whether to try again when the store fails."""
         self._rng = Random()
         self._progress: dict[Held, bytes] = {}
+        self._in_flight: frozenset[Held] = frozenset()
+        """The jobs whose progress is being written."""
+        self._landed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._reported = asyncio.Event()
         self.claim_failed = False
-        """Whether the last exchange was done without its claim, because the store failed to process that."""
+        """Whether the last exchange was done without its claim: the store failed at it, or has seen a later one."""
 
     async def exchange(self, session: str, transitions: list[Transition], claim: Claim | None) -> Finished | None:
         """Write results and claim. None when the store failed and `may_retry` returned False.
@@ -70,7 +80,7 @@ class Completer:
         self.claim_failed = False
         while True:
             try:
-                if self._progress:
+                if self._progress or self._in_flight:
                     await self._write_last(session, transitions)
                 if transitions:
                     finished = await self._store.finish(session, transitions, claim=claim)
@@ -84,7 +94,7 @@ class Completer:
                 return await self._exchange_apart(session, transitions, claim, exc)
             except Stale:
                 # The claim is older than one the store has seen: the answer was overtaken by a repetition. Claim again.
-                claim = None
+                claim, self.claim_failed = None, True
             except Exception as exc:
                 if not self._may_retry():
                     logger.error("the store does not answer (%s); the rescuer will recover the remaining jobs", exc)
@@ -123,6 +133,9 @@ class Completer:
 
     async def _write_last(self, session: str, transitions: Sequence[Transition]) -> None:
         """Write the last progress of jobs that end: the store accepts none after their end."""
+        if self._in_flight and not self._in_flight.isdisjoint(transition.held for transition in transitions):
+            # Another connection may carry the end, and overtake the report.
+            await self._landed.wait()
         last = [(t.held, value) for t in transitions if (value := self._progress.pop(t.held, None)) is not None]
         if last:
             with contextlib.suppress(StoreError):
@@ -149,6 +162,12 @@ class Completer:
                 reports = parts_of(list(self._progress.items()), _report_size, most_bytes=MOST_BYTES_PER_CALL)[0]
                 for held, _ in reports:
                     self._progress.pop(held, None)
-                with contextlib.suppress(Exception):
-                    await self._store.progress(session(), reports)
+                self._in_flight = frozenset(held for held, _ in reports)
+                self._landed.clear()
+                try:
+                    with contextlib.suppress(Exception):
+                        await self._store.progress(session(), reports)
+                finally:
+                    self._in_flight = frozenset()
+                    self._landed.set()
             await asyncio.sleep(PROGRESS_EVERY)

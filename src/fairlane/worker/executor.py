@@ -61,6 +61,50 @@ class RecordsCrashState(Protocol):
         """The store has confirmed the end of a job."""
 
 
+class RunsJobs(Protocol):
+    """What a worker requires of its executor. All methods are called in the worker's event loop.
+
+    Each run that was started ends with one call of `ended`, also in that loop, once its function has really ended.
+    """
+
+    def start_all(self, runs: list[Run]) -> None:
+        """Start claimed jobs."""
+
+    def stop(self, run: Run, why: Stop) -> None:
+        """Stop a job; it ends when its function has."""
+
+    def abandon(self, run: Run) -> None:
+        """End a run now, whatever its function does."""
+
+    def end_lost(self, runs: Iterable[Run]) -> None:
+        """End runs that cannot report their end themselves."""
+
+    async def close(self) -> None:
+        """Free what the executor holds; no run is left."""
+
+
+class UnknownTasks:
+    """Declines jobs whose task a worker does not know, and logs each such task once."""
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._named: set[str] = set()
+
+    def decline(self, run: Run) -> Transition:
+        """The transition of a run that does not begin."""
+        job = run.claimed
+        run.declined = True
+        if job.task not in self._named and len(self._named) < MOST_NAMED:
+            self._named.add(job.task)
+            logger.warning(
+                "task %s is unknown to this worker: its jobs (first %s) are left to workers that know it",
+                job.task,
+                job.id,
+            )
+        error = f"no worker that claimed it had a task {job.task!r}; deploy one that has, or rename the task back"
+        return states.decline(job.held, error, patience=self._patience)
+
+
 class Executor:
     """Starts job functions, and calls `ended` with the transition of each."""
 
@@ -92,14 +136,12 @@ class Executor:
         self._suspects = asyncio.Lock()
         self._timed: set[Run] = set()
         self._sweep: asyncio.TimerHandle | None = None
-        self._unknown_task = unknown_task
-        self._declined: set[str] = set()
+        self._unknown_tasks = UnknownTasks(unknown_task)
 
     def start(self, run: Run) -> None:
         """Start the function of a claimed job. A job whose task is unknown here is declined instead."""
         if self._registry.get(run.claimed.task) is None:
-            run.declined = True
-            self._end(run, self._decline(run.claimed))
+            self._end(run, self._unknown_tasks.decline(run))
             return
         run.body = asyncio.get_running_loop().create_task(self._run(run))
 
@@ -290,17 +332,6 @@ class Executor:
         ):
             return msgspec.structs.replace(ending, final=True)
         return ending
-
-    def _decline(self, job: Claimed) -> Transition:
-        if job.task not in self._declined and len(self._declined) < MOST_NAMED:
-            self._declined.add(job.task)
-            logger.warning(
-                "task %s is unknown to this worker: its jobs (first %s) are left to workers that know it",
-                job.task,
-                job.id,
-            )
-        error = f"no worker that claimed it had a task {job.task!r}; deploy one that has, or rename the task back"
-        return states.decline(job.held, error, patience=self._unknown_task)
 
     def _record_begin(self, run: Run) -> None:
         if self._crash_state is not None:

@@ -12,6 +12,8 @@ from ..model.job import Claimed, Priority
 from ..model.session import Claim
 from ..model.slots import Floor, Slots, asks
 
+_CLASSES = frozenset(Priority)
+
 
 class Fetcher:
     """Counts running jobs by priority, and turns free slots into claims."""
@@ -33,6 +35,8 @@ class Fetcher:
         """The number of the last claim that was made."""
         self.answered = 0
         """The number of the last claim that was answered."""
+        self.patience = 1.0
+        """How many intervals to wait before a claim without a hint."""
         self._ready: Claim | None = None
 
     def is_due(self, now: float) -> bool:
@@ -42,7 +46,7 @@ class Fetcher:
     def make_ready(self) -> None:
         """Make the next claim while there is nothing else to do, so that it can be sent without delay."""
         if self._ready is None:
-            self._ready = self.claim(told=True)
+            self._ready = self.claim(notified=True)
 
     def next(self, ending: Sequence[Priority] = ()) -> Claim | None:
         """The claim to send now, None when no slot is free. Answers the hint, and puts off the next poll."""
@@ -51,13 +55,13 @@ class Fetcher:
             claim = self.claim(ending)
         else:
             # A poll keeps the number too: a store may have answered this claim in advance, and the answer was lost.
-            claim = ready if self.hinted else msgspec.structs.replace(ready, told=False)
+            claim = ready if self.hinted else msgspec.structs.replace(ready, notified=False)
         if claim is not None:
             self.hinted = False
-            self.next_poll = time.monotonic() + self._poll * uniform(0.9, 1.1)
+            self.next_poll = time.monotonic() + self._poll * self.patience * uniform(0.9, 1.1)
         return claim
 
-    def claim(self, ending: Sequence[Priority] = (), *, told: bool = False) -> Claim | None:
+    def claim(self, ending: Sequence[Priority] = (), *, notified: bool = False) -> Claim | None:
         """A claim for the free slots, including those of the jobs that end in the same call."""
         left = list(self._running)
         for priority in ending:
@@ -69,7 +73,15 @@ class Fetcher:
         if not wishes:
             return None
         self.number += 1
-        return Claim(number=self.number, asks=tuple(wishes), total=free, told=told)
+        return Claim(number=self.number, asks=tuple(wishes), total=free, notified=notified)
+
+    def room(self) -> frozenset[Priority]:
+        """The classes of which another job could start."""
+        return (
+            _CLASSES
+            if not any(self._running)
+            else frozenset(priority for priority in Priority if self._slots.room(self._running, priority) > 0)
+        )
 
     def started(self, claimed: Iterable[Claimed]) -> None:
         """Count jobs that were claimed."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from types import TracebackType
 
+from ..model.retry import counted
 from ..model.states import Move, Transition
 from .body import users_frames
 from .run import Run
@@ -58,8 +59,8 @@ def _log(level: int, run: Run, words: str, transition: Transition, error: Except
         for word, value in (("waited", about["wait"]), ("ran", about["run"]))
         if value is not None
     )
-    message = "%s %s, attempt %d of %d in queue %s%s: %s"
-    args = (job.task, job.id, job.attempt, job.retries + 1, where, times, words)
+    message = "%s %s, attempt %s in queue %s%s: %s"
+    args = (job.task, job.id, counted(job.attempt, job.retries), where, times, words)
     record = logger.makeRecord(logger.name, level, __file__, 0, message, args, _exc_info(error), "log_run", about)
     if transition.error and level > logging.INFO:
         # The stored text: formatters use it instead of formatting the traceback, so it is bounded.

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from enum import Enum
 
-from .executor import Executor
+from .executor import RunsJobs
 from .run import Run, Stop
 
 logger = logging.getLogger("fairlane.worker")
@@ -49,7 +49,7 @@ class Shutdown:
             self._grace_ends = self.next_step_at = time.monotonic() + (0 if now else self._grace)
         self.requested.set()
 
-    def hand_back(self, executor: Executor, runs: Iterable[Run], now: float) -> None:
+    def hand_back(self, executor: RunsJobs, runs: Iterable[Run], now: float) -> None:
         """Cancel the job functions that still run; called again, leave them behind."""
         left = [run for run in runs if not run.ended]
         if left:
@@ -62,7 +62,7 @@ class Shutdown:
         self._unwinding = True
         self.next_step_at = now + UNWIND_SECONDS
 
-    async def end_all(self, executor: Executor, runs: Iterable[Run]) -> None:
+    async def end_all(self, executor: RunsJobs, runs: Iterable[Run]) -> None:
         """End every job function that still runs, in at most `UNWIND_SECONDS`."""
         left = [run for run in runs if not run.ended]
         for run in left:

@@ -20,18 +20,19 @@ from ..errors import SessionLost
 from ..events import Tracer
 from ..hooks import Hooks
 from ..manager.manager import Manager
+from ..manager.promoter import promote_due
 from ..model.job import Held
-from ..model.names import ERROR_BYTES, PAYLOAD_BYTES
 from ..model.session import Claim, Renewal, Session
 from ..model.states import Transition
 from ..runtime.connection import OpenStore
 from ..runtime.lease_keeper import BackgroundTask, Holdings, LeaseKeeper
+from ..runtime.running_job import Report
 from ..store.port import Store
-from ..store.wakeups import queue_topic, worker_topic
+from ..store.wakeups import Work
 from ..task import Registry
 from . import shutdown
 from .completer import Completer, endings_by_call
-from .executor import Executor, RecordsCrashState
+from .executor import Ended, Executor, RecordsCrashState, RunsJobs
 from .fetcher import Fetcher
 from .job_log import log_run
 from .lifetime import StoppedEarlyError, lifetime
@@ -43,9 +44,9 @@ from .stray_tasks import guard_tasks
 from .worker_session import WorkerSession
 
 logger = logging.getLogger("fairlane.worker")
-LARGEST_JOB = PAYLOAD_BYTES + ERROR_BYTES + 1024
-"""The most bytes that one job can add to a claim: payload, headers, and a little that a store keeps beside them."""
 Ending = tuple[Run, Transition | None]
+MakeExecutor = Callable[[Ended, Report], RunsJobs]
+"""Makes the executor of a worker, from what it calls with the end of a run and with the progress of a job."""
 
 
 class Worker:
@@ -65,6 +66,8 @@ class Worker:
         modules: Sequence[str] = (),
         registered: Callable[[Session], None] | None = None,
         hooks: Sequence[Hooks] = (),
+        executor: MakeExecutor | None = None,
+        tasks: Sequence[str] | None = None,
     ) -> None:
         self._get_store = store
         self._release_store = release
@@ -77,6 +80,9 @@ class Worker:
         self._modules = modules
         self._registered = registered
         self._hooks = hooks
+        self._make_executor = executor or self._native_executor
+        self._tasks = tasks
+        """The names of the tasks it can run; None for those of the registry."""
         self._fetcher = Fetcher(settings.slots, settings.queues, settings.intervals.poll)
         self._shutdown = Shutdown(settings.grace)
         self._runs: dict[Held, Run] = {}
@@ -84,6 +90,7 @@ class Worker:
         self._news = asyncio.Event()
         self._session_lost = False
         self._out_of_contact = False
+        self._paused = False
         self.ready = asyncio.Event()
         """Set once it is registered and claims."""
         self.manager: Manager | None = None
@@ -115,6 +122,11 @@ class Worker:
         if self.ready.is_set():
             self._keeper.nudge()
 
+    def pause(self, paused: bool) -> None:
+        """Claim nothing until this is undone, because the executor cannot start jobs now; running jobs continue."""
+        self._paused = paused
+        self._hint()
+
     async def run(self) -> None:
         """Serve until stopped. Cancelling it stops at once."""
         self._loop = asyncio.get_running_loop()
@@ -132,20 +144,9 @@ class Worker:
 
     async def _work(self) -> None:
         self._completer = Completer(self._store, self._shutdown.may_retry)
-        self._executor = Executor(
-            self._registry,
-            self._settings.slots.total,
-            self._ended,
-            self._completer.report,
-            store=self._store,
-            crash_state=self._crash_state,
-            tracer=self._tracer,
-            torn_down=self._torn_down,
-            modules=self._modules,
-            unknown_task=self._settings.intervals.unknown_task,
-        )
+        self._executor = self._make_executor(self._ended, self._completer.report)
         self._worker_session = WorkerSession(
-            *(self._store, self._settings, self._shutdown.requested, self._registry),
+            *(self._store, self._settings, self._shutdown.requested, self._task_names),
             declare=self._declare,
             crash_state=self._crash_state,
             registered=self._registered,
@@ -160,6 +161,7 @@ class Worker:
             await self._declare(self._store)
         if not await self._worker_session.join():
             return
+        self._announced: Work = self._store.wakeups.work(self._settings.queues, self._hint)
         tasks: list[asyncio.Future[None]] = []
         # The session is registered: from here on it is ended however the worker ends.
         try:
@@ -179,12 +181,31 @@ class Worker:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._announced.close()
             await self._leave()
+
+    def _task_names(self) -> tuple[str, ...]:
+        return tuple(sorted((task.name for task in self._registry) if self._tasks is None else self._tasks))
+
+    def _native_executor(self, ended: Ended, report: Report) -> RunsJobs:
+        return Executor(
+            self._registry,
+            self._settings.slots.total,
+            ended,
+            report,
+            store=self._store,
+            crash_state=self._crash_state,
+            tracer=self._tracer,
+            torn_down=self._torn_down,
+            modules=self._modules,
+            unknown_task=self._settings.intervals.unknown_task,
+        )
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
         self.ready.set()
+        promoted = False  # whether due jobs were made pending, and none has run since
         while True:
             self._news.clear()
             if self._session_lost:
@@ -194,11 +215,15 @@ class Worker:
             if endings or claim is not None:
                 if not await self._exchange(endings, claim):
                     return
-                nothing_left = not self._runs and not self._endings and not self._session_lost
-                nothing_left = nothing_left and not self._completer.claim_failed
+                busy = self._runs or self._endings or self._session_lost or self._completer.claim_failed
+                promoted = promoted and not busy
                 # A hint set by the answer itself: some of what was claimed did not fit, and there may be more.
-                if self._settings.burst and nothing_left and claim is not None and not self._fetcher.hinted:
-                    return
+                if self._settings.burst and not busy and claim is not None and not self._fetcher.hinted:
+                    if promoted:
+                        return
+                    # This worker may end before any leader makes due jobs pending.
+                    await promote_due(self._store)
+                    promoted = self._fetcher.hinted = True
             elif self._shutdown.requested.is_set() and not self._runs:
                 return
             else:
@@ -206,8 +231,9 @@ class Worker:
 
     def _claim(self, endings: list[Ending]) -> Claim | None:
         """Claim with every write, and otherwise after a hint or when the next poll is due."""
-        if self._shutdown.requested.is_set() or self._out_of_contact:
+        if self._shutdown.requested.is_set() or self._out_of_contact or self._paused:
             return None
+        self._fetcher.patience = self._announced.patience
         if not endings and not self._fetcher.is_due(time.monotonic()):
             return None
         return self._fetcher.next([run.claimed.priority for run, _ in endings])
@@ -215,6 +241,7 @@ class Worker:
     async def _exchange(self, endings: list[Ending], claim: Claim | None) -> bool:
         """One round trip. False when the store failed until a stopping worker gave up."""
         transitions = [transition for _, transition in endings if transition is not None]
+        self._announced.claiming()
         try:
             finished = await self._completer.exchange(self.session.id, transitions, claim)
         except SessionLost:
@@ -234,8 +261,10 @@ class Worker:
         self._fetcher.started(finished.claimed)
         if claim is not None:
             self._fetcher.answered = claim.number
-            # A nearly full answer may have been cut at its limit of bytes: there may be jobs for the slots left.
-            if sum(job.size for job in finished.claimed) > claim.most_bytes - LARGEST_JOB:
+            if not self._completer.claim_failed:
+                self._announced.claimed(claim, finished.claimed)
+            if claim.may_be_cut(finished.claimed):
+                # There may be jobs for the slots left.
                 self._fetcher.hinted = True
         for run, transition in endings:
             self._forget(run)
@@ -274,11 +303,13 @@ class Worker:
             if now >= self._shutdown.next_step_at:
                 self._shutdown.hand_back(self._executor, self._runs.values(), now)
             until = self._shutdown.next_step_at
-        elif self._out_of_contact or len(self._runs) >= self._settings.slots.total:
+        elif self._out_of_contact or self._paused or len(self._runs) >= self._settings.slots.total:
             # A claim has to wait for a result or a renewal, which wakes this up by itself.
             until = now + self._settings.intervals.poll
         elif not self._runs:
             self._fetcher.make_ready()
+        closed = self._out_of_contact or self._paused or self._shutdown.requested.is_set()
+        self._announced.offer(frozenset() if closed else self._fetcher.room())
         timer = self._loop.call_later(max(0.0, until - now), self._news.set)
         try:
             await self._news.wait()
@@ -286,18 +317,13 @@ class Worker:
             timer.cancel()
 
     async def _listen(self) -> None:
-        topics = [queue_topic(queue) for queue in self._settings.queues]
         subscribed: str | None = None
-        subscription = self._store.wakeups.subscribe(topics, self._hint)
-        try:
-            while True:
-                worker = self.session.worker
-                if worker is not None and worker != subscribed:
-                    subscribed = worker
-                    subscription.listen([*topics, worker_topic(worker)])
-                await subscription.wait(self._settings.intervals.heartbeat)
-        finally:
-            subscription.close()
+        while True:
+            worker = self.session.worker
+            if worker is not None and worker != subscribed:
+                subscribed = worker
+                self._announced.listen(worker)
+            await self._announced.wait(self._settings.intervals.heartbeat)
 
     def _hint(self) -> None:
         self._fetcher.hinted = True

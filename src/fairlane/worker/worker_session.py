@@ -14,7 +14,6 @@ from ..manager.service import FailureTracker
 from ..model.ids import new_id
 from ..model.session import NewSession, Session, SessionKind, SessionState
 from ..store.port import Store
-from ..task import Registry
 from .executor import RecordsCrashState
 from .settings import WorkerSettings
 
@@ -44,7 +43,7 @@ class WorkerSession:
         store: Store,
         settings: WorkerSettings,
         stopping: asyncio.Event,
-        registry: Registry,
+        tasks: Callable[[], tuple[str, ...]],
         *,
         declare: Callable[[Store], Awaitable[None]] | None = None,
         crash_state: RecordsCrashState | None = None,
@@ -54,7 +53,7 @@ class WorkerSession:
         self._declare = declare
         self._settings = settings
         self._stopping = stopping
-        self._registry = registry
+        self._tasks = tasks
         self._crash_state = crash_state
         self._registered = registered
         self.session: Session | None = None
@@ -148,7 +147,7 @@ class WorkerSession:
             index=settings.index,
             queues=tuple(settings.queues),
             slots=settings.slots,
-            tasks=tuple(sorted(task.name for task in self._registry)),
+            tasks=self._tasks(),
         )
         if self._crash_state is not None:
             self._crash_state.session(new.id)
