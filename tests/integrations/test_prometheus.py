@@ -110,7 +110,7 @@ async def test_refused_writes_are_counted(kit: Kit, metrics: Metrics) -> None:
     assert value(metrics, "fairlane_refused_writes_total", verb="progress") == 1
 
 
-async def test_upkeep_and_elections_are_counted(kit: Kit, metrics: Metrics) -> None:
+async def test_maintenance_and_elections_are_counted(kit: Kit, metrics: Metrics) -> None:
     worker = await kit.worker()
     await kit.enqueue()
     await kit.enqueue(delay=30)
@@ -120,12 +120,16 @@ async def test_upkeep_and_elections_are_counted(kit: Kit, metrics: Metrics) -> N
     await kit.store.promote()
     await kit.store.rescue()
 
-    assert value(metrics, "fairlane_upkeep_total", verb="promote", what="promoted") == 1
-    assert value(metrics, "fairlane_upkeep_total", verb="rescue", what="declared") == 1
-    assert value(metrics, "fairlane_upkeep_total", verb="rescue", what="retried") == 1
+    assert value(metrics, "fairlane_maintenance_total", verb="promote", what="promoted") == 1
+    assert value(metrics, "fairlane_maintenance_total", verb="rescue", what="declared") == 1
+    assert value(metrics, "fairlane_maintenance_total", verb="rescue", what="retried") == 1
     assert value(metrics, "fairlane_terms_total") == 1
+    await kit.store.promote()
+    assert value(metrics, "fairlane_promotion_late_seconds_count") == 1, "a pass that promoted nothing says nothing"
+    assert value(metrics, "fairlane_promotion_late_seconds_sum") == pytest.approx(30.0)
     # Times and flags of an answer are not counts.
     assert b'what="now"' not in generate_latest(metrics.registry)
+    assert b'what="late"' not in generate_latest(metrics.registry)
     assert b'what="more"' not in generate_latest(metrics.registry)
 
 

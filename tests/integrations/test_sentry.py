@@ -29,7 +29,8 @@ class Kept(Transport):
     events: list[dict[str, Any]]
 
     def capture_envelope(self, envelope: Envelope) -> None:
-        self.events += [item.payload.json for item in envelope.items if item.type == "event"]  # type: ignore[misc]
+        documents = [item.payload.json for item in envelope.items if item.type == "event"]
+        self.events += [document for document in documents if document is not None]
 
 
 @pytest.fixture

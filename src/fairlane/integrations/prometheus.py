@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 try:
     import prometheus_client as prom
@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from ..events import Called, Enqueued, Event, Events, Finished, Led, Passed, Refused, Started
 from ..model.job import Priority
+from ..model.maintenance import Promoted
 from ..model.reading import QueueReading
 from ..model.session import Session, SessionState
 from ..worker.probes import Readiness, serve
@@ -38,6 +39,18 @@ OTHER = "other"
 ReadQueues = Callable[[], Iterable[QueueReading]]
 ReadSessions = Callable[[], Iterable[Session]]
 ReadCounters = Callable[[], Mapping[str, int]]
+
+
+class Load(Protocol):
+    """What is read of a load."""
+
+    @property
+    def pending(self) -> int: ...
+
+    @property
+    def running(self) -> int: ...
+
+
 M = TypeVar("M", bound=MetricWrapperBase)
 C = TypeVar("C", bound=Collector)
 
@@ -93,6 +106,14 @@ class Metrics:
             "Wait of jobs for their first start, since they were sent or due.",
             *(WAIT_BUCKETS, "queue", "priority"),
         )
+        self._late_seconds = self._add(
+            prom.Histogram(
+                "fairlane_promotion_late_seconds",
+                "Time from the due time of the longest overdue job of a pass to its promotion.",
+                buckets=WAIT_BUCKETS,
+                registry=None,
+            )
+        )
         self._call_seconds = self._histogram(
             "fairlane_store_call_seconds", "Duration of calls to the store.", CALL_BUCKETS, "verb"
         )
@@ -102,8 +123,8 @@ class Metrics:
         self._refused = self._counter(
             "fairlane_refused_writes", "Rejected writes to jobs that the worker no longer owns.", "verb"
         )
-        self._upkeep = self._counter(
-            "fairlane_upkeep", "Jobs and records that maintenance passes of the leader changed.", "verb", "what"
+        self._maintenance = self._counter(
+            "fairlane_maintenance", "Jobs and records that maintenance passes of the leader changed.", "verb", "what"
         )
         self._terms = self._add(prom.Counter("fairlane_terms", "Elections won by this process.", registry=None))
         if queues or sessions or counters:
@@ -161,12 +182,14 @@ class Metrics:
                 self._terms.inc()
 
     def _count_pass(self, event: Passed) -> None:
+        if isinstance(event.answer, Promoted) and event.answer.late is not None:
+            self._late_seconds.observe(event.answer.late)
         for what in event.answer.__struct_fields__:
             value = getattr(event.answer, what)
             count = len(value) if isinstance(value, tuple) else value
             # The other fields are times and flags.
             if type(count) is int and count:
-                self._upkeep(event.verb, what).inc(count)
+                self._maintenance(event.verb, what).inc(count)
 
 
 class _Gauges(Collector):
@@ -180,7 +203,7 @@ class _Gauges(Collector):
 
     def describe(self) -> Iterator[Metric]:
         """Yield empty families; without this method, registering would read the store."""
-        yield from (*self._of_queues([]), *self._of_sessions([]), self._of_server({}), _up(True))
+        yield from (*self._of_queues([]), *self._of_sessions([]), *self._of_server({}), _up(True))
 
     def collect(self) -> Iterator[Metric]:
         try:
@@ -190,7 +213,7 @@ class _Gauges(Collector):
             if self._sessions is not None:
                 families += self._of_sessions(self._sessions())
             if self._counters is not None:
-                families.append(self._of_server(self._counters()))
+                families += self._of_server(self._counters())
         except Exception as exc:
             # Log once per outage, not at every scrape.
             if self._up:
@@ -230,12 +253,57 @@ class _Gauges(Collector):
         return [present]
 
     @staticmethod
-    def _of_server(counters: Mapping[str, int]) -> CounterMetricFamily:
+    def _of_server(counters: Mapping[str, int]) -> list[Metric]:
         text = "Incidents that the store's server has counted."
-        counted = CounterMetricFamily("fairlane_server_incidents", text, labels=("what",))
+        incidents = CounterMetricFamily("fairlane_server_incidents", text, labels=("what",))
+        tokens = CounterMetricFamily("fairlane_tokens", "Tokens in Redis, by what became of them.", labels=("what",))
+        down = GaugeMetricFamily("fairlane_redis_down", "Servers of tokens that do not answer.")
         for what, count in counters.items():
-            counted.add_metric((what,), count)
-        return counted
+            if what == REDIS_DOWN:
+                down.add_metric((), count)
+            elif what.startswith(TOKENS):
+                tokens.add_metric((what.removeprefix(TOKENS),), count)
+            else:
+                incidents.add_metric((what,), count)
+        return [incidents, tokens, down]
+
+
+TOKENS, REDIS_DOWN = "tokens_", "redis_down"
+"""Counters of a store on PostgreSQL with Redis that have metrics of their own."""
+
+
+class CeleryLoads(Collector):
+    """The loads of the balanced queues of a Celery application, read at each scrape.
+
+    `loads` is the method of a `fairlane.integrations.celery.LoadBalancer`. If it raises, the scrape omits the loads and
+    ``fairlane_celery_balancer_up`` is 0. Register it with ``registry.register(CeleryLoads(balancer.loads))``.
+    """
+
+    def __init__(self, loads: Callable[[], Mapping[str, Load]]) -> None:
+        self._loads = loads
+
+    def describe(self) -> Iterator[Metric]:
+        """Yield empty families; without this method, registering would read the server."""
+        yield from self._families({}, True)
+
+    def collect(self) -> Iterator[Metric]:
+        try:
+            loads, up = self._loads(), True
+        except Exception:
+            # The balancer logs an outage itself, once.
+            loads, up = {}, False
+        yield from self._families(loads, up)
+
+    @staticmethod
+    def _families(loads: Mapping[str, Load], up: bool) -> list[Metric]:
+        tasks = GaugeMetricFamily(
+            "fairlane_celery_tasks", "Tasks that wait or run in a balanced queue.", labels=("queue", "state")
+        )
+        for queue, load in loads.items():
+            tasks.add_metric((queue, "pending"), load.pending)
+            tasks.add_metric((queue, "running"), load.running)
+        text = "1 if this scrape could read the loads."
+        return [tasks, GaugeMetricFamily("fairlane_celery_balancer_up", text, value=up)]
 
 
 def _up(value: bool) -> GaugeMetricFamily:

@@ -1,0 +1,89 @@
+"""Adoption: a message from the broker, sent by a program without fair mode, becomes a job and is then acknowledged."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kombu.exceptions import ContentDisallowed, DecodeError
+
+from ...errors import Conflict, FairlaneError, InvalidInput
+from .messages import LocalMessage, payload_of
+from .publishing import Publish
+
+if TYPE_CHECKING:
+    from .fair import Fair
+
+logger = logging.getLogger("fairlane.celery")
+Strategy = Callable[..., Any]
+AGAIN_SECONDS = 1.0
+"""When to try again to store a message that the store did not take."""
+
+
+def adopting(strategy: Strategy, fair: Fair, consumer: Any) -> Strategy:
+    """A strategy that runs what was claimed from Fairlane, and stores what comes from the broker."""
+
+    def receive(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **options: Any) -> Any:
+        if isinstance(message, LocalMessage):
+            return strategy(message, body, ack, reject, callbacks, **options)
+        queue = _queue_of(message, fair)
+        if body is not None or queue is None:
+            # Protocol 1, a queue that is not fair, or a message for this worker alone: as without fair mode.
+            return strategy(message, body, ack, reject, callbacks, **options)
+        try:
+            adopt(message, queue, fair)
+        except (InvalidInput, Conflict) as exc:
+            logger.warning("task %s stays with Celery: %s", message.headers.get("id"), exc)
+            return strategy(message, body, ack, reject, callbacks, **options)
+        except FairlaneError as exc:
+            # It stays unacknowledged, so the broker keeps it, and does not send more than the prefetch count.
+            logger.warning("could not store task %s (%s); trying again", message.headers.get("id"), exc)
+            again = (message, body, ack, reject, callbacks)
+            consumer.timer.call_after(AGAIN_SECONDS, receive, again, options)
+            return None
+        except (ContentDisallowed, DecodeError):
+            raise  # the consumer rejects it
+        except Exception:
+            # For example in the application's function of the tenant: an error here would stop the consumer.
+            logger.exception("task %s stays with Celery: its tenant is not known", message.headers.get("id"))
+            return strategy(message, body, ack, reject, callbacks, **options)
+        ack(logger, consumer.connection_errors)
+        return None
+
+    return receive
+
+
+def adopt(message: Any, queue: str, fair: Fair) -> None:
+    """Store the job of a message from the broker."""
+    headers = dict(message.headers)
+    properties = {
+        name: message.properties[name]
+        for name in ("correlation_id", "reply_to", "priority")
+        if message.properties.get(name) is not None
+    }
+    if properties.get("priority") == 0:
+        # What kombu sends when the producer has named none.
+        del properties["priority"]
+    # kombu has decompressed it already.
+    headers.pop("compression", None)
+    payload = payload_of(headers, properties, message.content_type, message.content_encoding, bytes_of(message.body))
+    publish = Publish(fair, queue, headers, properties, payload, {})
+    fair.enqueue(publish, publish.lane(message.payload, None))
+
+
+def bytes_of(body: Any) -> bytes:
+    """The body of a message as bytes."""
+    return body.encode() if isinstance(body, str) else bytes(body)
+
+
+def _queue_of(message: Any, fair: Fair) -> str | None:
+    """The fair queue that a message came from; None if it came from another."""
+    exchange, key = message.delivery_info.get("exchange"), message.delivery_info.get("routing_key")
+    queues = fair.app.amqp.queues
+    if not exchange and key in queues:
+        return fair.fair_queue(queues[key])
+    for queue in queues.values():
+        if queue.exchange is not None and queue.exchange.name == exchange and queue.routing_key == key:
+            return fair.fair_queue(queue)
+    return None

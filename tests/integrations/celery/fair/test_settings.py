@@ -1,0 +1,82 @@
+"""The settings of fair mode, without workers."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.utils.nodenames import worker_direct
+from kombu.common import Broadcast
+from kombu.entity import Exchange, Queue
+
+from fairlane import Fairlane, InvalidInput
+from fairlane.integrations.celery import Fair
+from fairlane.integrations.celery.adoption import _queue_of
+from fairlane.integrations.celery.agent import Agent
+from fairlane.model.job import Priority
+
+
+@pytest.mark.parametrize(("broker", "highest"), [("redis://", 0), ("amqp://", 9)])
+def test_priorities_mean_what_they_mean_for_the_broker(broker: str, highest: int, tmp_path: object) -> None:
+    app = Celery("priorities", broker=broker, set_as_current=False)
+    fair = Fair(app, Fairlane(f"sqlite:///{tmp_path}/fairlane.db"))
+    classes = [fair.priority_of(abs(highest - step)) for step in range(10)]
+    high, normal, low = Priority.HIGH, Priority.NORMAL, Priority.LOW
+    assert classes == [*[high] * 3, *[normal] * 4, *[low] * 3]
+
+
+def test_bad_settings_are_refused(tmp_path: object) -> None:
+    app, fairlane = Celery("bad", set_as_current=False), Fairlane(f"sqlite:///{tmp_path}/fairlane.db")
+    with pytest.raises(InvalidInput, match="tenant"):
+        Fair(app, fairlane, tenant=3)  # type: ignore[arg-type]  # the mistake
+    with pytest.raises(InvalidInput, match="queues"):
+        Fair(app, fairlane, queues="celery")
+    with pytest.raises(InvalidInput, match="ahead"):
+        Fair(app, fairlane, ahead=-1)
+    Fair(app, fairlane)
+    with pytest.raises(InvalidInput, match="twice"):
+        Fair(app, fairlane)
+
+
+def _fair_by_default() -> Fair:
+    """Fair mode of an application whose workers also consume queues of one worker and of all; nothing is opened."""
+    app = Celery("default", broker="redis://", set_as_current=False)
+    exchange = Exchange("images", type="topic")
+    app.conf.task_queues = [Queue("celery"), Queue("images", exchange, "image.*"), Broadcast("all")]
+    fair = Fair(app, Fairlane("sqlite:///never.db"))
+    # As `worker_direct=True` does it when a worker starts.
+    app.amqp.queues.select_add(worker_direct("w1@host"))
+    return fair
+
+
+def _agent(fair: Fair, places: int = 1) -> Agent:
+    controller = SimpleNamespace(concurrency=8, pool=SimpleNamespace(num_processes=places), hostname="w1@host")
+    return Agent(fair, controller)
+
+
+def test_the_queues_of_one_worker_and_of_all_workers_are_not_fair() -> None:
+    fair = _fair_by_default()
+    assert fair.served() == ["celery", "images"]
+    assert set(_agent(fair)._settings().queues) == {"celery", "images"}
+
+
+@pytest.mark.parametrize(
+    ("exchange", "key", "queue"),
+    [
+        ("", "celery", "celery"),
+        ("images", "image.*", "images"),
+        ("C.dq2", "w1@host", None),
+        ("", "w1@host.dq2", None),
+        ("all", "", None),
+        ("", "elsewhere", None),
+    ],
+)
+def test_messages_of_fair_queues_are_adopted(exchange: str, key: str, queue: str | None) -> None:
+    message: Any = SimpleNamespace(delivery_info={"exchange": exchange, "routing_key": key})
+    assert _queue_of(message, _fair_by_default()) == queue
+
+
+def test_an_agent_claims_as_many_jobs_as_the_pool_has_places() -> None:
+    """The solo pool has one, whatever the worker's concurrency is."""
+    assert _agent(_fair_by_default(), places=1)._settings().slots.total == 1
+    assert _agent(_fair_by_default(), places=3)._settings().slots.total == 3
