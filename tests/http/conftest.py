@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -58,10 +59,10 @@ def web(app: Fairlane) -> FastAPI:
     return create_app(app, settings=HttpSettings(heartbeat=0.2, token_seconds=0.001, store_seconds=10))
 
 
-def client_of(web: FastAPI, **options: object) -> httpx.AsyncClient:
+def client_of(web: FastAPI, **options: Any) -> httpx.AsyncClient:
     """A client that calls a service in process."""
     transport = httpx.ASGITransport(web, raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://localhost", **options)  # type: ignore[arg-type]
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost", **options)
 
 
 @pytest.fixture

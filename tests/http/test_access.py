@@ -12,13 +12,14 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from fairlane import Fairlane
-from fairlane.http import HttpSettings, create_app, service_of
+from fairlane.http import HttpSettings, create_app, serve_app, service_of, shapes
 from fairlane.http.access import Scope
 from fairlane.http.operation import Endpoint, Operation
 from fairlane.model.tokens import AccessToken, digest_of, make, stored
 
 from .conftest import API, client_of
 from .test_jobs import is_problem, send
+from .test_operations import fits
 from .test_streams import Stream
 
 
@@ -55,6 +56,7 @@ def operations(web: FastAPI) -> list[Operation]:
 
 def call(http: httpx.AsyncClient, operation: Operation, secret: str | None) -> httpx.Request:
     path = operation.path.replace("{id:path}", "x").replace("{queue}", "default").replace("{id}", "x")
+    path = path.replace("{name}", "x")
     headers = {} if secret is None else bearer(secret)
     return http.build_request(operation.method, path, headers=headers)
 
@@ -78,7 +80,9 @@ async def test_every_route_names_its_scope_and_refuses_callers_without_it(web: F
                 if scope in (operation.scope, "admin") or (scope == "operate" and operation.scope is Scope.READ):
                     continue
                 assert (await http.send(call(http, operation, scope))).status_code == 403, (operation.path, scope)
-    assert sorted(public) == [f"{API}/openapi.json", "/healthz", "/readyz"]
+    # The dashboard's files contain no data, and a session says only what its caller may do.
+    session = [f"{API}/session"] * 3
+    assert sorted(public) == ["/", f"{API}/openapi.json", *session, "/assets/{file}", "/healthz", "/readyz"]
 
 
 async def test_only_the_old_route_changes_anything_by_get(web: FastAPI) -> None:
@@ -141,6 +145,28 @@ async def test_a_tenant_sends_to_and_sees_its_own_lane_alone(web: FastAPI, http:
         assert "id" not in line.json()
 
 
+async def test_a_token_bound_to_a_lane_sees_that_lane_alone(web: FastAPI, app: Fairlane) -> None:
+    await app.registry.find("add").enqueue(1)
+    await app.client.set_limit("default", 7, lane="user:bob")
+    Tokens(web, token("ann", "operate", queues=("default",), lane="user:ann"), token("all", "operate"))
+    async with client_of(web, headers=bearer("ann")) as ann:
+        for method, verb, body in (
+            ("PUT", "limit", {"limit": 3}),
+            ("POST", "pause", {}),
+            ("POST", "resume", {}),
+            ("POST", "clear-limit", {}),
+        ):
+            answer = await ann.request(method, f"{API}/queues/default/{verb}", json={"lane": "user:ann", **body})
+            assert answer.status_code == 200, answer.text
+            assert fits(shapes.SteeredLane, answer.json()), verb
+            assert "bob" not in answer.text
+            if verb == "pause":
+                assert (answer.json()["limit"], answer.json()["own_limit"]) == (0, 3)
+    async with client_of(web, headers=bearer("all")) as whole:
+        answer = await whole.post(f"{API}/queues/default/pause", json={"lane": "user:ann"})
+        assert "user:bob" in answer.text
+
+
 async def test_keys_of_one_token_are_not_those_of_another(web: FastAPI, app: Fairlane) -> None:
     Tokens(web, token("a", "enqueue"), token("b", "enqueue"))
     async with client_of(web) as http:
@@ -178,16 +204,27 @@ async def test_a_stream_ends_with_its_token(web: FastAPI, app: Fairlane) -> None
         parts, others = revoked.parts(), kept.parts()
         assert ["event: state" in await anext(parts) for _ in range(2)] == [False, True]
         tokens.known = tokens.known[1:]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert [part async for part in parts if not part.startswith(":")] == []
         assert ["event: state" in await anext(others) for _ in range(2)] == [False, True]
         assert await anext(others) == ": alive\n\n"
         await handle.cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert any([b"cancelled" in part.encode() async for part in others])
 
 
-async def test_a_long_poll_tells_a_revoked_token_nothing(web: FastAPI, app: Fairlane) -> None:
+async def test_a_stream_that_needed_no_token_ends_once_there_is_one(web: FastAPI, app: Fairlane) -> None:
+    handle = await app.registry.find("add").enqueue(1)
+    async with Stream(web, f"{API}/jobs/{handle.id}/events") as stream:
+        parts = stream.parts()
+        assert ["event: state" in await anext(parts) for _ in range(2)] == [False, True]
+        assert await anext(parts) == ": alive\n\n"
+        await app.client.make_token("first", ["read"])
+        async with asyncio.timeout(30):
+            assert [part async for part in parts if not part.startswith(":")] == []
+
+
+async def test_a_long_poll_returns_nothing_to_a_revoked_token(web: FastAPI, app: Fairlane) -> None:
     handle = await app.registry.find("add").enqueue(1)
     tokens = Tokens(web, token("a", "read"))
     async with client_of(web, headers=bearer("a")) as http:
@@ -195,7 +232,7 @@ async def test_a_long_poll_tells_a_revoked_token_nothing(web: FastAPI, app: Fair
         await asyncio.sleep(0.1)
         tokens.known = []
         await handle.cancel()
-        assert is_problem(await asyncio.wait_for(poll, 5), 401)
+        assert is_problem(await asyncio.wait_for(poll, 30), 401)
 
 
 async def test_without_tokens_only_this_machine_is_answered(web: FastAPI, app: Fairlane) -> None:
@@ -230,6 +267,17 @@ async def test_other_hosts_and_origins_are_refused(app: Fairlane) -> None:
             assert answer.status_code == 200
         allowed = await http.get(f"{API}/queues", headers={"Origin": "https://shop.example"})
         assert allowed.headers["access-control-allow-origin"] == "https://shop.example"
+
+
+async def test_a_link_on_another_site_changes_nothing(app: Fairlane) -> None:
+    web = serve_app(app, legacy_task="boom", workers=0)
+    followed = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    async with client_of(web) as http:
+        assert is_problem(await http.get("/task", headers=followed), 403, "Origin")
+        assert (await app.client.find()).jobs == ()
+        # A link to what only shows something works, and so does a request that no page has sent.
+        assert (await http.get("/", headers=followed)).status_code == 200
+        assert (await http.get("/task")).status_code == 200
 
 
 async def test_tokens_of_the_store_open_the_service(app: Fairlane, web: FastAPI) -> None:

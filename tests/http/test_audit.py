@@ -30,6 +30,10 @@ async def test_every_operation_of_an_operator_leaves_a_record(
     async def reload() -> None:
         """What the example of a broadcast names."""
 
+    @app.task(name="nightly", cron="0 4 * * *")
+    async def nightly() -> None:
+        """What a schedule runs."""
+
     done = await app.registry.find("add").enqueue(1)
     await burst(app)
     waiting = await app.registry.find("add").enqueue(1)
@@ -43,6 +47,7 @@ async def test_every_operation_of_an_operator_leaves_a_record(
             caplog.clear()
             job = done if operation.path.endswith("/retry") else waiting
             path = operation.path.replace("{id:path}", job.id).replace("{queue}", "default").replace("{id}", job.id)
+            path = path.replace("{name}", "nightly")
             body = operation.example
             if isinstance(body, dict) and "dry_run" in body:
                 body = {"queue": "default", "dry_run": True}

@@ -41,7 +41,7 @@ def request(path: str, *headers: str, method: str = "POST") -> bytes:
 
 
 def test_hostile_bodies(server: Strict) -> None:
-    with httpx.Client(timeout=20) as http:
+    with httpx.Client(timeout=30) as http:
         for path in PATHS:
             for body in BODIES:
                 if path == "/jobs:batch" and body == b"[]":
@@ -53,11 +53,11 @@ def test_hostile_bodies(server: Strict) -> None:
                 assert 400 <= answer.status_code < 500, (path, body[:80], answer.text[:200])
                 assert answer.headers["content-type"] == "application/problem+json"
                 assert len(answer.content) < 2_000
-                assert time.monotonic() - began < 5
+                assert time.monotonic() - began < 20
 
 
 def test_hostile_text(server: Strict) -> None:
-    with httpx.Client(timeout=20) as http:
+    with httpx.Client(timeout=30) as http:
         for text in STRANGE:
             for field in KEYS:
                 if text.isprintable() and 0 < len(text) < 200:
@@ -73,7 +73,7 @@ def test_hostile_text(server: Strict) -> None:
 
 def test_wrong_content_types(server: Strict) -> None:
     kinds = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", None)
-    with httpx.Client(timeout=20) as http:
+    with httpx.Client(timeout=30) as http:
         for path, kind in itertools.product(PATHS, kinds):
             headers = {} if kind is None else {"Content-Type": kind}
             answer = http.post(server.base + path, content=JOB, headers=headers)

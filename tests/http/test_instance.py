@@ -139,7 +139,7 @@ async def test_the_old_api_can_be_switched_off(store_url: str) -> None:
         assert len((await shop.app.client.find()).jobs) == 1
 
 
-async def test_a_failed_and_a_cancelled_job_are_told_in_the_old_words(store_url: str) -> None:
+async def test_a_failed_and_a_cancelled_job_are_reported_in_the_old_words(store_url: str) -> None:
     async with open_shop(store_url) as shop, shop.browser as browser, shop.client() as client:
 
         async def status(id: str) -> dict[str, Any]:

@@ -148,4 +148,4 @@ async def test_unknown_things_are_not_found(http: httpx.AsyncClient) -> None:
     assert is_problem(await http.post(f"{API}/jobs/none/cancel"), 404)
     wrong = await http.delete(f"{API}/jobs")
     assert is_problem(wrong, 405)
-    assert wrong.headers["allow"] == "GET, POST"
+    assert wrong.headers["allow"] == "GET, HEAD, POST"

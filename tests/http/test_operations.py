@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import msgspec
@@ -17,10 +19,10 @@ from .conftest import API, burst
 from .test_jobs import is_problem, send
 
 
-def fits(shape: object, document: object) -> bool:
+def fits(shape: Any, document: Any) -> bool:
     """Whether a document has exactly the keys and types that OpenAPI promises."""
     msgspec.convert(document, shape)
-    assert msgspec.to_builtins(msgspec.convert(document, shape)).keys() == document.keys()  # type: ignore[attr-defined]
+    assert msgspec.to_builtins(msgspec.convert(document, shape)).keys() == document.keys()
     return True
 
 
@@ -172,13 +174,13 @@ async def test_lines_are_answered_one_by_one(http: httpx.AsyncClient) -> None:
     ]
     body = b"\n".join(msgspec.json.encode(line) for line in lines) + b"\nnot json\n"
 
-    async def parts() -> object:
+    async def parts() -> AsyncIterator[bytes]:
         for start in range(0, len(body), 50):
             yield body[start : start + 50]
 
     answer = await http.post(
         f"{API}/jobs:batch",
-        content=parts(),  # type: ignore[arg-type]
+        content=parts(),
         headers={"Content-Type": "application/x-ndjson"},
     )
     assert answer.headers["content-type"] == "application/x-ndjson"
@@ -199,3 +201,16 @@ async def test_health_readiness_and_metrics(http: httpx.AsyncClient, web: FastAP
     web.state.fairlane.unready.append(lambda: "the worker does not claim")
     answer = await http.get("/readyz")
     assert (answer.status_code, answer.text) == (503, "the worker does not claim\n")
+
+
+async def test_a_head_is_answered_where_a_get_shows_something(http: httpx.AsyncClient) -> None:
+    job = await send(http, "add", 1)
+    for path in ("/healthz", "/readyz", "/", f"{API}/queues", f"{API}/jobs/{job}"):
+        asked, got = await http.head(path), await http.get(path)
+        assert asked.status_code == 200, path
+        assert asked.headers["content-type"] == got.headers["content-type"]
+    assert (await http.head(f"{API}/jobs/missing")).status_code == 404
+    # A stream has no end, and what changes something is asked for by name.
+    for path, allowed in ((f"{API}/events", "GET"), (f"{API}/jobs:batch", "POST"), (f"{API}/jobs", "GET, HEAD, POST")):
+        answer = await http.request("HEAD" if "HEAD" not in allowed else "PATCH", path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed), path

@@ -22,7 +22,7 @@ MOST_BYTES = 256 * 1024
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_streams_that_nobody_reads_are_ended_on_real_sockets(store_url: str, tmp_path: Path, loop: str) -> None:
+def test_streams_that_are_not_read_are_ended_on_real_sockets(store_url: str, tmp_path: Path, loop: str) -> None:
     log = tmp_path / "log"
     with strict(store_url, log, "--loop", loop) as server, ExitStack() as opened, httpx.Client(timeout=20) as http:
         id = http.post(f"{server.base}/jobs", json={"task": "chatter", "args": [60]}).json()["id"]
@@ -47,7 +47,7 @@ def test_streams_that_nobody_reads_are_ended_on_real_sockets(store_url: str, tmp
         assert server.process.wait(10) in (0, -signal.SIGTERM)
 
 
-def test_lines_whose_answers_nobody_reads_are_ended_on_a_real_socket(store_url: str, tmp_path: Path) -> None:
+def test_connections_whose_answers_are_not_read_are_ended_on_a_real_socket(store_url: str, tmp_path: Path) -> None:
     lines = b'{"task":"unknown"}\n' * 500
     with strict(store_url, tmp_path / "log") as server, server.connect() as client:
         head = ("Host: localhost", "Content-Type: application/x-ndjson", "Transfer-Encoding: chunked")

@@ -13,6 +13,9 @@ from fastapi import FastAPI
 
 from fairlane import Fairlane
 from fairlane.http import HttpSettings, create_app, service_of
+from fairlane.model.job import Priority
+from fairlane.model.session import Claim, NewSession, SessionKind
+from fairlane.model.slots import Ask, Slots
 
 from .conftest import API
 from .test_jobs import is_problem, send
@@ -80,7 +83,7 @@ class Stream:
                 yield fields["event"], json.loads(fields["data"]), fields.get("id")
 
 
-async def test_a_stream_tells_the_state_first_then_changes_and_ends_with_the_result(
+async def test_a_stream_sends_the_state_first_then_changes_and_ends_with_the_result(
     http: httpx.AsyncClient, web: FastAPI, app: Fairlane
 ) -> None:
     before = await send(http, "add", 1, lane="model:a", queue="pictures")
@@ -125,7 +128,7 @@ async def test_a_silent_stream_gets_heartbeats_and_ends_when_the_service_stops(
         await asyncio.sleep(0.05)
         service_of(web).stop()
         assert [part async for part in parts if not part.startswith(":")] == []
-        assert (await asyncio.wait_for(poll, 5)).status_code == 202
+        assert (await asyncio.wait_for(poll, 30)).status_code == 202
     assert service_of(web).open_streams == 0
 
 
@@ -140,7 +143,7 @@ async def test_a_slow_reader_is_cut_off_and_nothing_is_queued_for_it(app: Fairla
         await anext(parts)
         stream.blocked = asyncio.Event()
         await handle.cancel()
-        await asyncio.wait_for(stream.task, 5)
+        await asyncio.wait_for(stream.task, 30)
     assert service_of(web).open_streams == 0
 
 
@@ -159,7 +162,7 @@ async def test_a_reader_that_is_slow_at_the_end_is_cut_off_too(app: Fairlane) ->
     handle = await app.registry.find("steps").enqueue(1)
     await handle.cancel()
     async with ReadsNoEnd(web, f"{API}/jobs/{handle.id}/events") as stream:
-        await asyncio.wait_for(asyncio.shield(stream.task), 5)
+        await asyncio.wait_for(asyncio.shield(stream.task), 30)
     assert service_of(web).open_streams == 0
 
 
@@ -174,7 +177,7 @@ async def test_one_caller_has_so_many_streams(app: Fairlane) -> None:
             assert second.status == 429
 
 
-async def test_the_system_is_watched_by_one_look_for_everybody(
+async def test_all_streams_of_the_system_share_one_read(
     http: httpx.AsyncClient, app: Fairlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     web = create_app(app, settings=HttpSettings(sample=0.05))
@@ -196,7 +199,9 @@ async def test_the_system_is_watched_by_one_look_for_everybody(
         looked = looks
         await send(http, "add", 1)
         for each in (events, others):
-            async for _, told, _ in each:
+            async for kind, told, _ in each:
+                if kind != "queues":
+                    continue
                 [queue] = [queue for queue in told["queues"] if queue["name"] == "default"] or [{"pending": 0}]
                 if queue["pending"]:
                     break
@@ -212,6 +217,64 @@ async def test_a_long_poll_answers_when_the_job_ends(http: httpx.AsyncClient, ap
     poll = asyncio.create_task(http.get(f"{API}/jobs/{id}/result", params={"wait": 20}))
     await asyncio.sleep(0.05)
     await app.worker(burst=True).run()
-    answer = await asyncio.wait_for(poll, 5)
+    answer = await asyncio.wait_for(poll, 30)
     assert (answer.status_code, answer.json()["result"]) == (200, 2)
     assert is_problem(await http.get(f"{API}/jobs/{id}/result", params={"wait": -1}), 422, "wait")
+
+
+async def test_a_request_to_stop_is_delivered_although_the_state_is_the_same(
+    http: httpx.AsyncClient, web: FastAPI, app: Fairlane
+) -> None:
+    id = await send(http, "steps", 1)
+    store = await app.connection.store()
+    await store.register(
+        NewSession(id="w", kind=SessionKind.WORKER, lease=60, queues=("default",), slots=Slots(total=1))
+    )
+
+    [first] = await store.claim("w", Claim(number=1, asks=(Ask("default", Priority.NORMAL, 1),), total=1))
+    async with Stream(web, f"{API}/jobs/{id}/events") as stream:
+        events = stream.events()
+        kind, told, _ = await anext(events)
+        assert (kind, told["state"], told["fence"], told["cancel_requested"]) == (
+            "state",
+            "running",
+            first.fence,
+            False,
+        )
+        assert told["attempt"] == 1
+        await http.post(f"{API}/jobs/{id}/cancel")
+        kind, told, _ = await anext(events)
+        assert (kind, told["state"], told["cancel_requested"]) == ("state", "running", True)
+
+
+@pytest.mark.parametrize("store_kind", ["sqlite"], indirect=True)
+async def test_a_topic_survives_an_unexpected_error(
+    app: Fairlane, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    web = create_app(app, settings=HttpSettings(sample=0.02))
+    real = app.client.queues
+
+    async def broken() -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(app.client, "queues", broken)
+    async with Stream(web, f"{API}/events") as stream:
+        events = stream.events()
+        _, told, _ = await anext(events)
+        assert told["store"] == "away"
+        assert "cannot make queues events" in caplog.text
+        monkeypatch.setattr(app.client, "queues", real)
+        async with asyncio.timeout(30):
+            while told["store"] == "away":
+                kind, told, _ = await anext(events)
+                assert kind in ("queues", "workers")
+
+
+async def test_a_queue_is_watched_from_its_first_moment(app: Fairlane) -> None:
+    web = create_app(app, settings=HttpSettings(sample=60))
+    async with Stream(web, f"{API}/events") as others:
+        assert (await anext(others.events()))[1]["store"] == "up"
+        await app.enqueue_many([app.registry.find("add").options(queue="fresh").call(1, 2)])
+        async with Stream(web, f"{API}/queues/fresh/events") as stream:
+            _, told, _ = await anext(stream.events())
+            assert (told["store"], told["queue"]["name"]) == ("up", "fresh")

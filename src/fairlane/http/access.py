@@ -8,7 +8,6 @@ most every few seconds, not once per request. Only digests are compared, in cons
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,6 +26,13 @@ from .settings import HttpSettings
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 FORWARDING = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"})
 """Headers of a proxy: the request came from another machine although its peer address is local."""
+
+
+COOKIE = "fairlane_token"
+"""The cookie of a browser that is signed in. Browsers do not tell the ports of a host apart, so the port of the service
+follows in its name."""
+GUESS_SECONDS = 1.0
+"""Least seconds between two reads of the tokens for an unknown one that somebody signs in with."""
 
 
 class Scope(StrEnum):
@@ -110,7 +116,7 @@ class Access:
         self._settings = settings
         self._read = read
         self._callers: list[tuple[bytes, Caller]] = []
-        self._read_at = float("-inf")
+        self._read_at = self._tried_at = self._guessed_at = float("-inf")
         self._required = settings.access == "tokens"
         self._reading = asyncio.Lock()
 
@@ -119,21 +125,20 @@ class Access:
         """Whether the list of tokens may still be used."""
         return self._settings.access == "open" or time.monotonic() - self._read_at <= self._settings.token_seconds
 
-    def caller(self, scope: Connection, headers: dict[bytes, bytes], needed: Scope) -> Caller:
-        """The caller of a request. Raises a 401 or 403 problem unless it has the scope `needed`."""
+    def caller(self, scope: Connection, headers: dict[bytes, bytes], needed: Scope | None) -> Caller:
+        """The caller of a request. Raises a 401 or 403 problem unless it has the scope `needed`, if one is given."""
         if needed is Scope.PUBLIC:
             return ANONYMOUS
         if self._settings.access == "open":
             return LOCAL
-        sent = headers.get(b"authorization")
-        if sent is None and not self._required:
+        caller = self._sender(headers)
+        if caller is None and b"authorization" not in headers and not self._required:
             return _local(scope, headers)
-        caller = self._known(sent)
         if caller is None:
             raise Problem(
                 401, "send a valid token as Authorization: Bearer <token>; create one with `fairlane tokens new`"
             )
-        if not caller.may(needed):
+        if needed is not None and not caller.may(needed):
             raise Problem(403, f"this token does not have the scope {needed.value!r}")
         return caller
 
@@ -143,20 +148,53 @@ class Access:
         return bool(self._callers)
 
     async def holds(self, caller: Caller) -> bool:
-        """Whether the caller's token is still valid. During an outage of the store the last known list decides."""
-        if caller.token is None:
-            return True
-        if not self.fresh:
-            with contextlib.suppress(FairlaneError, TimeoutError):
+        """Whether the caller's token is still valid, or still none is required. During an outage of the store the last
+        known list decides."""
+        if not self.fresh and time.monotonic() - self._tried_at > self._settings.token_seconds:
+            try:
                 async with asyncio.timeout(self._settings.store_seconds):
                     await self.refresh()
+            except (FairlaneError, TimeoutError):
+                self._tried_at = time.monotonic()  # not again for each of many streams
+        if caller.token is None:
+            return self._settings.access == "open" or not self._required
         return any(known.id == caller.id for _, known in self._callers)
 
-    def _known(self, sent: bytes | None) -> Caller | None:
-        kind, _, secret = (sent or b"").partition(b" ")
-        if kind.lower() != b"bearer" or not secret:
+    def _sender(self, headers: dict[bytes, bytes]) -> Caller | None:
+        """The token of a request: of its Authorization header, else of the cookie of a browser that is signed in."""
+        sent = headers.get(b"authorization")
+        if sent is not None:
+            kind, _, secret = sent.partition(b" ")
+            return self.known(secret.strip().decode("latin-1")) if kind.lower() == b"bearer" else None
+        secret_of_cookie = self.cookie(headers)
+        return None if secret_of_cookie is None else self.known(secret_of_cookie)
+
+    def cookie(self, headers: dict[bytes, bytes]) -> str | None:
+        """The token in the cookie of a request that a page of this service sent; None if there is none."""
+        name = cookie_name(headers).encode()
+        for part in headers.get(b"cookie", b"").split(b";"):
+            sent, _, value = part.strip().partition(b"=")
+            # The first of a name is that of the longest path: of this service, below another one.
+            if sent == name and value:
+                return value.decode("latin-1") if own_origin(headers) else None
+        return None
+
+    async def signing_in(self, secret: str) -> Caller | None:
+        """The caller with a token that may be new. Anyone may ask, so wrong ones cost a read a second at most."""
+        if not self.fresh:
+            await self.refresh()
+        found = self.known(secret)
+        if found is None and time.monotonic() - self._guessed_at >= GUESS_SECONDS:
+            self._guessed_at = time.monotonic()
+            await self.refresh()
+            found = self.known(secret)
+        return found
+
+    def known(self, secret: str) -> Caller | None:
+        """The caller with this token; None if it is unknown, revoked or expired."""
+        if not secret:
             return None
-        digest = tokens.digest_of(secret.strip().decode("latin-1"))
+        digest = tokens.digest_of(secret)
         match: Caller | None = None
         # Compare with every digest, so that the time reveals nothing about a match.
         for known, caller in self._callers:
@@ -196,21 +234,38 @@ def host_name(headers: dict[bytes, bytes]) -> str:
     return host.partition(":")[0]
 
 
+def cookie_name(headers: dict[bytes, bytes]) -> str:
+    """The name of the cookie of the service that a browser called."""
+    port = headers.get(b"host", b"").decode("latin-1").rpartition("]")[2].partition(":")[2]
+    return f"{COOKIE}_{port}" if port.isascii() and port.isdigit() else COOKIE
+
+
 def check_host(settings: HttpSettings, headers: dict[bytes, bytes]) -> None:
     """Reject an unknown Host header: a foreign page may have pointed its own name at this machine (DNS rebinding)."""
     if settings.hosts is not None and host_name(headers) not in settings.hosts:
         raise Problem(421, "this host name is not allowed; add it to hosts=", field="Host")
 
 
-def check_origin(settings: HttpSettings, headers: dict[bytes, bytes]) -> None:
-    """Reject requests that a page of another site makes a browser send."""
+def own_origin(headers: dict[bytes, bytes]) -> bool:
+    """Whether a request comes from a page of this service, or from no page at all.
+
+    A cookie is sent without the knowledge of who makes a browser send it. Pages of `origins` may call with a token of
+    their own, not with the cookie of a visitor.
+    """
+    origin = headers.get(b"origin")
+    if origin is None:
+        return headers.get(b"sec-fetch-site", b"same-origin") in (b"same-origin", b"none")
+    return origin.decode("latin-1").lower().partition("://")[2].encode() == headers.get(b"host", b"").lower()
+
+
+def check_origin(settings: HttpSettings, headers: dict[bytes, bytes], *, changes: bool = False) -> None:
+    """Reject requests that a page of another site makes a browser send. Links to what changes nothing may be followed:
+    the other site does not see where they lead."""
     origin = headers.get(b"origin")
     if origin is None:
         foreign = headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
-        if foreign and headers.get(b"sec-fetch-mode") != b"navigate":
+        if foreign and (changes or headers.get(b"sec-fetch-mode") != b"navigate"):
             raise Problem(403, "pages of other sites may not call this service; add them to origins=", field="Origin")
         return
-    text = origin.decode("latin-1").lower()
-    own = text.partition("://")[2].encode() == headers.get(b"host", b"").lower()
-    if not own and text not in settings.origins:
+    if not own_origin(headers) and origin.decode("latin-1").lower() not in settings.origins:
         raise Problem(403, "pages of this origin may not call this service; add it to origins=", field="Origin")

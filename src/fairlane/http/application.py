@@ -63,8 +63,9 @@ def create_app(app: Fairlane, *, settings: HttpSettings | None = None, extra: It
         exception_handlers={HTTPException: _problem_page},
     )
     web.state.fairlane = service
-    operations = [*operations_of(service), *(each for more in extra for each in more.all)]
-    add_operations(web, operations)
+    more = [each for operations in extra for each in operations.all]
+    service.features = sorted({each.tag for each in more})
+    add_operations(web, [*operations_of(service), *more])
     return web
 
 

@@ -38,7 +38,7 @@ def openapi_document(operations: Sequence[Operation]) -> dict[str, Any]:
     shown = list(operations)
     types: list[Any] = [ProblemDocument]
     for each in shown:
-        types += [kind for kind in (each.body, each.answer, each.query) if kind is not None]
+        types += [kind for kind in (each.body, each.answer, each.lane_answer, each.query) if kind is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template=REF)
     by_type = {id(kind): schema for kind, schema in zip(types, schemas, strict=True)}
     paths: dict[str, Any] = {}
@@ -65,6 +65,8 @@ def _operation(each: Operation, path: str, by_type: dict[int, Any], components: 
     content: dict[str, Any] = {}
     if each.answer is not None:
         content["schema"] = by_type[id(each.answer)]
+    if each.lane_answer is not None:
+        content["schema"] = {"anyOf": [content["schema"], by_type[id(each.lane_answer)]]}
     if each.shows is not None:
         content["example"] = each.shows
     success = {"description": each.summary, **({"content": {each.content: content}} if content else {})}

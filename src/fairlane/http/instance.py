@@ -14,9 +14,7 @@ import contextlib
 import logging
 import os
 import signal
-import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from types import FrameType
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..app import Fairlane
@@ -25,6 +23,7 @@ from ..errors import InvalidInput
 from ..model.names import check_count, shown
 from ..model.slots import MOST_SLOTS, Reserved, Slots, default_reserved
 from ..task import Seconds, Task
+from .signals import before_server
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -37,7 +36,6 @@ logger = logging.getLogger("fairlane.http")
 BARE_SLOTS = "MAX_CONCURRENT_TASKS"
 BARE_RESERVED = "HIGH_PRIORITY_RESERVED"
 MOST_WORKERS = 64
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def slots_from_env(usual: Slots, environ: Mapping[str, str]) -> Slots:
@@ -139,7 +137,7 @@ class Instance:
     async def running(self) -> AsyncIterator[None]:
         """Run the workers inside the block."""
         await self.start()
-        with _on_signal(self._signalled):
+        with before_server(self._signalled):
             try:
                 yield
             finally:
@@ -150,38 +148,6 @@ class Instance:
         if again:
             logger.info("second signal: returning running jobs")
         self.stop(now=again)
-
-
-@contextlib.contextmanager
-def _on_signal(call: Callable[[], None]) -> Iterator[None]:
-    """Call `call` in the event loop at each signal that stops a server, before the server's own handler runs.
-
-    A server waits for open requests before it shuts the application down. Without this, the worker would keep claiming
-    jobs all that time.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    before: dict[signal.Signals, Any] = {}
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(call)
-        before[signal.Signals(number)](number, frame)
-
-    for each in SIGNALS:
-        present = signal.getsignal(each)
-        # Without a server's handler the signal must keep its default effect, or nothing would stop the program.
-        if callable(present) and present is not signal.default_int_handler:
-            before[each] = present
-            signal.signal(each, handle)
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            if signal.getsignal(each) is handle:
-                signal.signal(each, handler)
 
 
 def serve_app(
@@ -199,6 +165,7 @@ def serve_app(
     The slots of each worker come from FAIRLANE_MAX_CONCURRENT_TASKS and FAIRLANE_HIGH_PRIORITY_RESERVED, or from the
     same names without the prefix, unless `slots` is given. `legacy_task` is the task that ``GET /task`` runs; without
     it, or with ``HttpSettings(legacy=False)``, that route does not exist. With ``workers=0`` it only serves HTTP.
+    `extra` are operations of your own, as for `create_app`.
     """
     from .application import create_app, service_of
     from .routes.legacy import legacy_operations

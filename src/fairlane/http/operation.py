@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 logger = logging.getLogger("fairlane.http")
+EVENT_STREAM = "text/event-stream"
 
 
 class Response(Protocol):
@@ -57,6 +58,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     streams_in: bool = False
     """Whether it reads its body itself."""
     answer: Any = None
+    lane_answer: Any = None
+    """The type of the answer to a token that is bound to lanes, if it is another."""
     status: int = 200
     content: str = "application/json"
     other_bodies: Mapping[str, Any] = {}
@@ -71,6 +74,11 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """An example of the response."""
     parameters: Mapping[str, Any] = {}
     """Examples of parameters by name."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether it changes what is stored, whatever its method is."""
+        return self.scope not in (Scope.PUBLIC, Scope.READ)
 
 
 class Operations:
@@ -184,7 +192,8 @@ class Endpoint:
             for operation in operations
             if operation.body is not None and not operation.streams_in
         }
-        self._allow = ", ".join(sorted(self.operations)).encode()
+        allowed = {*self.operations, *(["HEAD"] if self._operation("HEAD") else [])}
+        self._allow = ", ".join(sorted(allowed)).encode()
 
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
         service = self._service
@@ -210,9 +219,16 @@ class Endpoint:
                 raise
             await problem.answer()(scope, receive, send)
 
+    def _operation(self, method: str) -> Operation | None:
+        """The operation of a method. HEAD is a GET whose body the server leaves out, as load balancers send it."""
+        if method != "HEAD":
+            return self.operations.get(method)
+        operation = self.operations.get("GET")
+        return None if operation is None or operation.changes or operation.content == EVENT_STREAM else operation
+
     def path_of(self, scope: Connection) -> str:
         """The declared path, which contains no input of the client."""
-        operation = self.operations.get(scope["method"]) or next(iter(self.operations.values()))
+        operation = self._operation(scope["method"]) or next(iter(self.operations.values()))
         return operation.path
 
     async def _answer(self, service: Service, scope: Connection, receive: Receive) -> Response:
@@ -224,8 +240,8 @@ class Endpoint:
             raise Problem(414, f"path and query are longer than {settings.header_bytes // 2} bytes")
         headers = dict(pairs)
         check_host(settings, headers)
-        check_origin(settings, headers)
-        operation = self.operations.get(scope["method"])
+        operation = self._operation(scope["method"])
+        check_origin(settings, headers, changes=operation is not None and operation.changes)
         if operation is None:
             raise Problem(405, "this path does not support this method", headers=((b"allow", self._allow),))
         if operation.scope is not Scope.PUBLIC and not service.access.fresh:
@@ -238,9 +254,15 @@ class Endpoint:
         if decoder is not None:
             # Read the body before the store's deadline starts: a client may be slow.
             exchange.content = await read_json(decoder, receive, headers, settings)
-        if operation.timed:
-            return await service.timed(operation.handler(exchange))
-        return await operation.handler(exchange)
+        try:
+            if operation.timed:
+                return await service.timed(operation.handler(exchange))
+            return await operation.handler(exchange)
+        finally:
+            if operation.scope in (Scope.OPERATE, Scope.ADMIN):
+                # Who has changed something wants to see it.
+                service.shared.forget()
+                service.diagnosis.forget()
 
 
 def check_id(value: str) -> str:

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
-import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from ..app import Fairlane
+from ..doctor import diagnose
+from ..model.reading import QueueReading
+from ..store.diagnosis import Level
 from ..task import Task
 from .access import Access, Caller
+from .history import Cached, History, SharedAnswers
 from .problems import Problem
-from .sampler import Sampler
 from .settings import HttpSettings
+from .signals import before_server
+from .topics import Topics
 
 if TYPE_CHECKING:
     from .exposition import Exposition
 
 T = TypeVar("T")
 Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
+DIAGNOSED_FOR = 10.0
+"""Seconds for which a diagnosis is used."""
+WORST_FIRST = (Level.ERROR, Level.WARN, Level.OK)
 Unready = Callable[[], str | None]
 
 
@@ -36,7 +43,20 @@ class Service:
         self.app = app
         self.settings = settings
         self.access = Access(settings, app.client.tokens)
-        self.sampler = Sampler(self)
+        self.topics = Topics()
+        """What the open streams of events show."""
+        self.history = History(self)
+        """What ended in the last hour."""
+        self.diagnosis = Cached(self._diagnose, DIAGNOSED_FOR)
+        """What the doctor finds."""
+        self.shared = SharedAnswers(settings.store_seconds)
+        """Answers of costly reads that many may ask for."""
+        self.queues = Cached(
+            self._read_queues, settings.sample / 2, oldest=settings.sample / 2, limit=settings.store_seconds
+        )
+        """The counts of the queues for the live views, which read them once an interval together."""
+        self.features: list[str] = []
+        """The subjects of extra operations. The dashboard has pages for some of them."""
         self.lifespans: list[Lifespan] = []
         """Entered in order on startup, exited in reverse on shutdown; an embedded worker, for example."""
         self.unready: list[Unready] = []
@@ -47,6 +67,14 @@ class Service:
         """The metrics, if they are enabled and prometheus-client is installed."""
         self._open: Counter[str] = Counter()
         self._stopping = asyncio.Event()
+
+    async def _read_queues(self) -> list[QueueReading]:
+        return await self.app.client.queues()
+
+    async def _diagnose(self) -> dict[str, Any]:
+        found = await diagnose(self.app.connection)
+        found.sort(key=lambda finding: WORST_FIRST.index(finding.level))
+        return {"at": time.time(), "findings": [msgspec.to_builtins(finding) for finding in found]}
 
     # -- tasks ---------------------------------------------------------------------------------------------------
 
@@ -114,39 +142,13 @@ class Service:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.app.close)
             stack.callback(self.stop)
-            stack.enter_context(self._signals())
+            if self.settings.signals:
+                stack.enter_context(before_server(self.stop))
+            await stack.enter_async_context(self.history.recording())
             for enter in self.lifespans:
                 await stack.enter_async_context(enter())
             yield
             self.stop()
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """End streams on the signal that stops the server, which waits for connections before the lifespan ends."""
-        if not self.settings.signals or threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        loop = asyncio.get_running_loop()
-        found: dict[signal.Signals, Any] = {}
-
-        def chain(number: int, frame: FrameType | None) -> None:
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self.stop)
-            previous = found[signal.Signals(number)]
-            if callable(previous):
-                previous(number, frame)
-
-        for each in (signal.SIGTERM, signal.SIGINT):
-            handler = signal.getsignal(each)
-            if callable(handler) and handler is not signal.default_int_handler:
-                found[each] = handler
-                signal.signal(each, chain)
-        try:
-            yield
-        finally:
-            for each, handler in found.items():
-                if signal.getsignal(each) is chain:
-                    signal.signal(each, handler)
 
 
 def _exposition(service: Service) -> Exposition | None:

@@ -30,6 +30,8 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the legacy API, ``GET /task``, is served."""
     metrics: bool = True
     """Whether ``/metrics`` is served, if prometheus-client is installed."""
+    dashboard: bool = True
+    """Whether the dashboard is served at ``/``."""
     signals: bool = True
     """Whether SIGTERM and SIGINT end open streams, so that a graceful shutdown does not wait for them."""
     body_bytes: int = 1024 * 1024

@@ -120,21 +120,6 @@ class JobPage(msgspec.Struct, frozen=True):
     cursor: str | None
 
 
-class JobUpdate(msgspec.Struct, frozen=True):
-    """The data of one event of a job."""
-
-    id: str
-    state: JobState
-    position: PositionView | None
-    eta: float | None
-    why: str
-    progress: Any
-    final: bool
-    result: Any
-    error: str | None
-    reason: Reason | None
-
-
 class Outcome(msgspec.Struct, frozen=True):
     """How a job ended, or where it is."""
 
@@ -174,7 +159,8 @@ class BulkView(msgspec.Struct, frozen=True):
     """Jobs that were not changed, by reason."""
     refusal: str | None
     more: bool
-    """Whether it stopped at `most`; repeat the request for the rest."""
+    """Whether it stopped at `most`. Repeat a cancel or a purge for the rest. A retry examines the same newest jobs
+    again, so it needs a higher `most`."""
     jobs: list[JobSummary]
     """The first few jobs of the selection."""
 
@@ -239,10 +225,26 @@ class LaneView(msgspec.Struct, frozen=True):
     share: float | None
     """The lane's share of the queue's starts by weight; null on a page that does not have all lanes."""
     limit: int | None
+    """The number of places: 0 while the lane is paused."""
     weight: float
     ordered: bool
     max_pending: int | None
     paused: bool
+    own_limit: int | None
+    """The limit that applies once the lane is resumed."""
+
+
+class SteeredLane(msgspec.Struct, frozen=True):
+    """The settings of one lane after a change, for a token that is bound to lanes."""
+
+    queue: str
+    lane: str
+    limit: int | None
+    weight: float
+    ordered: bool
+    max_pending: int | None
+    paused: bool
+    own_limit: int | None
 
 
 class Lanes(msgspec.Struct, frozen=True):
@@ -296,6 +298,16 @@ class WorkerView(msgspec.Struct, frozen=True):
     remaining: float
     running: int
     worker: str | None
+    classes: ClassNumbers
+    """Its running jobs by priority."""
+
+
+class ClassNumbers(msgspec.Struct, frozen=True):
+    """A number for each priority."""
+
+    high: int
+    normal: int
+    low: int
 
 
 class Workers(msgspec.Struct, frozen=True):
@@ -367,6 +379,8 @@ class ScheduleView(msgspec.Struct, frozen=True):
     declared_at: float
     live: bool
     stopped: bool
+    last_job: str | None
+    """The id of the job of the last slot; it may be older than the retention keeps."""
 
 
 class Schedules(msgspec.Struct, frozen=True):

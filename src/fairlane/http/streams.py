@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -22,8 +23,10 @@ from ..model.reading import JobPosition
 from ..runtime.job_watcher import Watch
 from .access import Caller
 from .answers import Parts
+from .live_views import LanesView, LineView, QueuesView, WorkersView
 from .problems import problem_of
 from .service import Service
+from .topics import Topic, merged
 from .views import update_view
 
 EVENT_STREAM = b"text/event-stream"
@@ -98,6 +101,7 @@ async def _disconnected(receive: Receive) -> None:
 async def job_events(service: Service, job: Job) -> Events:
     """The events of a job. The first has the current state, the last one the final state."""
     last: Update | None = None
+    last_run: tuple[int, bool] | None = None
     async with Watch(service.app.connection, job.id, places=True) as watch:
         while last is None or not last.state.final:
             try:
@@ -109,9 +113,11 @@ async def job_events(service: Service, job: Job) -> Events:
                 yield event("gone", b'{"id":' + _encoder.encode(job.id) + b"}", FINAL + "gone")
                 return
             update = Update(look.job.state, position_of(look.position), look.job.progress)
-            if not update.repeats(last):
-                kind = _kind(update, last)
-                last = update
+            # A job may have ended a run and begun another one since the last look.
+            run = (look.job.fence, look.job.cancel_requested)
+            if run != last_run or not update.repeats(last):
+                kind = "state" if run != last_run else _kind(update, last)
+                last, last_run = update, run
                 yield _job_event(kind, look.job, look.position)
 
 
@@ -122,8 +128,8 @@ def _kind(update: Update, last: Update | None) -> str:
     return "progress" if update.progress != last.progress else "position"
 
 
-def _job_event(kind: str, job: Job, standing: JobPosition | None) -> bytes:
-    data = _encoder.encode(update_view(job, standing))
+def _job_event(kind: str, job: Job, position: JobPosition | None) -> bytes:
+    data = _encoder.encode(update_view(job, position))
     name = hashlib.blake2b(data, digest_size=8).hexdigest()
     return event(kind, data, f"{FINAL}{name}" if job.state.final else name)
 
@@ -136,10 +142,49 @@ def _failed(exc: FairlaneError) -> bytes:
 
 
 async def system_events(service: Service) -> Events:
-    """The queues of the whole system, whenever they have changed."""
-    number = 0
-    async with service.sampler.listening() as sampler:
-        while True:
-            sample = await sampler.after(number)
-            number = sample.number
-            yield event("queues", sample.data)
+    """The queues and the workers of the whole system, whenever they have changed."""
+
+    def queues() -> Topic:
+        return Topic(service, "queues", QueuesView(service), empty={"queues": []})
+
+    def workers() -> Topic:
+        return Topic(service, "workers", WorkersView(service), empty={"workers": [], "total": 0, "leader": None})
+
+    async with (
+        service.topics.listening(("queues",), queues) as first,
+        service.topics.listening(("workers",), workers) as second,
+        aclosing(merged(first, second)) as samples,
+    ):
+        async for topic, sample in samples:
+            yield event(topic.kind, sample.data)
+
+
+async def lanes_events(service: Service, queue: str) -> Events:
+    """A queue with its longest lanes, whenever they have changed."""
+
+    def lanes() -> Topic:
+        empty: dict[str, Any] = {
+            "queue": None,
+            "lanes": [],
+            "cursor": None,
+            "exact": True,
+            "next": [],
+            "measured_seconds": 0,
+        }
+        return Topic(service, "lanes", LanesView(service, queue), empty=empty)
+
+    async with service.topics.listening(("lanes", queue), lanes) as topic, aclosing(merged(topic)) as samples:
+        async for _, sample in samples:
+            yield event(topic.kind, sample.data)
+
+
+async def line_events(service: Service, queue: str, lane: str | None) -> Events:
+    """The line of a lane, whenever it has changed."""
+
+    def line() -> Topic:
+        empty: dict[str, Any] = {"queue": queue, "lane": lane, "jobs": [], "running": 0, "head": None}
+        return Topic(service, "line", LineView(service, queue, lane), empty=empty)
+
+    async with service.topics.listening(("line", queue, lane), line) as topic, aclosing(merged(topic)) as samples:
+        async for _, sample in samples:
+            yield event(topic.kind, sample.data)

@@ -16,32 +16,35 @@ from ..model.reading import JobPosition
 from ..task import Task
 
 
-def job_view(job: Job, standing: JobPosition | None) -> Record:
+def job_view(job: Job, reading: JobPosition | None) -> Record:
     """A job with its position."""
-    return whole_job(job) | place_view(job, standing)
+    return whole_job(job) | place_view(job, reading)
 
 
-def place_view(job: Job, standing: JobPosition | None) -> Record:
+def place_view(job: Job, reading: JobPosition | None) -> Record:
     """The position of a job and why it waits."""
-    position = position_of(standing)
+    position = position_of(reading)
     return {
         "position": None if position is None else msgspec.to_builtins(position),
-        "eta": None if standing is None else standing.eta(),
-        "why": job_summary(job) if standing is None else standing.why(),
+        "eta": None if reading is None else reading.eta(),
+        "why": job_summary(job) if reading is None else reading.why(),
     }
 
 
-def update_view(job: Job, standing: JobPosition | None) -> Record:
+def update_view(job: Job, reading: JobPosition | None) -> Record:
     """The data of an event of a job. Result and error are set only in the final state."""
     return {
         "id": job.id,
         "state": job.state.value,
-        **place_view(job, standing),
+        **place_view(job, reading),
         "progress": _raw(job.progress),
         "final": job.state.final,
         "result": _raw(job.result),
         "error": job.error if job.state.final else None,
         "reason": None if job.reason is None else job.reason.value,
+        "attempt": job.attempt,
+        "fence": job.fence,
+        "cancel_requested": job.cancel_requested,
     }
 
 

@@ -24,7 +24,7 @@ operations = Operations("jobs")
 MOST = 10_000
 """The default number of jobs that one request examines."""
 SECONDS = 60.0
-"""The time limit of a request without progress lines. Repeating the request continues the work."""
+"""The time limit of a request without progress lines. What it has changed by then stays changed."""
 
 
 class Selection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -337,9 +337,9 @@ async def get_job(exchange: Exchange) -> Answer:
     """Get a job: state, attempts, place in line, why it waits, progress, result or error."""
     store: Store = await exchange.service.app.connection.store()
     job = await visible_job(exchange, exchange.path("id"))
-    standing = None
+    position = None
     if job.state in WAITING_STATES:
-        [standing] = await store.positions([job.id])
-        if standing is None:
+        [position] = await store.positions([job.id])
+        if position is None:
             job = await find_job(store, job.id)
-    return json_answer(views.job_view(job, standing))
+    return json_answer(views.job_view(job, position))

@@ -7,12 +7,14 @@ from typing import Any
 import msgspec
 
 from ...documents import lane_record, queue_record
-from ...errors import NotFound
+from ...model.lanes import terms
 from ...model.names import check_key, check_name
 from ...model.reading import QueueReading
-from .. import audit, shapes
+from .. import audit, shapes, view_shapes
 from ..access import Scope
 from ..answers import Answer, json_answer
+from ..live_views import MOST_LANES, one_queue, queue_detail
+from ..next_up import next_up
 from ..operation import Declare, Exchange, Operations
 from .jobs import clamped
 
@@ -43,6 +45,7 @@ LANE = {
     "ordered": True,
     "max_pending": None,
     "paused": False,
+    "own_limit": 1,
 }
 LINE = {
     "queue": "default",
@@ -63,6 +66,16 @@ LINE = {
         }
     ],
 }
+NEXT = {
+    "id": "01hzy3v9k7e8m4q2n6p5r1s0t0",
+    "task": "shop.render",
+    "lane": "user:ann",
+    "priority": "normal",
+    "enqueued_at": 1_790_000_000.0,
+    "why": "next in line; all slots are busy",
+    "eta": 1.5,
+    "ahead": 0,
+}
 NAMED = {"queue": "default"}
 
 
@@ -77,11 +90,7 @@ async def list_queues(exchange: Exchange) -> Answer:
 
 async def found_queue(exchange: Exchange) -> QueueReading:
     """The queue of the path, with its counts."""
-    name = queue_name(exchange)
-    for reading in await exchange.client.queues():
-        if reading.name == name:
-            return reading
-    raise NotFound(f"queue {name!r} does not exist yet; declare it with app.queue() or enqueue a job")
+    return await one_queue(exchange.service, queue_name(exchange))
 
 
 def queue_name(exchange: Exchange) -> str:
@@ -95,15 +104,7 @@ def queue_name(exchange: Exchange) -> str:
 async def get_queue(exchange: Exchange) -> Answer:
     """Get a queue with its counts, its declared settings and their override."""
     exchange.caller.check_queue(queue_name(exchange))
-    return json_answer(_detail(await found_queue(exchange)))
-
-
-def _detail(queue: QueueReading) -> dict[str, Any]:
-    return queue_record(queue) | {
-        "declared": msgspec.to_builtins(queue.declared),
-        "override": None if queue.override is None else msgspec.to_builtins(queue.override),
-        "lanes": msgspec.to_builtins(queue.settings.lanes),
-    }
+    return json_answer(queue_detail(await found_queue(exchange)))
 
 
 class LaneQuery(msgspec.Struct, frozen=True):
@@ -127,6 +128,21 @@ async def list_lanes(exchange: Exchange) -> Answer:
     exchange.caller.check_queue(name)
     lanes = await exchange.client.lanes(name, limit=clamped(query.limit), cursor=query.cursor)
     return json_answer({"lanes": [lane_record(lane) for lane in lanes], "cursor": lanes.cursor})
+
+
+@operations.add(
+    *("GET", "/queues/{queue}/next", Scope.READ),
+    bound=True,
+    answer=view_shapes.NextJobs,
+    shows={"jobs": [NEXT]},
+    parameters=NAMED,
+)
+async def list_next(exchange: Exchange) -> Answer:
+    """List the jobs of a queue that start next, in the estimated order."""
+    name = queue_name(exchange)
+    exchange.caller.check_queue(name)
+    lanes = await exchange.client.lanes(name, limit=MOST_LANES)
+    return json_answer({"jobs": await next_up(await exchange.service.app.connection.store(), name, lanes)})
 
 
 class LineQuery(msgspec.Struct, frozen=True):
@@ -176,6 +192,7 @@ def _change(method: str, verb: str, body: Any = LaneName, example: Any = None) -
         body=body,
         body_optional=body is LaneName,
         answer=shapes.QueueDetail,
+        lane_answer=shapes.SteeredLane,
         example={"lane": "user:ann"} if example is None else example,
         shows=DETAIL,
         parameters=NAMED,
@@ -183,8 +200,13 @@ def _change(method: str, verb: str, body: Any = LaneName, example: Any = None) -
 
 
 async def _changed(exchange: Exchange, action: str, **target: Any) -> Answer:
-    audit.record(exchange, action, queue=queue_name(exchange), **target)
-    return json_answer(_detail(await found_queue(exchange)))
+    name, lane = queue_name(exchange), target.get("lane")
+    audit.record(exchange, action, queue=name, **target)
+    queue = await found_queue(exchange)
+    if exchange.caller.lane_prefix is not None:
+        # The counts and the rules of the queue are about the lanes of others too.
+        return json_answer({"queue": name, "lane": lane} | msgspec.to_builtins(terms(queue.settings, lane)))
+    return json_answer(queue_detail(queue))
 
 
 def _lane(exchange: Exchange, lane: str | None) -> tuple[str, str | None]:

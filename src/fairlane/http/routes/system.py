@@ -1,18 +1,26 @@
-"""The whole system: tasks, workers, bindings, schedules, failures, broadcasts, the leader, and events."""
+"""The whole system: tasks, workers, bindings, schedules, failures, broadcasts, and the leader."""
 
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
+from ...client import Client
 from ...documents import binding_record, leader_record, schedule_record, session_record
+from ...errors import NotFound
+from ...model.ids import new_id
+from ...model.names import check_name
+from ...model.schedule import job_from
 from ...model.session import SessionKind, SessionState
-from .. import audit, shapes, streams
+from .. import audit, shapes
 from ..access import Scope
 from ..answers import Answer, json_answer
-from ..operation import Exchange, Operations, Response
+from ..history import FAILURES_FOR, NoQuery
+from ..operation import Exchange, Operations
 from ..requests import JobRequest
 from ..views import task_view
 from .jobs import ID, SENT, clamped
@@ -57,6 +65,7 @@ WORKER = {
     "remaining": 12.0,
     "running": 1,
     "worker": "default/0",
+    "classes": {"high": 0, "normal": 1, "low": 0},
 }
 
 
@@ -116,7 +125,11 @@ class BindingQuery(msgspec.Struct, frozen=True):
 async def list_bindings(exchange: Exchange) -> Answer:
     """List the sticky keys and their workers, open bindings first."""
     query = exchange.query(BindingQuery)
-    found = await exchange.client.bindings(query.pool, query.key, limit=clamped(query.limit))
+    return await exchange.service.shared.get(query, partial(_bindings, exchange.client, query, clamped(query.limit)))
+
+
+async def _bindings(client: Client, query: BindingQuery, limit: int) -> Answer:
+    found = await client.bindings(query.pool, query.key, limit=limit)
     return json_answer({"bindings": [binding_record(binding) for binding in found]})
 
 
@@ -154,17 +167,43 @@ SCHEDULE = {
     "declared_at": 1_789_990_000.0,
     "live": True,
     "stopped": False,
+    "last_job": None,
 }
 
 
 @operations.add("GET", "/schedules", Scope.READ, answer=shapes.Schedules, shows={"schedules": [SCHEDULE]})
 async def list_schedules(exchange: Exchange) -> Answer:
     """List the schedules: timetable, next and last run, and whether a live worker declares them."""
-    schedules = await exchange.client.schedules()
-    sessions = await exchange.client.sessions()
+    return await exchange.service.shared.get(NoQuery("schedules"), partial(_schedules, exchange.client))
+
+
+async def _schedules(client: Client) -> Answer:
+    schedules = await client.schedules()
+    sessions = await client.sessions()
     served = any(s.kind is SessionKind.WORKER and s.state is SessionState.LIVE for s in sessions)
     now = time.time()
     return json_answer({"schedules": [schedule_record(each, served, now) for each in schedules]})
+
+
+@operations.add(
+    *("POST", "/schedules/{name}/run", Scope.OPERATE),
+    answer=shapes.Sent,
+    status=202,
+    shows=SENT,
+    parameters={"name": "shop.report"},
+)
+async def run_schedule(exchange: Exchange) -> Answer:
+    """Send the job of a schedule now. Its timetable does not change."""
+    name = check_name("name", exchange.path("name"))
+    for each in await exchange.client.schedules():
+        if each.schedule.name == name:
+            job = job_from(each.schedule.job, name, each.now)
+            # Without the slot: the slots of the timetable fire all the same.
+            [answer] = await exchange.client.send([msgspec.structs.replace(job, id=new_id(), cron=None)])
+            audit.record(exchange, "run_schedule", name=name, id=answer.id)
+            location = exchange.url(f"/jobs/{quote(answer.id, safe='')}").encode()
+            return json_answer(answer, 202, ((b"location", location),))
+    raise NotFound(f"there is no schedule {name!r}; a worker declares the schedules of its tasks when it starts")
 
 
 FAILURE = {
@@ -198,7 +237,12 @@ class FailureQuery(msgspec.Struct, frozen=True):
 async def list_failures(exchange: Exchange) -> Answer:
     """List failed jobs grouped by task and error, largest group first."""
     query = exchange.query(FailureQuery)
-    groups = await exchange.client.failures(queue=query.queue, task=query.task, limit=clamped(query.limit))
+    read = partial(_failures, exchange.client, query, clamped(query.limit))
+    return await exchange.service.shared.get(query, read, FAILURES_FOR)
+
+
+async def _failures(client: Client, query: FailureQuery, limit: int) -> Answer:
+    groups = await client.failures(queue=query.queue, task=query.task, limit=limit)
     return json_answer({"failures": groups})
 
 
@@ -239,18 +283,3 @@ LEADER = {"leader": {"term": 3, "session": ID, "lease": 15.0, "remaining": 9.5}}
 async def get_leader(exchange: Exchange) -> Answer:
     """Get the current leader."""
     return json_answer({"leader": leader_record(await exchange.client.leader())})
-
-
-@operations.add(
-    *("GET", "/events", Scope.READ),
-    timed=False,
-    content="text/event-stream",
-    shows='event: queues\ndata: {"store":"up","queues":[]}\n\n',
-)
-async def system_events(exchange: Exchange) -> Response:
-    """Watch all queues, as server-sent events.
-
-    The first event is sent at once, another one whenever the queues have changed, checked once a second. Each has every
-    queue with its counts and with the jobs that arrived and ended per second.
-    """
-    return streams.EventStream(exchange.service, exchange.caller, streams.system_events(exchange.service))
