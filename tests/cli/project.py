@@ -18,7 +18,6 @@ from click.testing import CliRunner, Result
 
 from fairlane import Fairlane
 from fairlane.cli.main import fairlane
-from fairlane.client import Client
 from fairlane.store.port import Store
 
 T = TypeVar("T")
@@ -137,11 +136,6 @@ class Project:
             process.communicate()
 
     # -- the store -------------------------------------------------------------------------------------------------
-
-    async def with_client(self, use: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
-        """Do something with a client of the project's store."""
-        async with Fairlane(self.url) as app:
-            return await use(app.client)
 
     async def with_store(self, use: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
         """Do something with the project's store."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.interrupts import interruptible
@@ -25,9 +26,9 @@ def place(tmp_path: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def started(**options: Any) -> Iterator[subprocess.Popen[str]]:
+def started(*arguments: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
     """A demo that has ended at the end of the block, also when the test fails in it."""
-    with subprocess.Popen(DEMO, stdout=subprocess.PIPE, text=True, **options) as demo:
+    with subprocess.Popen([*DEMO, *arguments], stdout=subprocess.PIPE, text=True, **options) as demo:
         try:
             yield demo
         finally:
@@ -54,7 +55,7 @@ def _nothing_is_left(directory: str) -> bool:
 
 
 def test_one_round_covers_the_whole_story(place: dict[str, str]) -> None:
-    done = subprocess.run([*DEMO, "--once"], capture_output=True, text=True, env=place, timeout=110, check=False)
+    done = subprocess.run([*DEMO, "--once"], capture_output=True, text=True, env=place, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     story = done.stdout
     for part in ("Ann", "300 pictures", "Bob", "urgent", "ahead of you in flux", "kill -9", "run again"):
@@ -81,6 +82,25 @@ def test_it_clears_everything_away_when_it_is_ended(place: dict[str, str], numbe
         assert "Starting" in demo.stdout.readline()
         assert "Ann" in demo.stdout.readline()
         demo.send_signal(number)
+        _, error = demo.communicate(timeout=60)
+        assert (demo.returncode, error) == (0, "")
+    assert _nothing_is_left(place["TMPDIR"])
+
+
+def test_the_dashboard_shows_the_story(place: dict[str, str]) -> None:
+    with interruptible(), started("--dashboard", "--port", "0", stderr=subprocess.PIPE, env=place) as demo:
+        assert demo.stdout is not None
+        found = re.search(r"http://127\.0\.0\.1:\d+/", demo.stdout.readline())
+        assert found is not None
+        # It listens already; the request waits until the service has started.
+        assert "Fairlane" in httpx.get(found[0], timeout=60).text
+        while "Bob" not in demo.stdout.readline():
+            assert demo.poll() is None
+        story = httpx.get(f"{found[0]}api/v1/story", timeout=60).json()
+        assert any("Bob sends one picture" in sentence["text"] for sentence in story["sentences"])
+        queues = httpx.get(f"{found[0]}api/v1/queues", timeout=60).json()["queues"]
+        assert {queue["name"] for queue in queues} >= {"pictures", "models", "chats", "payments"}
+        demo.send_signal(signal.SIGTERM)
         _, error = demo.communicate(timeout=60)
         assert (demo.returncode, error) == (0, "")
     assert _nothing_is_left(place["TMPDIR"])

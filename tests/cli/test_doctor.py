@@ -70,7 +70,7 @@ async def test_a_task_that_no_live_worker_knows_is_named(practice: Practice) -> 
     practice.clock.advance(5)
     finding = await practice.found("tasks")
     assert finding.level is Level.ERROR
-    assert finding.what.startswith("shop.draw: 1 jobs of queue default are waiting, the first for 5 s")
+    assert finding.what.startswith("shop.draw: 1 job of queue default is waiting, the first for 5 s")
     await practice.kit.worker(tasks=("shop.draw",))
     assert (await practice.found("tasks")).level is Level.OK
 

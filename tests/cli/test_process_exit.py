@@ -28,7 +28,7 @@ with open("imports", "a") as file:
 settings.configure(INSTALLED_APPS=["django.contrib.contenttypes"], USE_TZ=True)
 django.setup()
 
-from things.tasks import app  # noqa: E402
+from things.tasks import app
 """
 TASKS = """
 import os

@@ -16,12 +16,12 @@ import pytest
 from fairlane import Fairlane
 from fairlane.cli.context import CommandContext
 from fairlane.cli.worker import read_settings
-from fairlane.cli.worker_index import choose_index
 from fairlane.errors import InvalidInput
 from fairlane.model.ids import new_id
 from fairlane.model.session import NewSession, SessionKind
 from fairlane.model.slots import Slots
 from fairlane.worker.settings import WorkerSettings
+from fairlane.worker.worker_index import choose_index
 from tests.cli.project import Project, eventually
 
 QUIET = ("--log-level", "warning")
@@ -254,7 +254,7 @@ async def _chosen(project: Project, host: str, wish: str = "auto", *holders: New
         store = await context.connection.store()
         for holder in holders:
             await store.register(holder)
-        return await choose_index(context, WorkerSettings(host=host), wish, number)
+        return await choose_index(context.app.client, context.url, WorkerSettings(host=host), wish, number)
 
 
 def _holder(host: str, pid: int, index: int = 3) -> NewSession:

@@ -69,7 +69,7 @@ def find_module(name: str) -> ModuleType:
 
 def _include(field: str, name: str) -> None:
     try:
-        _import(name)
+        import_named(name)
     except ModuleNotFoundError:
         raise InvalidInput(
             field,
@@ -91,7 +91,7 @@ def _from_file(path: Path) -> ModuleType:
         root = root.parent
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
-    module = _import(".".join(parts))
+    module = import_named(".".join(parts))
     found = getattr(module, "__file__", None)
     if found is None or Path(found).resolve() != path:
         raise InvalidInput(
@@ -104,7 +104,7 @@ def _from_name(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
         raise InvalidInput("--app", f"{shown(name)} is not a module; write module:app or path/to/file.py:app")
     try:
-        return _import(name)
+        return import_named(name)
     except ModuleNotFoundError:
         file = Path(*name.split(".")).with_suffix(".py")
         nearby = sorted(str(p) for p in Path.cwd().glob(f"*/{file}"))[:1]
@@ -116,7 +116,7 @@ def _from_name(name: str) -> ModuleType:
         raise InvalidInput("--app", f"no module {name!r} in {Path.cwd()} or on the import path; {hint}") from None
 
 
-def _import(name: str) -> ModuleType:
+def import_named(name: str) -> ModuleType:
     """Import a module. ModuleNotFoundError means that this module is missing, not one that it imports."""
     try:
         return import_module(name)

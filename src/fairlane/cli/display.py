@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import msgspec
@@ -21,6 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..runtime.logs import escaped
+
+if TYPE_CHECKING:
+    from ..store.diagnosis import Finding
 
 WIDE = 400
 """Columns where standard output is not a terminal: a program that reads it needs every id whole, on one line."""
@@ -118,6 +121,17 @@ def table(
     for row in rows:
         made.add_row(*row)
     return made
+
+
+def findings(found: Iterable[Finding]) -> Table:
+    """What a diagnosis found, each with its advice."""
+    rows = []
+    for finding in found:
+        text = plain(finding.what)
+        if finding.advice:
+            text += Text("\n→ ", style="dim") + plain(finding.advice, "dim")
+        rows.append((state_text(finding.level.value), plain(finding.topic), text))
+    return table(("", "", ""), rows, head=False)
 
 
 def empty(what: str, store: str, hint: str = "", *, style: str = "dim") -> Text:

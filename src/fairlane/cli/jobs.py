@@ -14,11 +14,12 @@ from rich.text import Text
 from .. import documents
 from ..model.job import Job, JobState
 from ..model.reading import count_text
+from ..model.retry import counted
 from . import display
 from .command import Command, json_option, run, store_options
 from .context import CommandContext
 from .display import plain
-from .overview import queue_table, read_overview, worker_table
+from .overview import REDIS_DOWN, queue_table, read_overview, token_text, worker_table
 
 WIDE_ENOUGH = 150
 NARROW = ["|id", "|state", "task", "lane", "note"]
@@ -152,7 +153,7 @@ async def _show_job(context: CommandContext, id: str, as_json: bool) -> None:
         ("queue", plain(job.queue)),
         ("lane", plain(job.lane)),
         ("priority", display.state_text(job.priority.label)),
-        ("attempt", plain(f"{job.attempt} of {job.retries + 1}")),
+        ("attempt", plain(counted(job.attempt, job.retries))),
         ("worker", plain(job.worker)),
         ("sent", plain(display.ago(job.enqueued_at, now))),
     ]
@@ -208,10 +209,15 @@ def attempt_table(job: Job, now: float) -> RenderableType:
 async def _show_overview(context: CommandContext, as_json: bool) -> None:
     async with context.client() as client:
         overview = await read_overview(client)
+        counted = await client.counters()
     if as_json:
-        display.show_json({"store": context.shown_url, **overview.record()})
+        display.show_json({"store": context.shown_url, **overview.record(), "counters": counted})
         return
-    store = display.fields([("store", plain(context.shown_url)), ("leader", overview.leader_text())])
+    fields = [("store", plain(context.shown_url)), ("leader", overview.leader_text())]
+    if REDIS_DOWN in counted:
+        fields.append(("tokens", token_text(counted)))
     display.show(
-        store, queue_table(overview.queues, context.shown_url), worker_table(overview.workers, context.shown_url)
+        display.fields(fields),
+        queue_table(overview.queues, context.shown_url),
+        worker_table(overview.workers, context.shown_url),
     )

@@ -38,6 +38,7 @@ COMMANDS = {
     "release": "job_actions",
     "migrate": "maintenance",
     "doctor": "maintenance",
+    "celery": "celery",
     "bench": "bench",
     "completion": "maintenance",
 }

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from rich.text import Text
 
 from . import display
 from .command import Command, json_option, run, store_options
@@ -54,13 +53,7 @@ def doctor_command(recount: bool, app_name: str | None, url: str | None, as_json
         display.show_json({"store": context.shown_url, "findings": [msgspec.to_builtins(f) for f in findings]})
     else:
         display.show(plain(context.shown_url, "dim"))
-        rows = []
-        for finding in findings:
-            text = plain(finding.what)
-            if finding.advice:
-                text += Text("\n→ ", style="dim") + plain(finding.advice, "dim")
-            rows.append((display.state_text(finding.level.value), plain(finding.topic), text))
-        display.show(display.table(("", "", ""), rows, head=False))
+        display.show(display.findings(findings))
     if any(finding.level is Level.ERROR for finding in findings):
         sys.exit(1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -62,6 +62,19 @@ async def read_overview(client: Client) -> Overview:
         sessions=tuple(session for session in await client.sessions() if session.state in present),
         leader=await client.leader(),
     )
+
+
+REDIS_DOWN = "redis_down"
+"""The counter of stores that have tokens."""
+
+
+def token_text(counted: Mapping[str, int]) -> Text:
+    """What became of tokens, and whether their servers answer."""
+    names = ("pushed", "failed", "scanned", "trimmed")
+    text = plain(", ".join(f"{counted.get(f'tokens_{name}', 0):,} {name}" for name in names))
+    if down := counted[REDIS_DOWN]:
+        text.append(f"; {down} Redis down, workers poll PostgreSQL", style="yellow")
+    return text
 
 
 NARROW = 120

@@ -204,7 +204,8 @@ def change_selected(context: CommandContext, action: BulkAction, selection: Sele
         _print_unfinished(action, so_far, "interrupted")
         sys.exit(INTERRUPTED)
     except FairlaneError:
-        _print_unfinished(action, so_far, "failed")
+        if so_far.matched:
+            _print_unfinished(action, so_far, "failed")
         raise
     if as_json:
         display.show_json({"store": context.shown_url, **_document(action, result)})
@@ -299,9 +300,9 @@ def _sentence(action: BulkAction, result: Bulk) -> str:
 
 
 def _print_unfinished(action: BulkAction, result: Bulk, how: str) -> None:
-    if result.matched:
-        done = f"{how} after {_jobs(result.matched)}, {result.changed:,} of them {action.done}"
-        click.echo(f"{done}; repeat the command for the rest", err=True)
+    # A batch whose answer did not arrive is not counted, although it may have been written; the first one too.
+    done = f" after {_jobs(result.matched)}, {result.changed:,} of them {action.done}" if result.matched else ""
+    click.echo(f"{how}{done}; repeat the command for the rest", err=True)
 
 
 def _jobs(count: int) -> str:

@@ -40,6 +40,9 @@ SHUTDOWN_MARGIN = 5
 @click.option(
     "--origin", multiple=True, metavar="ORIGIN", help="A web origin whose pages may call the API; repeatable."
 )
+@click.option(
+    "--celery", "celery_name", metavar="MODULE:APP", help="A Celery application whose balanced queues are shown too."
+)
 @click.option("--insecure", is_flag=True, help="Require no token from any address.")
 @log_options
 @store_options
@@ -49,13 +52,14 @@ def serve_command(
     workers_embedded: int,
     allowed_host: tuple[str, ...],
     origin: tuple[str, ...],
+    celery_name: str | None,
     insecure: bool,
     app_name: str | None,
     url: str | None,
     log_level: str,
     log_format: str,
 ) -> None:
-    """Serve the HTTP API, by default only to this machine. Any other --host requires a token."""
+    """Serve the HTTP API and the dashboard, by default only to this machine. Any other --host requires a token."""
     context = CommandContext(app_name, url, StoreAccess.CREATE)
     context.require_tasks()
     configure(log_level, log_format)
@@ -71,7 +75,7 @@ def serve_command(
         hosts=tuple(name.lower() for name in allowed_host) or None,
         origins=tuple(each.lower() for each in origin),
     )
-    web = _web(context, settings, workers_embedded)
+    web = _web(context, settings, workers_embedded, celery_name)
     if not local and not insecure:
         run(_require_token(context, host, web))
     config = uvicorn.Config(
@@ -105,14 +109,20 @@ def is_local(host: str) -> bool:
         return False
 
 
-def _web(context: CommandContext, settings: HttpSettings, workers: int) -> FastAPI:
+def _web(context: CommandContext, settings: HttpSettings, workers: int, celery_name: str | None) -> FastAPI:
+    extra = []
+    if celery_name is not None:
+        from ..http.routes.celery import load_operations
+        from .celery import find_balancer
+
+        extra.append(load_operations(find_balancer(celery_name).loads))
     if workers:
         from ..http.instance import serve_app
 
-        return serve_app(context.app, settings=settings, workers=workers)
+        return serve_app(context.app, settings=settings, workers=workers, extra=extra)
     from ..http.application import create_app
 
-    return create_app(context.app, settings=settings)
+    return create_app(context.app, settings=settings, extra=extra)
 
 
 async def _require_token(context: CommandContext, host: str, web: FastAPI) -> None:

@@ -26,7 +26,6 @@ from .command import Command, log_options, run, store_options
 from .context import CommandContext, StoreAccess
 from .display import plain
 from .process_exit import exit_after_grace
-from .worker_index import choose_index
 
 if TYPE_CHECKING:
     from ..model.session import Session
@@ -227,12 +226,13 @@ async def _serve(
 ) -> None:
     from ..supervisor.parent_pipe import PROCESS_NUMBER
     from ..worker.worker import Worker
+    from ..worker.worker_index import choose_index
 
     app, signals = context.app, Signals(supervised=parent is not None)
     number = int(os.environ.pop(PROCESS_NUMBER, "0"))
     if settings.index is None:
         settings = msgspec.structs.replace(
-            settings, index=await choose_index(context, settings, index or "auto", number)
+            settings, index=await choose_index(context.app.client, context.url, settings, index or "auto", number)
         )
     else:
         settings = msgspec.structs.replace(settings, index=settings.index + number)

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import click
 import msgspec
@@ -53,21 +53,31 @@ This was Fairlane: real processes, one SQLite file, no server.
 @click.command("demo", cls=Command)
 @click.option("--once", is_flag=True, help="Run one round and exit.")
 @click.option("--seconds", type=float, help="Stop after this many seconds.")
-def demo_command(once: bool, seconds: float | None) -> None:
+@click.option("--dashboard", is_flag=True, help="Show it in the browser: serve the dashboard and print its address.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    default=8_000,
+    show_default=True,
+    help="The port of the dashboard; 0 picks a free one.",
+)
+def demo_command(once: bool, seconds: float | None, dashboard: bool, port: int) -> None:
     """See it work: fair lanes, places in line, urgent jobs, and a worker that is killed."""
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
-        event_loops.run(_show(once, seconds))
+        event_loops.run(_show(once, seconds, port if dashboard else None))
     click.echo(FAREWELL)
 
 
-async def _show(once: bool, seconds: float | None) -> None:
+async def _show(once: bool, seconds: float | None, port: int | None) -> None:
     from . import application
     from .fleet import Fleet
     from .story import Story
 
     fleet = Fleet()
     application.app.settings = msgspec.structs.replace(application.app.settings, url=fleet.url)
-    output = LiveScreen() if sys.stdout.isatty() else PlainOutput()
+    output: Output = LiveScreen() if sys.stdout.isatty() and port is None else PlainOutput()
+    if port is not None:
+        output = _web_output(port)
     story = Story(fleet, output.narrate)
     task = asyncio.current_task()
     assert task is not None
@@ -87,6 +97,24 @@ async def _show(once: bool, seconds: float | None) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await watching
         await fleet.clear()
+
+
+class Output(Protocol):
+    """Where the story is told."""
+
+    def narrate(self, markup: str) -> None:
+        """Tell one sentence."""
+
+    async def watch(self, fleet: Fleet, story: Story) -> None:
+        """Show the system until cancelled."""
+
+
+def _web_output(port: int) -> Output:
+    try:
+        from .web import WebOutput
+    except ModuleNotFoundError as exc:
+        raise click.ClickException(f"--dashboard requires {exc.name}: pip install 'fairlane[http]'") from None
+    return WebOutput(port, PlainOutput())
 
 
 class PlainOutput:

@@ -59,8 +59,8 @@ class Fleet:
         """Start one more worker. It is ready once it has registered with the store."""
         command = [sys.executable, "-m", "fairlane", "worker", "-A", "fairlane.cli.demo.application:app"]
         command += ["--slots", str(SLOTS), "--grace", "1", "--index", "auto", "--log-level", "warning"]
-        marks = CrashState.make()
-        inherited = {CRASH_STATE_FD: str(marks.fd), PARENT_PIPE_FD: str(self._read_end)}
+        crash_state = CrashState.make()
+        inherited = {CRASH_STATE_FD: str(crash_state.fd), PARENT_PIPE_FD: str(self._read_end)}
         with (self.directory / "workers.log").open("ab") as log:
             process = subprocess.Popen(
                 command,
@@ -68,11 +68,11 @@ class Fleet:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=(marks.fd, self._read_end),
+                pass_fds=(crash_state.fd, self._read_end),
                 # A process group of its own, so that Ctrl-C reaches only the demo, which then stops its workers.
                 process_group=0,
             )
-        marks.close()
+        crash_state.close()
         self._processes.append(process)
 
     async def workers(self) -> list[Session]:

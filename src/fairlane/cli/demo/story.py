@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 from ...handle import Handle
@@ -25,6 +26,9 @@ BULK = 300
 GUESTS = ("Bob", "Cleo", "Dan")
 ASKING = ("Eve", "Finn", "Gina", "Hugo")
 MODEL = "flux"
+QUEUES = ("pictures", "models")
+"""What the story counts. Beside it runs what `run_sideshow` sends."""
+ROOMS = ("garden", "kitchen", "studio")
 PAUSE = 1.0
 """Seconds between two sentences: long enough to read one."""
 STEP_TIMEOUT = 60.0
@@ -64,6 +68,14 @@ class Story:
             self._fleet.start_worker()
         await self._flood()
         await self._fleet.wait_for_workers(WORKERS)
+
+    async def run_sideshow(self) -> None:
+        """Send what the story does not mention: chats that stick to a worker, and payments of which some fail."""
+        for number in count():
+            room = ROOMS[number % len(ROOMS)]
+            await application.chat.options(sticky=room).enqueue(room, f"hello {number}")
+            await application.charge.enqueue(GUESTS[number % len(GUESTS)], 1_000 * (number % 11))
+            await asyncio.sleep(PAUSE)
 
     async def run_round(self) -> None:
         """Run every step once."""
@@ -144,7 +156,7 @@ class Story:
 
     async def _summarize(self) -> None:
         await self._until(lambda counts: counts.pending + counts.running == 0)
-        counts = [queue.counts for queue in await app.client.queues()]
+        counts = await self._counts()
         done, failed = sum(c.completed for c in counts), sum(c.failed for c in counts)
         sent = sum(person.sent for person in self.people.values()) + len(ASKING) * self.round
         differences = (await app.client.recount()).differences
@@ -154,8 +166,8 @@ class Story:
             else f"a recount corrected {len(differences)} numbers"
         )
         self._narrate(
-            f"[b]{sent} jobs sent, {done} done, {failed} failed, {sent - done - failed} lost[/b]; {self.rerun} ran "
-            f"twice, because their worker died; {agree}."
+            f"In this story: [b]{sent} jobs sent, {done} done, {failed} failed, {sent - done - failed} lost[/b]; "
+            f"{self.rerun} ran twice, because their worker died; {agree}."
         )
         self.model_requests.clear()
         await asyncio.sleep(2 * PAUSE)
@@ -185,11 +197,15 @@ class Story:
     async def _waiting(self) -> int:
         return sum(queue.counts.pending for queue in await app.client.queues() if queue.name == "pictures")
 
+    async def _counts(self) -> list[Counts]:
+        """The counts of the queues that the story is about."""
+        return [queue.counts for queue in await app.client.queues() if queue.name in QUEUES]
+
     async def _until(self, reached: Callable[[Counts], bool]) -> None:
-        """Wait until the total counts of all queues satisfy `reached`."""
+        """Wait until the total counts of these queues satisfy `reached`."""
         async with asyncio.timeout(STEP_TIMEOUT):
             while True:
-                counts = [queue.counts for queue in await app.client.queues()]
+                counts = await self._counts()
                 pending, running = sum(c.pending for c in counts), sum(c.running for c in counts)
                 if reached(Counts(pending=pending, running=running)):
                     return
