@@ -11,7 +11,7 @@ from pathlib import Path
 from fastapi.responses import HTMLResponse
 
 from fairlane import Fairlane, current_job
-from fairlane.http import serve_app
+from fairlane.http import HttpSettings, serve_app
 
 SECONDS = float(os.environ.get("PAINT_SECONDS", "5"))
 PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
@@ -31,7 +31,7 @@ async def paint(model: str, prompt: str) -> str:
     return f"/pictures/{current_job().id}.png"
 
 
-web = serve_app(app, slots=2)
+web = serve_app(app, slots=2, settings=HttpSettings(dashboard=False))  # the page below is at / instead
 
 
 @web.get("/", response_class=HTMLResponse)
