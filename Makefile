@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run quick test lint check format bench dist lock clean
+.PHONY: help run quick test lint check format bench dashboard pictures dist lock clean
 
 # Without cached bytecode imports take two to three times as long.
 unexport PYTHONDONTWRITEBYTECODE
@@ -20,18 +20,18 @@ STAMP := $(VENV)/.installed
 LOCK_TOOLS := .tools
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: $(STAMP) ## See it work: a live demo with real workers (ARGS="--once" plays it once)
-	$(BIN)/fairlane demo $(ARGS)
+run: $(STAMP) ## See it work: a live system with its dashboard (ARGS="--port 9000" for another port)
+	$(BIN)/fairlane demo --dashboard $(ARGS)
 
 quick: $(STAMP) ## Check types, layers and the model, and run the conformance suite on SQLite: under a minute
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not postgresql and not redis" \
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not postgresql and not redis and not postgresql_redis" \
 	    tests/model tests/conformance tests/test_layers.py tests/test_public_api.py $(ARGS)
 
 test: $(STAMP) ## Run the tests (ARGS="-k lane" is passed to pytest; ARGS=-n0 runs them in one process)
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 4 --dist worksteal $(ARGS)
 
 lint: $(STAMP) ## Check format, lint and types
 	$(BIN)/ruff format --check .
@@ -46,6 +46,12 @@ format: $(STAMP) ## Format the code and apply the lint fixes that are safe
 
 bench: $(STAMP) ## Run the benchmarks (ARGS is passed on)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+dashboard: $(STAMP) ## Build the dashboard from dashboard/ into the package
+	$(BIN)/python dashboard/node.py npm run build
+
+pictures: $(STAMP) ## Make the pictures of the docs, in docs/pictures
+	FAIRLANE_PICTURES=docs/pictures $(BIN)/python -m pytest -q -n 0 tests/dashboard/test_pictures.py
 
 dist: $(STAMP) ## Build the source distribution and the wheel into dist/
 	$(BIN)/python -m hatchling build
@@ -64,7 +70,7 @@ lock: ## Resolve pyproject.toml into requirements.lock (ARGS="--upgrade" for new
 	    --group dev --group bench pyproject.toml --output-file requirements.lock $(ARGS)
 
 clean: ## Remove environments, caches and build results
-	rm -rf .venv .venv-* $(LOCK_TOOLS) dist build .coverage .coverage.* htmlcov .hypothesis
+	rm -rf .venv .venv-* $(LOCK_TOOLS) dashboard/node_modules dist build .coverage .coverage.* htmlcov .hypothesis
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from . import (
+    dashboard,
     drain,
     enqueue,
     fairness,
@@ -28,6 +29,7 @@ from . import (
     redis_contest,
     redis_growth,
     redis_kills,
+    tokens,
 )
 from .contest import CASES, OWN, Options
 from .figures import Figure, as_json, table
@@ -51,6 +53,8 @@ ON_SERVERS: dict[str, Callable[[Run, Options], Awaitable[list[Figure]]]] = {
     "redis-growth": redis_growth.run,
     "redis-kills": redis_kills.run,
     "mixed": mixed.run,
+    "tokens": tokens.run,
+    "dashboard": dashboard.run,
 }
 
 
@@ -119,7 +123,7 @@ def _add_servers(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=usual.pin,
         metavar="SECONDS",
-        help=f"how long postgresql-pinned holds its transaction open; {usual.pin:g} if not given",
+        help=f"how long postgresql-pinned and tokens hold a transaction open; {usual.pin:g} if not given",
     )
     group.add_argument(
         "--waiting",

@@ -78,7 +78,7 @@ class Board:
     # What the measuring process calls.
 
     def ready(self, workers: int) -> bool:
-        """Whether all workers wait to be let go."""
+        """Whether all workers wait for the start."""
         return all(self._head[1 + 2 * worker] for worker in range(workers))
 
     def go(self) -> None:

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 
 import fairlane
 from fairlane import Fairlane
+from fairlane.store.shared.queries import load_queries
 from tests.servers.stores import KINDS, empty_stores
 
 PACKAGE = Path(fairlane.__file__).parent
@@ -60,10 +61,6 @@ class Tracer:
 
 def _statements() -> dict[str, str]:
     """The file of every named statement, by its name and by its text."""
-    try:
-        from fairlane.store.shared.queries import load_queries
-    except ImportError:  # before the folders of today
-        from fairlane.backends.sql import load_queries  # type: ignore[import-not-found, no-redef, unused-ignore]
     found = {}
     for folder in {path.parent for path in PACKAGE.rglob("sql/*.sql")}:
         package = ".".join(("fairlane", *folder.parent.relative_to(PACKAGE).parts))

@@ -14,6 +14,7 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 
 from fairlane import Fairlane
@@ -59,7 +60,7 @@ async def _work(url: str, orders: Connection) -> None:
         while worker.done < jobs // 20:  # noqa: ASYNC110 - a counter, so that the loop under test does nothing more
             await asyncio.sleep(0.005)
         began, before = time.perf_counter(), worker.done
-        while worker.done < jobs:  # noqa: ASYNC110
+        while worker.done < jobs:  # noqa: ASYNC110 - the same
             await asyncio.sleep(0.005)
         took = time.perf_counter() - began
         worker.stop()
@@ -101,10 +102,7 @@ class Streams:
 
     async def __aenter__(self) -> Streams:
         loop = asyncio.get_running_loop()
-        opened = [
-            await loop.create_connection(lambda id=id: Reader(id), "127.0.0.1", self._port)  # type: ignore[misc]
-            for id in self._watched
-        ]
+        opened = [await loop.create_connection(partial(Reader, id), "127.0.0.1", self._port) for id in self._watched]
         self._transports = [transport for transport, _ in opened]
         self._readers = [reader for _, reader in opened]
         async with asyncio.timeout(30):

@@ -61,7 +61,7 @@ async def run(run: Run, options: Options) -> list[Figure]:
             measured = []
             deadlocks = 0
             for _ in range(rounds):
-                async with _store(kind, run, options) as url:
+                async with fresh_store(kind, run, options) as url:
                     measured.append(await measure(url, processes=processes, seconds=seconds))
                     if kind == "postgresql":
                         deadlocks += await deadlocks_of(url)
@@ -90,7 +90,8 @@ async def run(run: Run, options: Options) -> list[Figure]:
 
 
 @asynccontextmanager
-async def _store(kind: str, run: Run, options: Options) -> AsyncIterator[str]:
+async def fresh_store(kind: str, run: Run, options: Options) -> AsyncIterator[str]:
+    """An empty store of a kind, with a server of its own; its URL."""
     if kind == "sqlite":
         yield f"sqlite:///{run.file('mixed')}"
         return

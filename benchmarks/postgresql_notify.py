@@ -73,12 +73,12 @@ async def _listener(url: str) -> AsyncIterator[None]:
 
 
 async def listen(url: str) -> None:
-    """Hear of every job, as a worker of the queue does, until this process is ended."""
+    """Listen to every job, as a worker of the queue does, until this process is ended."""
     store = await open_store(url)
-    ear = store.wakeups.subscribe([queue_topic(QUEUE)])
+    listener = store.wakeups.subscribe([queue_topic(QUEUE)])
     print("listening", flush=True)
     while True:
-        await ear.wait()
+        await listener.wait()
 
 
 async def _sent(store: Store, jobs: int, callers: int) -> float:

@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,7 +29,9 @@ from .processes import children, end_with_parent, exact, free_port, times
 class Server:
     """A running server, made from nothing; `stop` ends it."""
 
-    def __init__(self, binaries: Path, directory: Path) -> None:
+    def __init__(self, binaries: Path, directory: Path, *, settings: Sequence[str] = ()) -> None:
+        """`settings` are given on the command line, such as ``max_connections=400``."""
+        self._settings = [part for setting in settings for part in ("-c", setting)]
         self._binaries = binaries
         self._home = directory / "postgresql"
         self._data = self._home / "data"
@@ -49,7 +51,11 @@ class Server:
         options = ["-U", "bench", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-instructions"]
         if self._begin("initdb", "-D", str(self._data), *options).wait():
             raise RuntimeError(f"initdb failed:\n{self._log.read_text()}")
-        place = ["-h", "127.0.0.1", "-p", str(self.port), "-k", str(self._data)]
+        self.restart()
+
+    def restart(self) -> None:
+        """Start it again with what it has."""
+        place = ["-h", "127.0.0.1", "-p", str(self.port), "-k", str(self._data), *self._settings]
         self._process = self._begin("postgres", "-D", str(self._data), *place)
         deadline = time.monotonic() + 30
         while self._ask("SELECT 1") is None:

@@ -16,7 +16,7 @@ from fairlane.model.job import Claimed, NewJob, Priority
 from fairlane.model.session import Claim, NewSession, SessionKind
 from fairlane.model.settings import LaneRule, QueueSettings, SettingsChange
 from fairlane.model.slots import Slots, asks
-from fairlane.model.states import complete
+from fairlane.model.states import Transition, complete
 from fairlane.store import open_store
 from fairlane.store.port import Store
 
@@ -116,11 +116,11 @@ class Worker:
 
     async def finish(self, claimed: Sequence[Claimed]) -> None:
         """Complete jobs; every one must be accepted."""
-        await self._finish(claimed, None)
+        await self.end([complete(each.held, RESULT) for each in claimed])
 
     async def finish_and_claim(self, claimed: Sequence[Claimed], total: int) -> list[Claimed]:
         """Complete jobs and claim the next ones in the same step."""
-        return await self._finish(claimed, self._call(total))
+        return await self.end([complete(each.held, RESULT) for each in claimed], self._call(total))
 
     async def drain(self, batch: int) -> int:
         """Run everything there is, `batch` at a time; how many jobs that were."""
@@ -131,12 +131,12 @@ class Worker:
             claimed = await self.finish_and_claim(claimed, batch)
         return done
 
-    async def _finish(self, claimed: Sequence[Claimed], call: Claim | None) -> list[Claimed]:
-        transitions = [complete(each.held, RESULT) for each in claimed]
+    async def end(self, transitions: Sequence[Transition], call: Claim | None = None) -> list[Claimed]:
+        """End jobs; every ending must be accepted."""
         answer = await self._store.finish(self._session, transitions, claim=call)
         refused = [verdict for verdict in answer.verdicts if not verdict.accepted]
         if refused:
-            raise AssertionError(f"{len(refused)} completions were refused, such as {refused[0]}")
+            raise AssertionError(f"{len(refused)} endings were refused, such as {refused[0]}")
         return list(answer.claimed)
 
     def _call(self, total: int) -> Claim:

@@ -10,7 +10,7 @@ from hypothesis import settings
 
 from tests import turnstile
 from tests.servers.postgresql import quick_place
-from tests.servers.stores import KINDS, EmptyStores, empty_stores
+from tests.servers.stores import COMPOSED, KINDS, EmptyStores, empty_stores
 
 # Temporary folders are in memory, like the servers: they survive the death of a process all the same, and a disk that
 # is slow for a moment is not mistaken for a slow store. The variable is pytest's own.
@@ -26,13 +26,13 @@ HERE = Path(__file__).parent
 LONGEST = ("conformance/test_model.py", "cli/test_demo.py", "test_docs.py", "client/test_transaction_crashes.py")
 """Files with single tests that take ten seconds and more."""
 LONG = ("e2e/",)
-KIND = re.compile(rf"({'|'.join(KINDS)})(?:-\w+|[\d.]+)?")
+KIND = re.compile(rf"({'|'.join((COMPOSED, *KINDS))})(?:-\w+|[\d.]+)?")
 """A parameter that names a kind of store, such as ``redis``, ``postgresql15`` or ``postgresql-system``."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark each test with the kinds of store that it runs on: by its parameters and by its folder."""
-    kinds = {found for found in item.path.relative_to(HERE).parts[:2] if found in KINDS}
+    kinds = {found for found in item.path.relative_to(HERE).parts[:2] if found in (COMPOSED, *KINDS)}
     if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
         matches = [KIND.fullmatch(value) for value in item.callspec.params.values() if isinstance(value, str)]
         kinds |= {match[1] for match in matches if match is not None}
@@ -43,15 +43,15 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the longest tests first and keep the random order otherwise: worksteal balances small tests best at the end.
 
-    End-to-end scenarios measure time; they stay together, so that one process runs them one after the other beside the
-    small tests. Tests marked `alone` run last, when no long test is left for them to wait for.
+    Those that measure and are marked `alone` come before all others. They and the long ones are then in the share of
+    one process, so that a measurement waits for small tests only, and no long test waits for a measurement.
     """
 
     def rank(item: pytest.Item) -> int:
         if item.get_closest_marker("alone"):
-            return 3
+            return 0
         file = item.path.relative_to(HERE).as_posix()
-        return 0 if file.startswith(LONGEST) else 1 if file.startswith(LONG) else 2
+        return 1 if file.startswith(LONGEST) else 2 if file.startswith(LONG) else 3
 
     items.sort(key=rank)
 

@@ -152,12 +152,12 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     said = b""
     while True:
-        heard, _, _ = select.select([0, wake], [], [])
-        if wake in heard:
+        readable, _, _ = select.select([0, wake], [], [])
+        if wake in readable:
             with contextlib.suppress(BlockingIOError):
                 os.read(wake, 65_536)
             collect()
-        if 0 in heard:
+        if 0 in readable:
             chunk = os.read(0, 65_536)
             if not chunk:
                 return

@@ -1,6 +1,8 @@
 """Every example is listed and runs as its first lines say.
 
-The two that need a web server run in `tests/e2e/test_http_examples.py`, `shop.py` and `hooks.py` in `tests/cli`.
+The two that need a web server run in `tests/e2e/test_http_examples.py`, `queue_manager.py` in
+`tests/e2e/test_queue_manager.py`, `shop.py` and `hooks.py` in `tests/cli`, those
+of Celery in `tests/integrations/celery`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ import pytest
 from .pages import LINK, ROOT, broken_links, text_of
 
 EXAMPLES = ROOT / "examples"
-ELSEWHERE = {"shop.py", "hooks.py", "http_service/service.py", "image_bot/bot.py"}
+ELSEWHERE = {
+    *("shop.py", "hooks.py", "http_service/service.py", "image_bot/bot.py"),
+    *("celery_images/images.py", "celery_plans/plans.py", "queue_manager/queue_manager.py"),
+}
 PROGRAMS = [path.relative_to(EXAMPLES).as_posix() for path in sorted(EXAMPLES.rglob("*.py"))]
 PRINTING = [name for name in PROGRAMS if name not in ELSEWHERE and not name.startswith("test_")]
 

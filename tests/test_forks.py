@@ -35,7 +35,7 @@ def test_forks_have_no_random_number_in_common(tmp_path: Path) -> None:
     assert len({one["id"][14:] for one in told}) == len({one["random"] for one in told}) == 3
 
 
-def test_it_is_told_how_a_fork_ended(tmp_path: Path) -> None:
+def test_the_exit_of_a_fork_is_reported(tmp_path: Path) -> None:
     assert Fork(TELLS, ["exit", "3"], output=tmp_path / "output").wait() == 3
     assert Fork(TELLS, ["raise"], output=tmp_path / "raised").wait() == 1
     assert "ValueError: as asked" in (tmp_path / "raised").read_text()

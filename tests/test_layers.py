@@ -31,7 +31,9 @@ LAYERS = (
     {"cli"},
     {"__main__"},
 )
-STORES = {"store.sqlite", "store.postgresql", "store.redis"}
+STORES = {"store.sqlite", "store.postgresql", "store.redis", "store.postgresql_redis"}
+COMPOSED = {"store.postgresql_redis": {"store.postgresql", "store.redis"}}
+"""A store that is made of others may import them."""
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 SMALL_LIBRARIES = frozenset({"msgspec", "cronsim"})
@@ -89,6 +91,9 @@ def _why_forbidden(name: str, imported: str) -> str | None:
     if RANK[target] > RANK[layer]:
         return f"{layer} may not import {imported}: it belongs to a later layer"
     stores = {".".join(each.split(".")[:2]) for each in (name, inside)} & STORES
+    here = ".".join(name.split(".")[:2])
+    if len(stores) == 2 and stores - {here} <= COMPOSED.get(here, set()):
+        return None
     if len(stores) == 2 or (stores and layer != "store"):
         return f"only open_store() and the store itself may import {imported}"
     return None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.turnstile import entered
 
-SOON, PATIENCE = 0.2, 10.0
+SOON, PATIENCE = 0.2, 30.0
 
 
 class Guest(threading.Thread):

@@ -112,7 +112,7 @@ class Databases:
         return int(row[0]) if row else 0
 
     def close(self, *, drop: bool) -> None:
-        """Let go of the server; `drop` also the databases, where they do not end with it."""
+        """Release the server; `drop` removes the databases too, unless they end with it."""
         with self._lock:
             if drop:
                 self._drop(*self._all)

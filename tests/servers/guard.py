@@ -30,10 +30,10 @@ PR_SET_PDEATHSIG = 1
 class Guard:
     """One folder, and the program that runs in it."""
 
-    def __init__(self, folder: Path, account: tuple[int, int] | None, mend: list[str]) -> None:
+    def __init__(self, folder: Path, account: tuple[int, int] | None, repair: list[str]) -> None:
         self._folder = folder
         self._account = account
-        self._mend = mend
+        self._repair = repair
         self._program: subprocess.Popen[bytes] | None = None
         self._crashed = False
 
@@ -45,11 +45,11 @@ class Guard:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         said = b""
         while True:
-            heard, _, _ = select.select([0, wake], [], [])
-            if wake in heard:
+            readable, _, _ = select.select([0, wake], [], [])
+            if wake in readable:
                 os.read(wake, 4096)
                 self._report()
-            if 0 in heard:
+            if 0 in readable:
                 chunk = os.read(0, 65536)
                 *lines, said = (said + chunk).split(b"\n")
                 for line in lines:
@@ -64,7 +64,7 @@ class Guard:
         if program is not None:
             family = [program.pid, *children_of(program.pid)]
             send(signal.SIGQUIT, program.pid)
-            # One that was stopped hears nothing before it goes on.
+            # A stopped process receives no signal before it continues.
             send(signal.SIGCONT, *family)
             try:
                 program.wait(PATIENCE)
@@ -75,7 +75,7 @@ class Guard:
         if self._crashed:
             # The next start would have removed the shared memory of a server that was killed. This is a short one.
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._run(self._mend).wait(PATIENCE)
+                self._run(self._repair).wait(PATIENCE)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, order: dict[str, Any]) -> None:
@@ -144,7 +144,7 @@ def main(settings: str) -> None:
     """Guard the folder that the settings name."""
     given = json.loads(settings)
     account = tuple(given["account"]) if given["account"] else None
-    guard = Guard(Path(given["folder"]), account, given["mend"])
+    guard = Guard(Path(given["folder"]), account, given["repair"])
     try:
         guard.watch()
     finally:

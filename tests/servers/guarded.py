@@ -27,8 +27,8 @@ class GuardLost(Exception):
 class Guarded:
     """A folder and the programs that run in it, one at a time. Both go when the guard does."""
 
-    def __init__(self, folder: Path, account: Account, mend: list[str]) -> None:
-        given = {"folder": str(folder), "account": account.ids, "mend": [*account.prefix, *mend]}
+    def __init__(self, folder: Path, account: Account, repair: list[str]) -> None:
+        given = {"folder": str(folder), "account": account.ids, "repair": [*account.prefix, *repair]}
         self._prefix = account.prefix
         self._answers = b""
         self._released = False

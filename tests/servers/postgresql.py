@@ -122,8 +122,8 @@ class Server:
             self.folder.rmdir()
             raise
         self._template = template.template_of(self._programs, account)
-        mend = [self._programs.program("postgres"), "--single", "-D", str(self.data), "postgres"]
-        self._guarded = Guarded(self.folder, account, mend)
+        repair = [self._programs.program("postgres"), "--single", "-D", str(self.data), "postgres"]
+        self._guarded = Guarded(self.folder, account, repair)
         self._databases = Databases(lambda: self.url)
         self.fresh_database = self._databases.fresh
         self.done = self._databases.done

@@ -15,11 +15,14 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Protocol
 
+from fairlane.store.deployment import split_redis, with_redis
 from fairlane.store.port import Store
 
 from . import installation, postgresql, valkey
 
 KINDS = ("sqlite", "postgresql", "redis")
+COMPOSED = "postgresql_redis"
+"""PostgreSQL with tokens in Redis. Its verbs are PostgreSQL's own: it runs the tests that wake-ups touch."""
 TRANSACTIONAL = ("sqlite", "postgresql")
 """Those in which a user can store jobs together with other rows."""
 EVERY_VERSION = "FAIRLANE_TEST_EVERY_VERSION"
@@ -97,6 +100,22 @@ class RedisStores:
         return not self._server.connected(url)
 
 
+class PostgresqlRedisStores:
+    """Databases, each with a namespace on the shared Redis."""
+
+    def __init__(self, databases: PostgresqlStores, server: valkey.ValkeyServer) -> None:
+        self._databases = databases
+        self._server = server
+
+    def next(self, *, migrated: bool = True) -> str:
+        """A database and a namespace that nobody has used."""
+        return with_redis(self._databases.next(migrated=migrated), {"redis": self._server.fresh_namespace()})
+
+    def closed(self, url: str) -> bool:
+        """It is the database that counts."""
+        return self._databases.closed(split_redis(url)[0])
+
+
 @contextlib.contextmanager
 def empty_stores(kind: str, directory: Path) -> Iterator[EmptyStores]:
     """Stores of a kind, to be used inside the block. Files go into `directory`."""
@@ -106,9 +125,9 @@ def empty_stores(kind: str, directory: Path) -> Iterator[EmptyStores]:
     if kind.startswith("redis"):
         yield RedisStores(valkey.server() if kind == "redis" else valkey.second_server())
         return
-    stores = PostgresqlStores(postgresql.server("any" if kind == "postgresql" else "system"))
+    stores = PostgresqlStores(postgresql.server("any" if kind in ("postgresql", COMPOSED) else "system"))
     try:
-        yield stores
+        yield PostgresqlRedisStores(stores, valkey.server()) if kind == COMPOSED else stores
     finally:
         stores.close()
 

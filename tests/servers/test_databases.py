@@ -67,7 +67,7 @@ async def test_a_database_that_is_used_again_is_as_new(
     await live(url)
 
 
-async def test_whoever_still_uses_a_database_loses_it_when_it_is_used_again(made: Databases) -> None:
+async def test_open_connections_to_a_database_are_ended_when_it_is_reused(made: Databases) -> None:
     url = made.fresh()
     with contextlib.closing(psycopg.connect(url, autocommit=True)) as late:
         made.done(url)

@@ -195,7 +195,7 @@ def test_the_wheel_is_taken_before_the_system(monkeypatch: pytest.MonkeyPatch) -
         installation.installation("wheel")
 
 
-def test_programs_that_nobody_may_read_are_run_under_another_name_only_when_we_are_root(tmp_path: Path) -> None:
+def test_unreadable_programs_are_run_as_another_user_only_when_we_are_root(tmp_path: Path) -> None:
     real = installation.installation("any")
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
