@@ -102,8 +102,10 @@ BEGIN
         RETURN ARRAY(SELECT l.seq FROM fairlane.active_job l WHERE l.seq < p_before AND l.state IN (STATE.ARRIVING, STATE.PENDING)
             ORDER BY l.seq DESC LIMIT p_size);
     ELSIF p_state = 'scheduled' THEN
-        RETURN ARRAY(SELECT a.seq FROM fairlane.job_extra a WHERE a.seq < p_before AND a.scheduled
-            ORDER BY a.seq DESC LIMIT p_size);
+        -- By `-seq`, which no other index has in order: with old statistics, all rows may seem to be scheduled, and the primary
+        -- key as good as this index.
+        RETURN ARRAY(SELECT a.seq FROM fairlane.job_extra a WHERE -a.seq > -p_before AND a.scheduled
+            ORDER BY -a.seq LIMIT p_size);
     ELSIF p_state = 'running' THEN
         -- At most as many jobs run as there are slots, so sorting them is cheap.
         RETURN ARRAY(WITH r AS MATERIALIZED (

@@ -204,7 +204,7 @@ CREATE TABLE fairlane.job_extra (
     inbox      text NOT NULL
 ) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX job_extra_due     ON fairlane.job_extra (class, due) WHERE scheduled;
-CREATE INDEX job_extra_later   ON fairlane.job_extra (seq) WHERE scheduled;
+CREATE INDEX job_extra_later   ON fairlane.job_extra ((-seq)) WHERE scheduled;
 CREATE INDEX job_extra_expiry  ON fairlane.job_extra (expires_at) WHERE expires_at IS NOT NULL;
 CREATE INDEX job_extra_gated   ON fairlane.job_extra (gate, inbox, arrival) WHERE gate > GATE.NONE;
 CREATE INDEX job_extra_inbox   ON fairlane.job_extra (inbox, seq) WHERE inbox <> '';
