@@ -332,3 +332,25 @@ def test_every_finite_number_comes_back_exactly(number: float) -> None:
     back = through(number, float)
     assert back == number
     assert math.copysign(1, back) == math.copysign(1, number)
+
+
+class Safe(str):
+    """As Django's SafeString."""
+
+
+class Count(int):
+    """A number with methods of its own."""
+
+
+class Ratio(float):
+    """The same."""
+
+
+@pytest.mark.parametrize(("value", "sent"), [(Safe("<b>"), "<b>"), (Count(7), 7), (Ratio(0.5), 0.5)])
+def test_a_subclass_of_a_plain_type_is_sent_as_that_type(value: Any, sent: object) -> None:
+    assert msgspec.json.decode(codec.encode("result", {"inside": [value]})) == {"inside": [sent]}
+
+
+def test_a_subclass_of_float_may_not_be_nan_either() -> None:
+    with pytest.raises(InvalidInput, match="NaN"):
+        codec.encode("result", Ratio("nan"))

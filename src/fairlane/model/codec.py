@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -19,11 +19,22 @@ from . import names
 T = TypeVar("T")
 
 
+_PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (str, str.__str__),
+    (int, int.__index__),
+    (float, float.__float__),
+)
+"""The types whose subclasses are sent as what they derive from: Django's `SafeString` is a string."""
+
+
 def _encode_other(value: Any) -> Any:
-    """Encode a Pydantic model; any other type is rejected."""
+    """Encode a Pydantic model, or a subclass of a type that JSON knows; any other type is rejected."""
     dump = getattr(value, "model_dump", None)
     if callable(dump):
         return dump(mode="json")
+    for base, plain in _PLAIN:
+        if isinstance(value, base):
+            return plain(value)
     raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")
 
 
