@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
+import warnings
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from datetime import datetime, timedelta
 from operator import methodcaller
@@ -155,12 +156,16 @@ class Sending(Coroutine[Any, Any, T]):
     def __del__(self) -> None:
         if not self._begun:
             self._coroutine.close()
-            logger.error(
-                "the enqueue of %s at %s:%d was never awaited, so no job was stored; write `await` before it, "
-                "or use .blocking.enqueue where there is no event loop",
-                self._task,
-                *self._site,
+            message = (
+                f"the enqueue of {self._task} at {self._site[0]}:{self._site[1]} was never awaited, so no job was "
+                "stored; write `await` before it, or use .blocking.enqueue where there is no event loop"
             )
+            if logger.isEnabledFor(logging.ERROR):
+                logger.error("%s", message)
+            else:
+                # `logging.config`, and so Django, disables the loggers that exist when it is called. The loss of a job
+                # must not go unnoticed.
+                warnings.warn_explicit(message, RuntimeWarning, *self._site)
 
 
 class Task(Generic[P, R]):

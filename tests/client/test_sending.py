@@ -37,6 +37,15 @@ async def test_a_dropped_enqueue_is_logged_with_the_line_it_stands_in(
     assert (await app.client.find()).jobs == ()
 
 
+async def test_a_dropped_enqueue_is_a_warning_where_the_application_has_disabled_the_logger(
+    greet: Task[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("fairlane.task"), "disabled", True)
+    with pytest.warns(RuntimeWarning, match="greet at .* was never awaited") as caught:
+        greet.enqueue("ann")  # It is dropped at once.
+    assert [warning.filename for warning in caught] == [__file__]
+
+
 async def test_an_enqueue_may_be_awaited_gathered_or_made_a_task(
     app: Fairlane, greet: Task[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:
