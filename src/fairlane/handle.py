@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 
 from .errors import InvalidInput, JobCancelled, JobFailed, NotFound, StoreUnavailable, WouldDeadlock
-from .model import codec, foreign_words
+from .model import codec, foreign_words, listings
 from .model.ids import new_id
 from .model.job import WAITING_STATES, Job, JobKind, JobState
 from .model.names import check_seconds
@@ -312,7 +312,7 @@ def job_summary(job: Job) -> str:
         stop = ", cancel requested" if job.cancel_requested else ""
         return f"running{where} since {_instant(job.started_at)}, attempt {job.attempt}{stop}"
     if job.state is JobState.FAILED:
-        last = (job.error or "").strip().rpartition("\n")[2]
+        last = listings.last_line(job.error)
         return f"failed ({job.reason}){': ' + last if last else ''}"
     if job.state is JobState.CANCELLED:
         return f"cancelled ({job.reason})"

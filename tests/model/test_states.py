@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fairlane.model import states
 from fairlane.model.job import CANCELLED_REASONS, FAILED_REASONS, FINAL_STATES, Held, JobState, Reason
+from fairlane.model.listings import last_line
 from fairlane.model.names import ERROR_BYTES, RESULT_BYTES
 from fairlane.model.retry import Backoff
 from fairlane.model.states import HOLDER_MOVES, MOVES, Move, Transition
@@ -184,16 +185,23 @@ def test_a_long_error_is_cut_between_characters_and_fits(error: str) -> None:
         if len(whole.encode()) <= ERROR_BYTES:
             assert kept == whole
         else:
-            assert kept.startswith("…")
-            assert whole.endswith(kept[1:])
-            # Nothing more than a part of one character is lost beyond the bound.
-            assert len(kept.encode()) > ERROR_BYTES - 4
+            head, _, tail = kept.partition("…")
+            assert whole.startswith(head)
+            assert whole.endswith(tail)
+            # Nothing more than a part of one character is lost on each side of the cut.
+            assert len(kept.encode()) > ERROR_BYTES - 7
 
 
 def test_a_cut_error_keeps_its_end_where_the_cause_stands() -> None:
     kept = states.fail(HELD, Reason.ERROR, "x" * ERROR_BYTES + "ValueError: boom").error
     assert kept is not None
     assert kept.endswith("ValueError: boom")
+
+
+def test_an_error_with_a_huge_message_keeps_its_class() -> None:
+    kept = states.fail(HELD, Reason.ERROR, "Traceback …\n  frames\nValueError: " + "x" * 1_000_000).error
+    assert (last_line(kept) or "").startswith("ValueError: xxx")
+    assert len(last_line(kept) or "") == 500
 
 
 @given(st.text(st.characters()), st.sampled_from(sorted(FAILED_REASONS)))

@@ -105,7 +105,9 @@ def fail(held: Held, reason: Reason, error: str, *, group: str | None = None) ->
     """The job ends without a result."""
     if reason not in FAILED_REASONS:
         raise InvalidInput("reason", f"{reason.value!r} is not a reason to fail")
-    return Transition(held=held, move=Move.FAIL, reason=reason, error=_cut(error), error_group=_group(group, reason))
+    return Transition(
+        held=held, move=Move.FAIL, reason=reason, error=bounded_error(error), error_group=_group(group, reason)
+    )
 
 
 def retry(
@@ -125,7 +127,7 @@ def retry(
         move=Move.RETRY,
         delay=delay,
         reason=reason,
-        error=_cut(error),
+        error=bounded_error(error),
         error_group=_group(group, reason),
         payload=payload,
     )
@@ -163,7 +165,12 @@ def decline(held: Held, error: str, *, patience: float = UNKNOWN_TASK_SECONDS) -
     names.check_seconds("patience", patience)
     reason = Reason.UNKNOWN_TASK
     return Transition(
-        held=held, move=Move.DECLINE, delay=patience, reason=reason, error=_cut(error), error_group=reason.value
+        held=held,
+        move=Move.DECLINE,
+        delay=patience,
+        reason=reason,
+        error=bounded_error(error),
+        error_group=reason.value,
     )
 
 
@@ -219,15 +226,19 @@ def after_crash(
     return Fate(S.SCHEDULED if delay > 0 else S.PENDING, delay=delay)
 
 
-def _cut(error: str) -> str:
-    """Shorten an error to `ERROR_BYTES`. The end of a traceback names the error, so the beginning is cut.
+def bounded_error(error: str) -> str:
+    """Shorten an error to `ERROR_BYTES`, in the middle.
+
+    The end of a traceback names the error, unless its message is very long: then the class stands before the message.
 
     NUL and lone surrogates are replaced: not every store accepts them, and a write must not fail because of them.
     """
     raw = error.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace")
     if len(raw) <= names.ERROR_BYTES:
         return raw.decode()
-    return "…" + raw[-(names.ERROR_BYTES - 3) :].decode(errors="ignore")
+    head = names.ERROR_BYTES // 4
+    tail = names.ERROR_BYTES - head - len("…".encode())
+    return f"{raw[:head].decode(errors='ignore')}…{raw[-tail:].decode(errors='ignore')}"
 
 
 def _group(group: str | None, reason: Reason) -> str:

@@ -6,6 +6,7 @@ An ending can be encoded as JSON, so that a child process can send it to its wor
 from __future__ import annotations
 
 import inspect
+import sysconfig
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -28,6 +29,9 @@ from ..store.transactions import RunTransaction
 from ..task import Task
 
 PACKAGE = str(Path(__file__).parent.parent)
+INSTALLED = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+LIBRARIES = (PACKAGE, "<frozen ", *INSTALLED)
+"""Where code is that is not the application's."""
 
 
 class Returned(msgspec.Struct, frozen=True, tag="returned"):
@@ -226,10 +230,10 @@ def users_frames(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _group(exc: BaseException) -> str:
-    """The class of the error and where it was raised, without the parts of its message that vary."""
-    where = ""
-    frame = users_frames(exc.__traceback__)
-    while frame is not None:
-        where = f" in {frame.tb_frame.f_code.co_name}"
-        frame = frame.tb_next
-    return f"{type(exc).__name__}{where}"
+    """The class of the error and where it was raised, without the parts of its message that vary.
+
+    Of the frames, the innermost of the application counts: errors of all callers of a library are not one group.
+    """
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(users_frames(exc.__traceback__))]
+    own = [code for code in codes if not code.co_filename.startswith(LIBRARIES)] or codes
+    return f"{type(exc).__name__} in {own[-1].co_name}" if own else type(exc).__name__

@@ -31,7 +31,7 @@ import msgspec
 from .. import event_loops
 from ..hooks import Hooks, RunningWorker, name_of
 from ..model.job import Claimed, Held
-from ..model.names import ERROR_BYTES
+from ..model.states import bounded_error
 from ..runtime import logs
 from ..runtime.running_job import RunningJob
 from ..store.transactions import RunTransaction
@@ -40,8 +40,8 @@ from . import body, wire
 from .task_location import store_of
 
 logger = logging.getLogger("fairlane.worker.child")
-MOST_TEXT = 4 * ERROR_BYTES
-"""How many characters of an error are sent."""
+MOST_GROUP = 1_000
+"""How many characters of an error group are sent."""
 SECONDS_TO_END = 5.0
 """How long threads and exit handlers that jobs left behind may take when the child ends."""
 
@@ -65,7 +65,7 @@ class Child:
         self._stop = False
         self._interrupt: Callable[[], None] | None = None
         self._modules: list[str] = []
-        self._log: tuple[str, str] | None = None
+        self._log: tuple[str, str | None] | None = None
         self._body: asyncio.Task[Any] | None = None
         self._runner = event_loops.runner()
         self._worker = RunningWorker(isolated=True)
@@ -270,10 +270,9 @@ def _writable(ending: body.Ending) -> body.Ending:
     """The same ending; characters of an error that UTF-8 cannot encode are replaced."""
     if not isinstance(ending, body.Raised):
         return ending
-    # The worker keeps the end of a long error; the message must be bounded too.
-    texts = (ending.error[-MOST_TEXT:], ending.group[-MOST_TEXT:])
-    error, group = (text.encode(errors="replace").decode() for text in texts)
-    return msgspec.structs.replace(ending, error=error, group=group)
+    # Bounded here too, because the message to the worker must be.
+    group = ending.group[:MOST_GROUP].encode(errors="replace").decode()
+    return msgspec.structs.replace(ending, error=bounded_error(ending.error), group=group)
 
 
 def _let_forks_be_ended() -> None:
