@@ -30,6 +30,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from fairlane.store.redis import server_checks
 from fairlane.store.redis.address import parse
 
 from . import guard
@@ -235,16 +236,20 @@ class Watched:
 @cache
 def server() -> ValkeyServer:
     """The server that this process shares."""
-    started = ValkeyServer()
-    atexit.register(started.close)
-    return started
+    return _shared(ValkeyServer())
 
 
 @cache
 def second_server() -> ValkeyServer:
     """The same of the system's version."""
-    started = ValkeyServer(system())
+    return _shared(ValkeyServer(system()))
+
+
+def _shared(started: ValkeyServer) -> ValkeyServer:
     atexit.register(started.close)
+    # What it can lose is logged when the first store of the process opens it: that may be in any test of those that
+    # look at the log.
+    server_checks._logged.add(started.ask("INFO", "server")["run_id"])
     return started
 
 

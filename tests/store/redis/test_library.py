@@ -27,6 +27,7 @@ from fairlane.store.redis.address import parse
 from fairlane.store.redis.store import RedisStore
 from tests.conformance.kit import Kit, Worker
 from tests.servers import valkey
+from tests.servers.valkey import ValkeyServer
 
 LASTING = {"counter", "queue", "queues", "pools", "session", "sessions", "present"}
 """What a namespace has in which a worker waits, and nothing else is."""
@@ -39,8 +40,18 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def store(clock: ManualClock) -> AsyncIterator[RedisStore]:
-    opened = await RedisStore.open(valkey.server().fresh_namespace(), clock=clock)
+def server(request: pytest.FixtureRequest) -> Iterator[ValkeyServer]:
+    """The server that all share, or one of its own for a test that counts what the server does."""
+    if getattr(request, "param", "shared") == "own":
+        with valkey.own_server() as started:
+            yield started
+    else:
+        yield valkey.server()
+
+
+@pytest.fixture
+async def store(clock: ManualClock, server: ValkeyServer) -> AsyncIterator[RedisStore]:
+    opened = await RedisStore.open(server.fresh_namespace(), clock=clock)
     yield opened
     await opened.close()
 
@@ -62,9 +73,9 @@ def keys(store: RedisStore) -> dict[str, int]:
 
 
 @contextmanager
-def counted() -> Iterator[Callable[[], int]]:
+def counted(server: ValkeyServer) -> Iterator[Callable[[], int]]:
     """Counts the commands that the server executes meanwhile, including those of functions."""
-    with redis.Redis(port=valkey.server().port) as client:
+    with redis.Redis(port=server.port) as client:
 
         def calls() -> int:
             stats = client.info("commandstats")
@@ -295,7 +306,10 @@ async def test_places_that_a_fault_has_left_free_are_handed_on_and_noted_no_long
     await worker.complete(first)
 
 
-async def test_a_change_of_rules_leaves_the_lanes_alone_that_it_is_not_about(kit: Kit, store: RedisStore) -> None:
+@pytest.mark.parametrize("server", ["own"], indirect=True)
+async def test_a_change_of_rules_leaves_the_lanes_alone_that_it_is_not_about(
+    kit: Kit, store: RedisStore, server: ValkeyServer
+) -> None:
     rules = [LaneRule(pattern="one:*", limit=1), LaneRule(pattern="two:*", limit=2)]
     await kit.settings("default", *rules)
     numbers = count()
@@ -306,7 +320,7 @@ async def test_a_change_of_rules_leaves_the_lanes_alone_that_it_is_not_about(kit
             names = [f"{kind}:{next(numbers)}" for kind in ("one", "two", "free")]
             await store.enqueue([kit.new(lane=lane) for lane in names for _ in range(3)])
         rules.append(LaneRule(pattern=f"other:{lanes}", limit=1))
-        with counted() as calls:
+        with counted(server) as calls:
             await kit.settings("default", *rules, version=len(rules))
             return calls()
 
@@ -315,12 +329,13 @@ async def test_a_change_of_rules_leaves_the_lanes_alone_that_it_is_not_about(kit
     assert (await store.recount()).differences == ()
 
 
+@pytest.mark.parametrize("server", ["own"], indirect=True)
 async def test_a_lane_in_which_thousands_wait_is_paused_and_resumed_by_few_commands(
-    kit: Kit, store: RedisStore
+    kit: Kit, store: RedisStore, server: ValkeyServer
 ) -> None:
     await kit.enqueue_all([kit.new(lane="many") for _ in range(3_500)])
     for version, rules in enumerate([[LaneRule(pattern="many", paused=True)], []]):
-        with counted() as calls:
+        with counted(server) as calls:
             await kit.settings("default", *rules, version=version)
             assert calls() < 150
         assert (await store.recount()).differences == ()
