@@ -6,6 +6,7 @@ import contextvars
 import io
 import json
 import logging
+import logging.config
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,9 +31,15 @@ def root_as_it_was() -> Iterator[None]:
     """Nothing that a test configures outlives it."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
+    enabled = [
+        each for each in root.manager.loggerDict.values() if isinstance(each, logging.Logger) and not each.disabled
+    ]
     yield
+    for logger in enabled:
+        logger.disabled = False
     root.handlers[:] = handlers
     root.setLevel(level)
+    logging.getLogger("fairlane").setLevel(logging.NOTSET)
 
 
 @pytest.fixture
@@ -264,3 +271,52 @@ def test_importing_the_library_adds_no_handler() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[] []"
+
+
+# -- beside the application's own logging ----------------------------------------------------------------------------
+
+
+def with_console() -> dict[str, Any]:
+    """A configuration as in Django's `LOGGING`, which disables existing loggers by default."""
+    handler = {"class": "logging.StreamHandler", "formatter": "theirs", "stream": "ext://sys.stderr"}
+    return {
+        "version": 1,
+        "formatters": {"theirs": {"format": "theirs: %(message)s"}},
+        "handlers": {"console": handler},
+        "root": {"level": "WARNING", "handlers": ["console"]},
+    }
+
+
+def test_a_console_of_the_application_is_kept_and_written_once(capsys: pytest.CaptureFixture[str]) -> None:
+    logging.config.dictConfig(with_console())
+    logs.configure()
+    log.info("ready")
+    logging.getLogger("shop").info("below its level")
+    assert capsys.readouterr().err == "theirs: ready\n"
+    assert logs.configured() == ("info", None)
+    logs.configure("error")
+    log.info("below the level that was asked for")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_format_that_is_given_replaces_the_console_of_the_application(capsys: pytest.CaptureFixture[str]) -> None:
+    logging.config.dictConfig(with_console())
+    logs.configure(format="json")
+    log.info("ready")
+    [line] = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["message"] == "ready"
+
+
+def test_handlers_that_do_not_write_to_the_console_stay(out: io.StringIO, capsys: pytest.CaptureFixture[str]) -> None:
+    logging.getLogger().addHandler(logging.StreamHandler(out))
+    logs.configure()
+    log.info("ready")
+    assert out.getvalue() == "ready\n"
+    assert capsys.readouterr().err.endswith("worker.fetcher: ready\n")
+
+
+def test_loggers_that_the_application_has_disabled_are_enabled(capsys: pytest.CaptureFixture[str]) -> None:
+    logging.config.dictConfig(with_console())
+    assert log.disabled
+    logs.configure()
+    assert not log.disabled

@@ -112,9 +112,9 @@ def log_options(function: F) -> F:
     format = click.option(
         "--log-format",
         type=click.Choice(FORMATS),
-        default="text",
+        default=None,
         envvar="FAIRLANE_LOG_FORMAT",
-        show_default=True,
+        show_default="text, or the application's if it logs to the console",
         show_envvar=True,
         help="Readable text, or one JSON object per line.",
     )

@@ -30,7 +30,7 @@ logger = logging.getLogger("fairlane.manager")
 @click.command("manager", cls=Command)
 @log_options
 @store_options
-def manager_command(app_name: str | None, url: str | None, log_level: str, log_format: str) -> None:
+def manager_command(app_name: str | None, url: str | None, log_level: str, log_format: str | None) -> None:
     """Run a manager without a worker: due jobs, retries, schedules, rescues. Needs none of your code."""
     context = CommandContext(app_name, url, StoreAccess.CREATE)
     configure(log_level, log_format)

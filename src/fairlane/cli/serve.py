@@ -57,7 +57,7 @@ def serve_command(
     app_name: str | None,
     url: str | None,
     log_level: str,
-    log_format: str,
+    log_format: str | None,
 ) -> None:
     """Serve the HTTP API and the dashboard, by default only to this machine. Any other --host requires a token."""
     context = CommandContext(app_name, url, StoreAccess.CREATE)

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -93,7 +94,7 @@ def worker_command(
     url: str | None,
     processes: int | None,
     log_level: str,
-    log_format: str,
+    log_format: str | None,
     metrics_port: int | None,
     metrics_host: str,
     **options: Any,
@@ -110,6 +111,9 @@ def worker_command(
         logger.warning("the application has no task and no declaration for queue %s", ", ".join(unknown))
     # A supervisor starts its processes with this same command line, so --processes is ignored in them.
     parent = supervised(os.environ)
+    if parent is None:
+        # The path of a SQLite file may be relative: a worker in another folder would wait for jobs for ever.
+        logger.info("serving %s from %s", context.shown_url, Path.cwd())
     if processes is not None and parent is None:
         run(_supervise(context, settings, processes))
     else:

@@ -73,33 +73,66 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields, ensure_ascii=True, allow_nan=False)
 
 
-class _Handler(logging.StreamHandler[TextIO]):
-    """A class of its own, so that `configure` replaces this handler and leaves others alone."""
+class _Own(logging.Handler):
+    """A class of its own, so that `configure` replaces its handlers and leaves others alone."""
 
-    configured = ("info", "text")
+    configured: tuple[str, str | None]
 
 
-def configure(level: str = "info", format: str = "text", stream: TextIO | None = None) -> None:
-    """Write the records of this process to `stream`, by default standard error. Another call replaces the handler."""
+class _Writer(_Own, logging.StreamHandler[TextIO]):
+    """Writes records."""
+
+
+class _Silent(_Own, logging.NullHandler):
+    """Stands for a console that the application writes to by itself."""
+
+
+def configure(level: str = "info", format: str | None = None, stream: TextIO | None = None) -> None:
+    """Write the records of this process to `stream`, by default standard error. Another call replaces the handler.
+
+    An application whose root logger writes to the console keeps its handlers there, with their format and level, unless
+    a format is given: then they are replaced, so that no record is written twice.
+    """
     if level.lower() not in LEVELS:
         raise InvalidInput("level", f"{level!r} is none of {', '.join(LEVELS)}")
-    if format not in FORMATS:
+    if format is not None and format not in FORMATS:
         raise InvalidInput("format", f"{format!r} is none of {', '.join(FORMATS)}")
-    handler = _Handler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
-    # On the handler, not on a logger: a logger's filters do not see the records of its descendants.
-    handler.addFilter(JobLogFilter())
+    root, own = logging.getLogger(), logging.getLogger("fairlane")
+    theirs = [h for h in root.handlers if _writes_to_console(h)] if stream is None else []
+    handler: _Own
+    if theirs and format is None:
+        handler = _Silent()
+        own.setLevel(level.upper())
+    else:
+        handler = _Writer(stream or sys.stderr)
+        handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
+        # On the handler, not on a logger: a logger's filters do not see the records of its descendants.
+        handler.addFilter(JobLogFilter())
+        own.setLevel(logging.NOTSET)
+        root.setLevel(level.upper())
+        for each in theirs:
+            root.removeHandler(each)
     handler.configured = (level, format)
-    root = logging.getLogger()
-    for other in [h for h in root.handlers if isinstance(h, _Handler)]:
-        root.removeHandler(other)
+    for each in [h for h in root.handlers if isinstance(h, _Own)]:
+        root.removeHandler(each)
     root.addHandler(handler)
-    root.setLevel(level.upper())
+    # `logging.config`, and so Django, disables the loggers that exist when it is called.
+    for name, logger in root.manager.loggerDict.items():
+        if name.startswith("fairlane") and isinstance(logger, logging.Logger):
+            logger.disabled = False
 
 
-def configured() -> tuple[str, str] | None:
+def configured() -> tuple[str, str | None] | None:
     """The level and the format given to `configure` in this process, None if it was not called."""
-    return next((h.configured for h in logging.getLogger().handlers if isinstance(h, _Handler)), None)
+    return next((h.configured for h in logging.getLogger().handlers if isinstance(h, _Own)), None)
+
+
+def _writes_to_console(handler: logging.Handler) -> bool:
+    return (
+        isinstance(handler, logging.StreamHandler)
+        and not isinstance(handler, _Own)
+        and handler.stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    )
 
 
 def escaped(text: str) -> str:

@@ -35,7 +35,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     """Variables that differ from those the child was started with; None removes one."""
     modules: list[str] = []
     """Modules to import before any task: tasks may rely on what those set up."""
-    log: tuple[str, str] | None = None
+    log: tuple[str, str | None] | None = None
     """The level and the format of the worker's log, if they were set by `fairlane.runtime.logs.configure`."""
 
 
