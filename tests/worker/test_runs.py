@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from contextvars import ContextVar
@@ -75,6 +76,17 @@ async def test_an_error_is_retried_until_the_budget_is_used_up(yard: Yard) -> No
     assert "test_runs.py" in job.error
     assert "fairlane/worker" not in job.error
     assert job.error_group == "RuntimeError in explode"
+
+
+async def test_an_error_is_grouped_by_the_function_that_called_a_library(yard: Yard) -> None:
+    def parse() -> None:
+        json.loads("{")
+
+    yard.task(parse, retries=0)
+    async with yard.worker():
+        job = await yard.until(await yard.enqueue("parse"))
+    assert job.error_group == "JSONDecodeError in parse"
+    assert "raw_decode" in (job.error or ""), "the traceback is whole"
 
 
 async def test_a_plain_function_that_fails_once_is_run_again(yard: Yard) -> None:
