@@ -11,6 +11,7 @@ import pytest
 
 from fairlane import Fairlane
 from fairlane.http import HttpSettings, create_app
+from fairlane.http.bodies import check_nesting
 
 from .conftest import API, client_of
 from .test_jobs import is_problem
@@ -155,3 +156,12 @@ async def test_hostile_ids_and_names_in_paths_are_not_found(http: httpx.AsyncCli
             answer = await http.get(f"{API}/{path}")
             assert answer.status_code in (200, 404, 422), (path, answer.text)
             assert answer.status_code != 200 or path.endswith("/lanes")
+
+
+@pytest.mark.parametrize("piece", [rb"\"", b'"', rb"\\", b"x", b"["])
+def test_a_string_without_an_end_takes_time_in_proportion_to_its_length(piece: bytes) -> None:
+    # It took sixteen seconds for 64 KB of the first piece, and four times that for twice as much.
+    body = b'{"x":[' + b"[]," * 100 + b'0],"y":"' + piece * (1_000_000 // len(piece))
+    began = time.process_time()
+    check_nesting(body, 64)
+    assert time.process_time() - began < 10

@@ -15,7 +15,9 @@ from .problems import Problem
 from .settings import HttpSettings
 
 T = TypeVar("T")
-_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+# A string that does not end is one match too, up to the end: if each of its quotes were tried, the time would grow with
+# the square of its length.
+_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 NESTED = "arrays and objects are nested more than {} levels deep"
 
 
