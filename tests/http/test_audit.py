@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 from typing import Any
 
@@ -75,3 +77,48 @@ async def test_the_outcome_of_a_bulk_change_is_recorded(
     begun, ended = entries(caplog)
     assert (begun["action"], begun["target"]["task"]) == ("cancel_all", "add")
     assert (ended["action"], ended["target"]) == ("cancel_all ended", {"matched": 3, "changed": 3, "requested": 0})
+
+
+async def test_a_bulk_change_ends_when_its_client_goes_and_what_it_did_is_recorded(
+    web: FastAPI, app: Fairlane, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fairlane.audit")
+    add = app.registry.find("add")
+    await app.enqueue_many([add.call(n) for n in range(5_000)])
+    gone = asyncio.Event()
+    body = json.dumps({"task": "add", "most": 5_000}).encode()
+    messages: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if messages:
+            return messages.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        # As in uvicorn, sending to a client that has gone raises nothing.
+        if message.get("body") and json.loads(message["body"])["changed"]:
+            gone.set()
+
+    headers = {"host": "127.0.0.1", "content-type": "application/json", "accept": "application/x-ndjson"}
+    path = f"{API}/jobs:cancel"
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+        "state": {},
+    }
+    await web(scope, receive, send)
+    [queue] = [queue for queue in await app.client.queues() if queue.name == "default"]
+    _, ended = entries(caplog)
+    assert ended["action"] == "cancel_all ended"
+    assert 0 < ended["target"]["changed"] <= queue.counts.cancelled < 5_000

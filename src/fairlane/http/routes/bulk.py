@@ -124,13 +124,24 @@ async def _change(exchange: Exchange, action: str, verb: Verb) -> Response:
     if not selection.dry_run:
         audit.record(exchange, action, **options)
 
-    async def recorded(**options: Any) -> Bulk:
-        result = await verb(**options)
-        if not result.dry_run:
-            # A second record: the first one exists even if this process dies in between.
-            counts = {"matched": result.matched, "changed": result.changed, "requested": result.requested}
-            audit.record(exchange, f"{action} ended", **counts)
-        return result
+    async def recorded(progress: Callable[[Bulk], None] | None = None, **options: Any) -> Bulk:
+        latest: Bulk | None = None
+
+        def note(result: Bulk) -> None:
+            nonlocal latest
+            latest = result
+            if progress is not None:
+                progress(result)
+
+        try:
+            latest = await verb(progress=note, **options)
+        finally:
+            # A second record: the first one exists even if this process dies in between. Also of a change that was
+            # stopped, with what it had done.
+            if latest is not None and not latest.dry_run:
+                counts = {"matched": latest.matched, "changed": latest.changed, "requested": latest.requested}
+                audit.record(exchange, f"{action} ended", **counts)
+        return latest
 
     if b"application/x-ndjson" in exchange.headers.get(b"accept", b""):
         return _Progress(exchange, recorded, options)
@@ -165,10 +176,11 @@ class _Progress:
 
             work = asyncio.ensure_future(self._verb(**self._options, progress=note))
             stopped = asyncio.ensure_future(service.stopped())
+            gone = asyncio.ensure_future(_disconnected(receive))
             try:
-                while not work.done() and not stopped.done():
+                while not work.done() and not stopped.done() and not gone.done():
                     update = asyncio.ensure_future(news.wait())
-                    await asyncio.wait([work, update, stopped], return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait([work, update, stopped, gone], return_when=asyncio.FIRST_COMPLETED)
                     update.cancel()
                     news.clear()
                     if latest and not work.done():
@@ -180,7 +192,8 @@ class _Progress:
             finally:
                 work.cancel()
                 stopped.cancel()
-                await asyncio.gather(work, stopped, return_exceptions=True)
+                gone.cancel()
+                await asyncio.gather(work, stopped, gone, return_exceptions=True)
             await send({"type": "http.response.body", "body": b""})
 
 
@@ -192,3 +205,9 @@ def _last(work: asyncio.Future[Bulk]) -> dict[str, Any]:
         if problem is None:
             raise
         return {"done": False, "problem": problem.document()}
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Return when the client has gone. Sending to it afterwards raises nothing."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
