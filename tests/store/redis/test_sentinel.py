@@ -85,6 +85,18 @@ async def test_the_sentinels_are_asked_in_turn_and_the_one_that_knew_first_the_n
     assert time.monotonic() - started < 0.9
 
 
+async def test_a_caller_with_a_short_deadline_asks_another_sentinel_the_next_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with sentinel(valkey.server().port) as knowing:
+            connections = through(silent.getsockname()[1], knowing.port)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await connections.call("PING")
+            async with asyncio.timeout(0.9):
+                assert await connections.call("PING") == b"PONG"
+            await connections.close()
+
+
 async def test_a_named_master_must_report_the_same_role(replica: ValkeyServer) -> None:
     async with sentinel(replica.port) as late, sentinel(valkey.server().port) as knowing:
         connections = through(late.port, knowing.port)

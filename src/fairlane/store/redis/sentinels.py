@@ -29,6 +29,9 @@ class Sentinels:
         failures: list[str] = []
         for endpoint in list(self._endpoints):
             shown = f"{endpoint[0]}:{endpoint[1]}"
+            # Last until it has answered: a caller with a short deadline gives up here, and asks another one next time.
+            self._endpoints.remove(endpoint)
+            self._endpoints.append(endpoint)
             try:
                 async with asyncio.timeout(min(ASKING_SECONDS, self._address.connect_seconds)):
                     found = await self._ask(endpoint)
