@@ -235,6 +235,22 @@ async def test_a_redis_that_refuses_only_blocking_calls_is_not_trusted(
     await trusted(worker)
 
 
+async def test_a_redis_that_refuses_only_topics_is_not_trusted(fragile: Bench) -> None:
+    """To a user without the right to channels, as Redis makes them: jobs in inboxes have no token."""
+    await fragile.sweep()
+    worker = await fragile.waiting()
+    await worker.offer(*ALL)
+    await trusted(worker)
+    fragile.server.ask("ACL", "SETUSER", "default", "resetchannels")
+    before = worker.woken
+    await worker.wakes(before + 1)
+    assert worker.work.patience == 1.0
+    found = [each for each in await fragile.store.findings() if each.topic.startswith("tokens")]
+    assert [(each.level, "PUBLISH" in each.what) for each in found] == [(Level.WARN, True)]
+    fragile.server.ask("ACL", "SETUSER", "default", "allchannels")
+    await trusted(worker)
+
+
 async def test_a_redis_without_memory_left_takes_tokens_all_the_same(
     fragile: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:

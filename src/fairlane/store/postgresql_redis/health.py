@@ -8,6 +8,7 @@ from typing import Any
 
 from ...errors import FairlaneError
 from ..diagnosis import Finding, Level
+from ..redis.driver_errors import NotAllowed
 from .shard import Shard
 
 COUNTED = ("scanned", "pushed", "failed", "trimmed", "generations")
@@ -47,10 +48,20 @@ async def _state(shard: Shard) -> dict[str, str] | None:
     try:
         answer: Any = await shard.call("HGETALL", shard.keys.state)
         alive: Any = await shard.call("EXISTS", shard.keys.alive)
+        refused = await _refused_topics(shard)
     except FairlaneError:
         return None
     texts = [each.decode(errors="replace") for each in answer]
-    return {**dict(zip(texts[::2], texts[1::2], strict=True)), "alive": str(alive)}
+    return {**dict(zip(texts[::2], texts[1::2], strict=True)), "alive": str(alive), "refused": refused}
+
+
+async def _refused_topics(shard: Shard) -> str:
+    """Why the server takes no topics; empty if it does. Nobody listens to the channel."""
+    try:
+        await shard.call("PUBLISH", f"{shard.keys.prefix}doctor", "")
+    except NotAllowed as exc:
+        return str(exc)
+    return ""
 
 
 def _finding(shard: Shard, state: dict[str, str] | None) -> Finding:
@@ -59,6 +70,9 @@ def _finding(shard: Shard, state: dict[str, str] | None) -> Finding:
         what = f"{shard.address} does not answer: workers find jobs of {shard.name} priority by polling PostgreSQL"
         return Finding(Level.WARN, topic, what, "start it, or check its address; jobs start up to a second later")
     counts = ", ".join(f"{int(state.get(name, 0)):,} {name}" for name in COUNTED[:-1])
+    if state["refused"]:
+        what = f"workers find sticky jobs, and those for one worker, by polling: {state['refused']}"
+        return Finding(Level.WARN, topic, what, f"allow its user the channels: ACL SETUSER … &{shard.keys.prefix}*")
     if state["alive"] == "0":
         what = f"no leader has reconciled them for seconds ({counts})"
         return Finding(Level.WARN, topic, what, "workers poll meanwhile; see the finding about the leader")

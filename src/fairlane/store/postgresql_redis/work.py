@@ -29,7 +29,8 @@ from ...model.session import Claim
 from ..redis.connection import Connection
 from ..redis.driver_errors import translate_connecting
 from ..redis.wakeups import connector
-from ..wakeups import Subscription, worker_topic
+from ..shared.subscriptions import TopicSubscription
+from ..wakeups import worker_topic
 from .dispatcher import SHARED_INBOX, Dispatcher
 from .shard import CALL_SECONDS, CONNECT_SECONDS, LONGEST_PAUSE, SHORTEST_PAUSE, Shard
 
@@ -61,7 +62,7 @@ class TokenWork:
         queues: Iterable[str],
         on_delivery: Callable[[], None],
         dispatcher: Dispatcher,
-        subscription: Subscription,
+        subscription: TopicSubscription,
         closed: Callable[[TokenWork], None],
     ) -> None:
         self.queues = tuple(queues)
@@ -87,6 +88,11 @@ class TokenWork:
     def patience(self) -> float:
         """Polls are the net below tokens; without tokens they are all there is."""
         return PATIENCE if all(popper.is_well for popper in self._poppers) else 1.0
+
+    @property
+    def receives_topics(self) -> bool:
+        """Whether work in inboxes is announced: it has no tokens."""
+        return self._subscription.receives
 
     def listen(self, worker: str) -> None:
         self._subscription.listen(self.topics(worker))
@@ -236,8 +242,9 @@ class Popper:
     def __init__(self, shard: Shard, work: TokenWork) -> None:
         self.shard = shard
         self.is_well = False
-        """Whether tokens arrive here, and a leader sweeps."""
+        """Whether tokens and topics arrive here, and a leader sweeps."""
         self._work = work
+        self._connect = connector(shard.address)
         self._interruption = shard.keys.interruption(secrets.token_hex(8))
         self._generation: bytes | None = None
         """What the last sweep left."""
@@ -275,7 +282,7 @@ class Popper:
         while True:
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    connection = await connector(self.shard.address)()
+                    connection = await self._connect()
                 try:
                     await self._pop(connection)
                 finally:
@@ -345,7 +352,10 @@ class Popper:
 
     def _judge(self) -> None:
         # Without room for a class of this server nothing blocks, and no token is missed.
-        was_well, self.is_well = self.is_well, self._sweeps and (self._answers or not self._wanted)
+        was_well, self.is_well = (
+            self.is_well,
+            (self._sweeps and (self._answers or not self._wanted) and self._work.receives_topics),
+        )
         if was_well and not self.is_well:
             # The next poll is far away.
             self._work.deliver()

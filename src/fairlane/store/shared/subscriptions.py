@@ -221,6 +221,11 @@ class TopicSubscription:
             self._announced = False
         return delivered
 
+    @property
+    def receives(self) -> bool:
+        """Whether the server delivers its topics at the moment."""
+        return self._notifier is not None and self._notifier.listens(jobs=self.jobs, others=self.others)
+
     def listen(self, topics: Iterable[str]) -> None:
         """Replace the topics of the subscription. Deliveries of topics that stay are kept."""
         self._listen(_checked(topics))
