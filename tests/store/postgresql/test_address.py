@@ -82,6 +82,21 @@ def test_a_database_that_is_not_named_is_left_to_the_server(monkeypatch: pytest.
         assert understood(parse(url))[1].database == "ann"
 
 
+@pytest.mark.parametrize("user", ["ann@", "a%40n@", ""])
+@pytest.mark.parametrize("path", ["", "/", "/my%2Fjobs"])
+@pytest.mark.parametrize("query", ["", "?dbname=by-dbname", "?database=by-database&dbname=first", "?user=eve"])
+@pytest.mark.parametrize("environment", [{}, {"PGDATABASE": "by-environment"}, {"PGUSER": "pam"}])
+def test_the_name_of_the_database_is_the_drivers(
+    user: str, path: str, query: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PGDATABASE", "PGUSER"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    address = parse(f"postgresql://{user}db{path}{query}")
+    assert address.database == understood(address)[1].database
+
+
 def test_of_several_hosts_the_primary_is_wanted() -> None:
     assert understood(parse("postgresql://one,two/jobs"))[1].target_session_attrs.value == "primary"
     chosen = parse("postgresql://one,two/jobs?target_session_attrs=any")

@@ -7,7 +7,9 @@ message repeats a part of it that may hold a password.
 
 from __future__ import annotations
 
+import getpass
 import importlib
+import os
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,6 +62,8 @@ class Address:
     """For asyncpg: the URL without our own options."""
     shown: str
     """The URL as a message may show it."""
+    database: str = ""
+    """The name of the database, wherever the driver takes it from."""
     schema: str = SCHEMA
     pool: int = POOL
     """The most connections that one event loop opens."""
@@ -103,6 +107,7 @@ def parse(url: str) -> Address:
     return Address(
         dsn=_with_query(f"postgresql://{user}{':' if password else ''}{password}{there}", options),
         shown=_with_query(f"postgresql://{user}{':***' if password else ''}{there}", shown),
+        database=_database_name(database, options, user),
         schema=check_schema(own.get("schema", SCHEMA)),
         pool=_pool(own.get("pool")),
         listen=_listen(own.get("listen", "on")),
@@ -134,6 +139,21 @@ def _authority(authority: str) -> tuple[str, str, str]:
     if at and not user:
         raise InvalidInput("url", "names no user before the '@'")
     return user, password, hosts
+
+
+def _database_name(named: str, options: dict[str, str], user: str) -> str:
+    """In the order of the driver: the URL, its options, the environment; a database without a name is the user's."""
+    environ = os.environ
+    return (
+        unquote(named)
+        or options.get("dbname")
+        or options.get("database")
+        or environ.get("PGDATABASE")
+        or unquote(user)
+        or options.get("user")
+        or environ.get("PGUSER")
+        or getpass.getuser()
+    )
 
 
 def _options(query: str) -> dict[str, str]:

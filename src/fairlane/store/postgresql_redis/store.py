@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Collection, Sequence
-from urllib.parse import unquote, urlsplit
 from weakref import WeakKeyDictionary
 
 from ...model.job import JobState, NewJob
@@ -36,8 +35,7 @@ class PostgresqlRedisStore(PostgresqlStore):
     """Implements `fairlane.store.port.Store` on PostgreSQL, with tokens in Redis. Open it with `open`."""
 
     def __init__(self, address: Address, clock: Clock | None, redis: RedisUrls) -> None:
-        database = unquote(urlsplit(address.dsn).path.strip("/"))
-        self._shards = shards_of((redis.high, redis.normal, redis.low), f"{database}.{address.schema}")
+        self._shards = shards_of((redis.high, redis.normal, redis.low), f"{address.database}.{address.schema}")
         self._dispatchers: WeakKeyDictionary[asyncio.AbstractEventLoop, Dispatcher] = WeakKeyDictionary()
         self._tokens = TokenWakeups(self._shards, self._dispatcher)
         super().__init__(address, clock)
