@@ -74,6 +74,8 @@ async def test_options_reach_the_job(http: httpx.AsyncClient, app: Fairlane) -> 
         ({"task": "add", "args": [1], "options": {"delay": -1}}, 422, "options.delay"),
         ({"task": "add", "args": [1], "options": {"colour": "red"}}, 422, "options.colour"),
         ({"task": "add", "args": [1], "options": {"id": "a\0b"}}, 422, "options.id"),
+        ({"task": "add", "args": [1], "options": {"id": ".."}}, 422, "options.id"),
+        ({"task": "add", "args": [1], "options": {"id": "order/7/cancel"}}, 422, "options.id"),
         ({"task": "add", "args": 1}, 422, "args"),
         ({"task": "render", "args": [""]}, 422, "lane"),
         ([], 422, None),

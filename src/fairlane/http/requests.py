@@ -18,6 +18,8 @@ from .service import Service
 
 KEY_LENGTH = 255
 _NAMED = re.compile(r"'(\w+)'")
+_NO_PATH = re.compile(r"(?:.*/)?\.\.?|.*/(?:result|events|copies|cancel|retry)", re.DOTALL)
+"""Ids whose path would be that of something else."""
 
 
 class JobOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,6 +72,8 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         except TypeError as exc:
             named = _NAMED.search(str(exc))
             raise Problem(422, str(exc), field=f"argument {named[0]}" if named else "args") from None
+        if "id" in given and _NO_PATH.fullmatch(call.job.id):
+            raise Problem(422, "must not end in a part of a path, such as /result or ..", field="options.id")
         if caller.bound:
             caller.check_new(call.job)
         return call
