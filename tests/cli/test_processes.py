@@ -23,6 +23,7 @@ from fairlane.model.slots import Slots
 from fairlane.worker.settings import WorkerSettings
 from fairlane.worker.worker_index import choose_index
 from tests.cli.project import Project, eventually
+from tests.servers import postgresql
 
 QUIET = ("--log-level", "warning")
 
@@ -158,10 +159,7 @@ def test_a_port_that_is_taken_is_one_line(project: Project, free_port: int) -> N
 @pytest.fixture
 def free_port() -> int:
     """A free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    return postgresql.free_port()
 
 
 # -- several processes -----------------------------------------------------------------------------------------------

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,11 @@ import httpx
 import pytest
 
 from fairlane import Fairlane, Settings
+from tests.servers.postgresql import free_port
 
 from .conftest import API
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start(url: str, *options: str) -> subprocess.Popen[bytes]:
@@ -37,8 +31,14 @@ def start(url: str, *options: str) -> subprocess.Popen[bytes]:
 
 
 @contextmanager
-def serving(url: str, port: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = start(url, "--port", str(port), *options)
+def serving(
+    url: str, port: int, *options: str, command: Sequence[str] = (), folder: Path = ROOT
+) -> Iterator[subprocess.Popen[bytes]]:
+    process = (
+        subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE)
+        if command
+        else start(url, "--port", str(port), *options)
+    )
     try:
         for _ in range(400):
             try:
@@ -109,3 +109,17 @@ def test_an_address_that_others_reach_needs_a_token(store_url: str) -> None:
     port = free_port()
     with serving(store_url, port, "--host", "0.0.0.0", "--insecure"):
         assert httpx.get(f"http://127.0.0.1:{port}{API}/queues").status_code == 200
+
+
+@pytest.mark.parametrize("store_kind", ["sqlite"], indirect=True)
+def test_an_application_whose_tasks_are_elsewhere_is_served(store_url: str, tmp_path: Path) -> None:
+    """Such as one whose tasks are Celery's. Only an embedded worker needs some."""
+    (tmp_path / "bare.py").write_text("from fairlane import Fairlane\napp = Fairlane()\n")
+    port = free_port()
+    command = [sys.executable, "-m", "fairlane", "serve", "-A", "bare", "--url", store_url, "--port", str(port)]
+    refused = subprocess.run(
+        [*command, "--workers-embedded", "1"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (refused.returncode, "the application has no tasks" in refused.stderr) == (2, True)
+    with serving(store_url, port, command=command, folder=tmp_path):
+        assert httpx.get(f"http://127.0.0.1:{port}/").status_code == 200

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -24,6 +23,7 @@ from fairlane.store import open_store
 from fairlane.store.clock import ManualClock
 from fairlane.store.instrumented import InstrumentedStore
 from tests.conformance.kit import Kit
+from tests.servers.postgresql import free_port
 
 WAIT = 30.0
 
@@ -260,9 +260,7 @@ async def test_closed_metrics_count_no_more_and_leave_room_for_others(kit: Kit, 
 
 
 async def test_scrapes_are_served_on_this_machine_until_stopped(kit: Kit, metrics: Metrics) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     await kit.enqueue()
     stop = metrics.serve(port)
 

@@ -70,10 +70,14 @@ class CommandContext:
         """The connection to the store."""
         return self.app.connection
 
-    def require_tasks(self) -> None:
-        """Raise InvalidInput unless ``-A`` names an application that has tasks."""
+    def require_application(self) -> None:
+        """Raise InvalidInput without ``-A``."""
         if not self.names:
             raise InvalidInput("--app", "is required: give -A module:app, or set FAIRLANE_APP")
+
+    def require_tasks(self) -> None:
+        """Raise InvalidInput unless ``-A`` names an application that has tasks."""
+        self.require_application()
         if not len(self.app.registry):
             raise InvalidInput("--app", f"{', '.join(self.names)}: {NO_TASKS}, or name their module with another -A")
 

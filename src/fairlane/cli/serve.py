@@ -61,7 +61,9 @@ def serve_command(
 ) -> None:
     """Serve the HTTP API and the dashboard, by default only to this machine. Any other --host requires a token."""
     context = CommandContext(app_name, url, StoreAccess.CREATE)
-    context.require_tasks()
+    context.require_application()
+    if workers_embedded:
+        context.require_tasks()
     configure(log_level, log_format)
     try:
         import uvicorn
