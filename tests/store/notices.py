@@ -45,7 +45,7 @@ class Tap:
         """Send a payload as it is."""
         await self._publish(self._channels._asdict()[channel], payload)
 
-    async def until(self, channel: str, line: str, timeout: float = 5.0) -> None:
+    async def until(self, channel: str, line: str, timeout: float = 30.0) -> None:
         """Wait until a line was received."""
         async with asyncio.timeout(timeout):
             while (channel, line) not in self.received:

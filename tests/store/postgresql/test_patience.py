@@ -76,13 +76,13 @@ async def test_an_answer_that_came_in_time_is_not_lost_while_its_connection_is_g
     give_back = pool.give_back
 
     async def slowly(connection: Any) -> None:
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(2.5)
         await give_back(connection)
 
     monkeypatch.setattr(pool, "keep", lambda connection: False)
     monkeypatch.setattr(pool, "give_back", slowly)
 
-    assert await database.fetchrow("SELECT 1 AS one", timeout=0.2) is not None
+    assert await database.fetchrow("SELECT 1 AS one", timeout=2.0) is not None
 
 
 async def test_no_timer_is_set_while_nothing_waits() -> None:

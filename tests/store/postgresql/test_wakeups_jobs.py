@@ -166,7 +166,7 @@ async def test_listeners_announce_themselves_again_and_again(
     opened().subscribe(["job:1"])
     for _ in range(4):
         tap.forget()
-        await tap.until("others", HERE, timeout=2)
+        await tap.until("others", HERE)
 
 
 async def test_two_listeners_that_publish_detect_each_other(
