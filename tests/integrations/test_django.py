@@ -226,6 +226,49 @@ def test_a_lab_works_inside_djangos_test_cases(site: Project) -> None:
     assert "Ran 3 tests" in done.stderr
 
 
+BEFORE_SETUP = "from django.contrib.contenttypes.models import ContentType"
+INSIDE_SETUP = "import django\ndjango.setup()"
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+@pytest.mark.parametrize(
+    ("setup", "place", "settings", "problem"),
+    [
+        (BEFORE_SETUP, "site1.jobs", "site1.settings", "Apps aren't loaded yet"),
+        (BEFORE_SETUP, "site1.jobs", "", "settings are not configured"),
+        (INSIDE_SETUP, "site1.worker", "", "settings are not configured"),
+        (INSIDE_SETUP, "site1.worker", "site1.settings", "populate() isn't reentrant"),
+    ],
+)
+def test_an_application_that_is_imported_too_early_gets_an_error_that_says_what_to_do(
+    site: Project, setup: str, place: str, settings: str, problem: str
+) -> None:
+    site.write("site1/jobs.py", f"{setup}\nfrom fairlane import Fairlane\napp = Fairlane()\n")
+    # An application of Django that imports its tasks, as one with signals does.
+    site.write("orders/__init__.py", "")
+    site.write("orders/models.py", "import site1.jobs")
+    site.write("site1/settings.py", "INSTALLED_APPS = ['orders']\n")
+    worker = site.start("worker", "-A", place, DJANGO_SETTINGS_MODULE=settings)
+    _, output = worker.communicate(timeout=60)
+    assert worker.returncode == 1, output
+    [line] = output.strip().splitlines()
+    assert f"{place} was imported before Django was set up (" in line
+    assert problem in line
+    assert "call django.setup() in a module of its own" in line
+    assert "docs/howto/django.md" in line
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_another_error_of_the_configuration_keeps_its_traceback(site: Project) -> None:
+    site.write("site1/settings.py", "INSTALLED_APPS = ['django.contrib.contenttypes']\nCACHES = {'other': {}}\n")
+    site.write("site1/worker.py", WORKER + "from django.core.cache import caches\ncaches['default']\n")
+    worker = site.start("worker", "-A", "site1.worker", DJANGO_SETTINGS_MODULE="site1.settings")
+    _, output = worker.communicate(timeout=60)
+    assert worker.returncode == 1, output
+    assert "site1.worker could not be imported" in output
+    assert "caches['default']" in output
+
+
 def test_installing_twice_adds_the_hooks_once() -> None:
     app = Fairlane()
     install(app)

@@ -2,7 +2,7 @@
 
 The current directory comes first on the import path, as with ``python -m``. A file inside a package is imported by its
 dotted name, any other file by its stem with its directory on the path, so that the child processes of a worker can
-import it too. Errors show the user's own frames only.
+import it too. Errors show the user's own frames only, or one sentence where `django.setup` is missing.
 """
 
 from __future__ import annotations
@@ -22,13 +22,21 @@ from ..model.names import shown
 from ..runtime.logs import escaped
 
 SHOWN_FRAMES = 6
+NOT_SET_UP = (
+    "set DJANGO_SETTINGS_MODULE and call django.setup() in a module of its own that then imports the application, and "
+    "name that module with -A; see docs/howto/django.md"
+)
 
 
 class BrokenModule(click.ClickException):
     """The user's module was found and raised an error while it was imported."""
 
     def __init__(self, module: str, error: BaseException) -> None:
-        super().__init__(f"{module} could not be imported:\n{_own_traceback(error)}")
+        if _lacks_django_setup(error):
+            problem = escaped(str(error).partition(". ")[0].rstrip("."))
+            super().__init__(f"{module} was imported before Django was set up ({problem}); {NOT_SET_UP}")
+        else:
+            super().__init__(f"{module} could not be imported:\n{_own_traceback(error)}")
 
 
 def find_apps(names: Sequence[str]) -> dict[str, Fairlane]:
@@ -153,6 +161,18 @@ def _in_module(module: ModuleType, attribute: str) -> Fairlane:
 def _names_in(module: ModuleType) -> str:
     names = [name for name in vars(module) if not name.startswith("_")]
     return f"it defines {', '.join(names[:12])}{', …' if len(names) > 12 else ''}" if names else "it is empty"
+
+
+def _lacks_django_setup(error: BaseException) -> bool:
+    """Whether a module was imported before Django was set up, or while it was. Does not import Django."""
+    match type(error).__module__, type(error).__name__:
+        case "django.core.exceptions", "AppRegistryNotReady":
+            return True
+        case "django.core.exceptions", "ImproperlyConfigured":
+            return "settings are not configured" in str(error)
+        case "builtins", "RuntimeError":
+            return str(error) == "populate() isn't reentrant"
+    return False
 
 
 def _own_traceback(error: BaseException) -> str:
