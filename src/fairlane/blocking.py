@@ -205,7 +205,7 @@ class BlockingClient:
         """Store jobs in the transaction that is open on your own connection, which is used only in this thread.
 
         On PostgreSQL: a `Connection` of psycopg, a `Connection` or `Session` of SQLAlchemy, or a Django connection; on
-        SQLite: a sqlite3 connection.
+        SQLite: a sqlite3 or Django connection.
         """
         if not calls:
             return []

@@ -256,19 +256,21 @@ class Django(_Blocking):
 
     def _open(self, url: str, autocommit: bool) -> None:
         connections = importlib.import_module("django.db").connections
-        place = urlsplit(url)
         self._alias = f"own_{next(self._names)}"
-        given = {
+        known = connections.configure_settings({"default": {}, self._alias: self._settings(url)})
+        connections.databases[self._alias] = known[self._alias]
+        self._atomic = importlib.import_module("django.db.transaction").atomic(using=self._alias)
+        self._connect(connections)
+
+    def _settings(self, url: str) -> dict[str, Any]:
+        place = urlsplit(url)
+        return {
             "ENGINE": "django.db.backends.postgresql",
             "NAME": place.path[1:],
             "USER": place.username,
             "HOST": place.hostname,
             "PORT": place.port,
         }
-        known = connections.configure_settings({"default": {}, self._alias: given})
-        connections.databases[self._alias] = known[self._alias]
-        self._atomic = importlib.import_module("django.db.transaction").atomic(using=self._alias)
-        self._connect(connections)
 
     def _connect(self, connections: Any) -> None:
         self.connection = connections[self._alias]
@@ -295,6 +297,17 @@ class DjangoProxy(Django):
     def _connect(self, connections: Any) -> None:
         proxy = importlib.import_module("django.utils.connection").ConnectionProxy
         self.connection = proxy(connections, self._alias)
+
+
+class DjangoOnSqlite(Django):
+    """``connections[…]`` of Django, on a file."""
+
+    def _settings(self, url: str) -> dict[str, Any]:
+        return {"ENGINE": "django.db.backends.sqlite3", "NAME": url.removeprefix("sqlite:///")}
+
+
+class DjangoProxyOnSqlite(DjangoOnSqlite, DjangoProxy):
+    """``django.db.connection``, on a file."""
 
 
 DRIVERS: dict[str, Callable[[], Own]] = {

@@ -16,6 +16,7 @@ import pytest
 from fairlane.errors import InvalidInput, SchemaMismatch, StoreUnavailable
 from fairlane.model.job import NewJob
 from fairlane.store import open_store
+from fairlane.store.sqlite import database
 from fairlane.store.sqlite.database import path_of
 from fairlane.store.sqlite.store import SqliteStore
 
@@ -209,6 +210,19 @@ async def test_a_newer_schema_is_refused_and_left_alone(path: Path, url: str) ->
 async def test_a_missing_folder_is_unavailable_with_advice(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="does not exist; create it"):
         await SqliteStore.open(f"sqlite:///{tmp_path}/nowhere/fairlane.db")
+
+
+async def test_a_transaction_that_is_open_on_a_new_file_is_named_in_the_error(
+    path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BUSY_MILLISECONDS", 50)
+    mine = sqlite3.connect(path, isolation_level=None)
+    mine.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreUnavailable, match=r"perhaps your own.*open the application before you begin one"):
+        await SqliteStore.open(url)
+    mine.execute("ROLLBACK")
+    mine.close()
+    await (await SqliteStore.open(url)).close()
 
 
 async def test_a_folder_is_no_file(tmp_path: Path) -> None:

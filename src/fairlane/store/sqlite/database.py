@@ -147,7 +147,8 @@ def _forget_statistics(connection: sqlite3.Connection) -> None:
         connection.execute("ANALYZE sqlite_schema")
 
 
-_UNAVAILABLE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL}
+_LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_UNAVAILABLE = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL}
 _CANNOT_GROW = {sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_TRUNCATE}
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
@@ -171,6 +172,11 @@ def translate(exc: sqlite3.Error, path: Path) -> StoreError:
         )
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
         return StoreReadOnly(f"{path} is not writable. Check the permissions of the file and its folder.")
+    if code in _LOCKED:
+        return StoreUnavailable(
+            f"{path} is unavailable ({exc}): an open transaction holds it, perhaps your own. Keep transactions short, "
+            "and open the application before you begin one (async with app, or any call of app.blocking)."
+        )
     if code in _UNAVAILABLE:
         return StoreUnavailable(
             f"{path} is unavailable ({exc}). Check that its folder exists and that no other program holds it open."

@@ -34,7 +34,9 @@ T = TypeVar("T")
 LONGEST_SECONDS = 5.0
 """How long the transaction of a job may be open: well below the lease of a worker."""
 POLL_SECONDS = 1.0
-SUPPORTED = "a store on SQLite takes part in the transaction of a sqlite3.Connection to its own file"
+SUPPORTED = "a store on SQLite takes part in the transaction of a sqlite3.Connection or of Django, to its own file"
+DJANGO = {("django", "BaseDatabaseWrapper"), ("django", "ConnectionProxy")}
+"""The classes of Django's connections, by package and name."""
 
 
 class SqliteTransactions:
@@ -55,17 +57,15 @@ class SqliteTransactions:
 
     def enqueue_here(self, connection: object, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """Store jobs in the open transaction of a user's connection."""
-        if not isinstance(connection, sqlite3.Connection):
-            kind = type(connection)
-            raise InvalidInput("connection", f"is a {kind.__module__}.{kind.__qualname__}; {SUPPORTED}")
-        if not connection.in_transaction:
-            raise InvalidInput("connection", "has no open transaction; begin one, or use enqueue")
-        with _default_factories(connection):
-            [file] = [file for _, name, file in connection.execute("PRAGMA database_list") if name == "main"]
-        if not file or Path(file).resolve() != self._path.resolve():
-            raise InvalidInput("connection", f"is open on another file than the store's, {self._path}")
-        with _default_factories(connection), _all_or_none(connection):
-            return enqueue.insert_arriving(Step(connection, QueueCache(), self._clock), jobs)
+        with _unwrapped(connection) as own:
+            if not own.in_transaction:
+                raise InvalidInput("connection", "has no open transaction; begin one, or use enqueue")
+            with _default_factories(own):
+                [file] = [file for _, name, file in own.execute("PRAGMA database_list") if name == "main"]
+            if not file or Path(file).resolve() != self._path.resolve():
+                raise InvalidInput("connection", f"is open on another file than the store's, {self._path}")
+            with _default_factories(own), _all_or_none(own):
+                return enqueue.insert_arriving(Step(own, QueueCache(), self._clock), jobs)
 
     async def begin(self) -> BodyTransaction:
         """Begin a transaction on a connection of the store, once the file lock is free."""
@@ -268,6 +268,22 @@ class BodyTransaction:
         queue = self._queue
         if queue is not None:
             queue.call_in_loop(self.leave_queue)
+
+
+@contextmanager
+def _unwrapped(connection: Any) -> Iterator[sqlite3.Connection]:
+    """The sqlite3 connection of what the user has: that itself, or Django's, which is recognised by its names."""
+    if isinstance(connection, sqlite3.Connection):
+        yield connection
+        return
+    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(connection).__mro__}
+    if not kinds & DJANGO or connection.vendor != "sqlite":
+        kind = type(connection)
+        raise InvalidInput("connection", f"is a {kind.__module__}.{kind.__qualname__}; {SUPPORTED}")
+    connection.validate_no_broken_transaction()
+    # Django connects when a cursor is requested, checks there that this is its thread, and raises errors as its own.
+    with connection.wrap_database_errors, connection.cursor() as cursor:
+        yield cursor.connection
 
 
 @contextmanager
