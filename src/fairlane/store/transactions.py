@@ -11,12 +11,16 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
-from ..errors import FairlaneError, NotSupported, Stale
+from ..errors import FairlaneError, InvalidInput, NotSupported, Stale
 from ..model.job import MOST_JOBS_PER_CALL, Enqueued, Held, NewJob
 from ..model.states import Transition
 from .port import Store
 
 T = TypeVar("T")
+
+
+class OtherDatabase(InvalidInput):
+    """A connection does not lead to the store's own database."""
 
 
 class OpenTransaction(Protocol):

@@ -23,7 +23,9 @@ from ..app import Fairlane
 from ..errors import FairlaneError
 from ..runtime.turn_session import TurnSessions
 from ..store.clock import ManualClock
+from ..store.instrumented import InstrumentedStore
 from ..store.port import Store
+from .own_connections import LabTransactions
 
 T = TypeVar("T")
 FREE_BYTES_NEEDED = 64 * 1024 * 1024
@@ -38,6 +40,7 @@ def relocated(app: Fairlane, clock: ManualClock, ready: Callable[[Store], Awaita
     declare_queues = app._declare_queues
 
     async def prepare(store: Store) -> None:
+        _accept_every_connection(store, Path(app.settings.url.removeprefix("sqlite:///")))
         await declare_queues(store)
         await ready(store)
 
@@ -62,6 +65,12 @@ def relocated(app: Fairlane, clock: ManualClock, ready: Callable[[Store], Awaita
                 app.blocking.stop()
     finally:
         _relocated.discard(app)
+
+
+def _accept_every_connection(store: Store, path: Path) -> None:
+    assert isinstance(store, InstrumentedStore)
+    sqlite: Any = store.inner
+    sqlite.transactions = LabTransactions(sqlite.transactions, path)
 
 
 @contextmanager

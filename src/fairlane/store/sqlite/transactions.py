@@ -23,6 +23,7 @@ from ...errors import FairlaneError, InvalidInput, StoreUnavailable
 from ...model.job import Enqueued, NewJob
 from ...model.states import Transition
 from ..clock import Clock
+from ..transactions import OtherDatabase
 from . import database, enqueue, finish
 from .alarms import ALARMS, Alarm
 from .file_lock import FileLock, Late
@@ -63,7 +64,7 @@ class SqliteTransactions:
             with _default_factories(own):
                 [file] = [file for _, name, file in own.execute("PRAGMA database_list") if name == "main"]
             if not file or Path(file).resolve() != self._path.resolve():
-                raise InvalidInput("connection", f"is open on another file than the store's, {self._path}")
+                raise OtherDatabase("connection", f"is open on another file than the store's, {self._path}")
             with _default_factories(own), _all_or_none(own):
                 return enqueue.insert_arriving(Step(own, QueueCache(), self._clock), jobs)
 
@@ -279,7 +280,7 @@ def _unwrapped(connection: Any) -> Iterator[sqlite3.Connection]:
     kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(connection).__mro__}
     if not kinds & DJANGO or connection.vendor != "sqlite":
         kind = type(connection)
-        raise InvalidInput("connection", f"is a {kind.__module__}.{kind.__qualname__}; {SUPPORTED}")
+        raise OtherDatabase("connection", f"is a {kind.__module__}.{kind.__qualname__}; {SUPPORTED}")
     connection.validate_no_broken_transaction()
     # Django connects when a cursor is requested, checks there that this is its thread, and raises errors as its own.
     with connection.wrap_database_errors, connection.cursor() as cursor:
