@@ -26,9 +26,9 @@ from .pages import DOCS, LINK, PAGES, ROOT, broken_links, commands_of, examples_
 from .servers.postgresql import server
 from .servers.stores import COMPOSED, KINDS
 
-TUTORIAL = DOCS / "tutorial.md"
-"""The page that is a session in a shell: its files are saved, and its commands run, one after the other."""
-TUTORIAL_SECONDS = 250
+SESSIONS = [DOCS / "tutorial.md", DOCS / "howto" / "django.md"]
+"""The pages that are a session in a shell: their files are saved, and their commands run, one after the other."""
+SESSION_SECONDS = 250
 IMPATIENT = {"LEASE": 4, "HEARTBEAT": 1, "CAUTION": 2, "LEADER_LEASE": 4, "LEADER_RENEW": 1, "STAND": 1}
 """So that the dead are found sooner than a reader has time to notice."""
 ON_POSTGRESQL = {DOCS / "howto" / "commit-with-your-data.md"}
@@ -109,7 +109,7 @@ def play(text: str, directory: Path) -> None:
         start_new_session=True,
     )
     try:
-        _, told = session.communicate(timeout=TUTORIAL_SECONDS)
+        _, told = session.communicate(timeout=SESSION_SECONDS)
     finally:
         # What it left in the background belongs to its process group.
         with contextlib.suppress(ProcessLookupError):
@@ -134,7 +134,7 @@ def check_command(words: list[str]) -> None:
             assert set(words) <= {"--help", "-h", "--version"}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != TUTORIAL], ids=name_of)
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in SESSIONS], ids=name_of)
 def test_every_example_runs_and_prints_what_stands_below_it(
     page: Path, desk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,8 +143,9 @@ def test_every_example_runs_and_prints_what_stands_below_it(
     run(text_of(page), name_of(page))
 
 
-def test_the_tutorial_works_from_the_first_line_to_the_last(desk: Path) -> None:
-    play(text_of(TUTORIAL), desk)
+@pytest.mark.parametrize("page", SESSIONS, ids=name_of)
+def test_a_session_works_from_the_first_line_to_the_last(page: Path, desk: Path) -> None:
+    play(text_of(page), desk)
 
 
 def test_the_pages_have_examples() -> None:
