@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextvars import Context
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fairlane import (
     Fairlane,
+    Intervals,
     InvalidInput,
     JobCancelled,
     JobState,
     ManualClock,
     Position,
     SessionLost,
+    Settings,
     StoreUnavailable,
     Turn,
     WouldDeadlock,
@@ -25,14 +29,26 @@ from fairlane.model.job import JobKind
 from fairlane.model.session import SessionKind, SessionState
 from fairlane.store.port import Store
 
-from .conftest import eventually, kit_of, store_class
+from .conftest import QUICK, eventually, kit_of, store_class
 
 SOON = 30
 
 
 @pytest.fixture
-def models(app: Fairlane) -> Fairlane:
-    """An application with a lane for one, and one for two."""
+async def models(url: str) -> AsyncIterator[Fairlane]:
+    """An application with a lane for one, and one for two. Its lease outlasts the pauses of a busy machine."""
+    app = Fairlane(settings=Settings(url=url, intervals=replace(QUICK, lease=Intervals().lease)))
+    yield with_lanes(app)
+    await app.close()
+
+
+@pytest.fixture
+def hasty_models(app: Fairlane) -> Fairlane:
+    """The same with a short lease."""
+    return with_lanes(app)
+
+
+def with_lanes(app: Fairlane) -> Fairlane:
     app.queue("models").lane("flux", limit=1).lane("wide", limit=2)
     return app
 
@@ -276,11 +292,11 @@ async def test_one_session_serves_all_turns_and_ends_with_the_application(models
     assert len(await models.client.sessions()) == 2
 
 
-async def test_a_session_is_kept_beyond_its_lease_and_there_is_a_leader(models: Fairlane) -> None:
-    async with _turn(models):
+async def test_a_session_is_kept_beyond_its_lease_and_there_is_a_leader(hasty_models: Fairlane) -> None:
+    async with _turn(hasty_models):
         await asyncio.sleep(2.0)
-    assert await models.client.leader() is not None
-    assert await _states(models) == ["completed"]
+    assert await hasty_models.client.leader() is not None
+    assert await _states(hasty_models) == ["completed"]
 
 
 async def _end_session(app: Fairlane) -> None:
@@ -328,20 +344,20 @@ async def test_a_body_that_ends_before_it_learns_of_its_loss_gets_the_error_at_t
 
 
 async def test_a_body_is_stopped_before_the_lease_ends_when_contact_is_lost(
-    models: Fairlane, monkeypatch: pytest.MonkeyPatch
+    hasty_models: Fairlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(*_: object, **__: object) -> None:
         raise StoreUnavailable("the disk is away")
 
     async def hold() -> None:
-        async with _turn(models):
+        async with _turn(hasty_models):
             with monkeypatch.context() as patch:
-                patch.setattr(store_class(models), "renew", away)
+                patch.setattr(store_class(hasty_models), "renew", away)
                 await asyncio.sleep(SOON)
 
     with pytest.raises(SessionLost, match="unreachable"):
         await hold()
-    await _settled(models, "failed")
+    await _settled(hasty_models, "failed")
 
 
 async def test_a_place_that_cannot_be_given_back_now_is_given_back_later(

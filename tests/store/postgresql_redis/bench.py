@@ -143,6 +143,16 @@ class Bench:
         await self.store.close()
 
 
+async def trusted(bench: Bench, worker: Waiting) -> None:
+    """Have the leader sweep until a worker relies on tokens: the sign of a sweep expires within seconds."""
+
+    async def relies() -> bool:
+        await bench.sweep()
+        return worker.work.patience > 1.0
+
+    await until(relies, "the worker relies on tokens")
+
+
 @contextlib.asynccontextmanager
 async def bench_at(database: str, server: ValkeyServer) -> AsyncIterator[Bench]:
     """A bench on an empty database and a server."""

@@ -19,14 +19,9 @@ from fairlane.store.redis.address import parse
 from tests.servers.valkey import ValkeyServer
 from tests.store.postgresql.test_promotion import LOCKS
 
-from .bench import ALL, PATIENCE, Bench, Waiting, never_answers, until
+from .bench import ALL, PATIENCE, Bench, never_answers, trusted, until
 
 HIGH, NORMAL, LOW = Priority
-
-
-async def trusted(worker: Waiting) -> None:
-    """Wait until a worker relies on tokens."""
-    await until(lambda: worker.work.patience > 1.0, "the worker relies on tokens")
 
 
 async def test_a_redis_that_is_gone_delays_no_call_and_is_reported_once(
@@ -170,7 +165,7 @@ async def test_a_worker_polls_as_usual_from_the_moment_its_redis_is_gone(fragile
     worker = await fragile.waiting()
     await fragile.sweep()
     await worker.offer(*ALL)
-    await trusted(worker)
+    await trusted(fragile, worker)
     before = worker.woken
     fragile.server.kill()
     await worker.wakes(before + 1)
@@ -193,7 +188,7 @@ async def test_a_worker_notices_a_frozen_redis(fragile: Bench) -> None:
     worker = await fragile.waiting()
     await fragile.sweep()
     await worker.offer(*ALL)
-    await trusted(worker)
+    await trusted(fragile, worker)
     before = worker.woken
     with fragile.server.frozen():
         await worker.wakes(before + 1)
@@ -232,7 +227,7 @@ async def test_a_redis_that_refuses_only_blocking_calls_is_not_trusted(
     assert failed[5] - failed[4] >= 0.05 * 2**4 / 2
     assert [record.levelname for record in caplog.records if "polling" in record.message] == ["WARNING"]
     fragile.server.ask("ACL", "SETUSER", "default", "+blpop")
-    await trusted(worker)
+    await trusted(fragile, worker)
 
 
 async def test_a_redis_that_refuses_only_topics_is_not_trusted(fragile: Bench) -> None:
@@ -240,7 +235,7 @@ async def test_a_redis_that_refuses_only_topics_is_not_trusted(fragile: Bench) -
     await fragile.sweep()
     worker = await fragile.waiting()
     await worker.offer(*ALL)
-    await trusted(worker)
+    await trusted(fragile, worker)
     fragile.server.ask("ACL", "SETUSER", "default", "resetchannels")
     before = worker.woken
     await worker.wakes(before + 1)
@@ -248,7 +243,7 @@ async def test_a_redis_that_refuses_only_topics_is_not_trusted(fragile: Bench) -
     found = [each for each in await fragile.store.findings() if each.topic.startswith("tokens")]
     assert [(each.level, "PUBLISH" in each.what) for each in found] == [(Level.WARN, True)]
     fragile.server.ask("ACL", "SETUSER", "default", "allchannels")
-    await trusted(worker)
+    await trusted(fragile, worker)
 
 
 async def test_a_redis_without_memory_left_takes_tokens_all_the_same(
@@ -269,7 +264,7 @@ async def test_a_redis_without_memory_left_takes_tokens_all_the_same(
         other.work.close()
         await fragile.has_tokens(1, "other")
         await fragile.sweep()
-        await trusted(worker)
+        await trusted(fragile, worker)
     assert caplog.records == []
 
 
