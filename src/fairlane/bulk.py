@@ -76,6 +76,7 @@ class Bulk(msgspec.Struct, kw_only=True):
     requested: int = 0
     """For a cancel: running jobs for which a cancel was requested."""
     unchanged: dict[Unchanged, int] = {}
+    """Why jobs were not changed. In a dry run of a retry: the jobs that were already retried or cannot be."""
     refusal: str | None = None
     more: bool = False
     """Whether it stopped because it had examined `most` jobs."""
@@ -184,8 +185,8 @@ class _BulkRun:
         self.skip(why)
         self.totals.refusal = self.totals.refusal or reason
 
-    async def run(self, change: Callable[[_BulkRun, Sequence[Job]], Awaitable[None]]) -> Bulk:
-        """Read all pages and apply `change` to each."""
+    async def run(self, change: Step, examine: Step | None = None) -> Bulk:
+        """Read all pages and apply `change` to each; in a dry run `examine`, which only counts."""
         totals = self.totals
         async for page in self._selected.pages(self._store):
             jobs = [job for job in page if job.id not in self.seen] if self.seen else page
@@ -194,8 +195,9 @@ class _BulkRun:
                 jobs, totals.more = jobs[:left], True
             totals.matched += len(jobs)
             totals.sample = (*totals.sample, *jobs[: SHOWN_JOBS - len(totals.sample)])
-            if jobs and not totals.dry_run:
-                await change(self, jobs)
+            step = examine if totals.dry_run else change
+            if jobs and step is not None:
+                await step(self, jobs)
             if self._progress is not None:
                 self._progress(self.report())
             if totals.more:
@@ -206,6 +208,8 @@ class _BulkRun:
         """A copy of the totals so far."""
         return msgspec.structs.replace(self.totals, unchanged=dict(self._unchanged))
 
+
+Step = Callable[[_BulkRun, Sequence[Job]], Awaitable[None]]
 
 # -- the verbs -------------------------------------------------------------------------------------------------------
 
@@ -228,7 +232,7 @@ class Bulks:
         state = options.get("state") or JobState.FAILED
         if not state.final:
             raise InvalidInput("state", f"a {state.value} job has not ended; only jobs that have ended can be retried")
-        return await _BulkRun(self._store, options, [state], self._now).run(self._retry)
+        return await _BulkRun(self._store, options, [state], self._now).run(self._retry, self._count_retries)
 
     async def cancel(self, options: BulkOptions) -> Bulk:
         """Cancel waiting jobs and request a cancel of running ones."""
@@ -259,6 +263,12 @@ class Bulks:
         return await _BulkRun(self._store, options, states if state is None else (state,), self._now).run(forget)
 
     # -- one page --------------------------------------------------------------------------------------------------
+
+    async def _count_retries(self, run: _BulkRun, jobs: Sequence[Job]) -> None:
+        """Count the jobs that a retry would not change. A retry that was deleted since is not seen."""
+        ids = [job.id for job in jobs if job.kind in REPEATABLE]
+        run.skip(Unchanged.NOT_REPEATABLE, len(jobs) - len(ids))
+        run.skip(Unchanged.ALREADY_RETRIED, len(await retried(self._store, ids)))
 
     async def _retry(self, run: _BulkRun, jobs: Sequence[Job]) -> None:
         again = [job.as_new(retry_id(job.id)) for job in jobs if job.kind in REPEATABLE]
@@ -307,6 +317,17 @@ class Bulks:
             if len(ids) == 1:
                 return [None]
             return [state for id in ids for state in await self._cancelled([id])]
+
+
+async def retried(store: Store, ids: Sequence[str]) -> set[str]:
+    """Which of these jobs have a bulk retry that is still stored."""
+    found: set[str] = set()
+    # In short batches: a retry may have a large result.
+    for start in range(0, len(ids), FIRST_PAGE):
+        some = ids[start : start + FIRST_PAGE]
+        retries = await store.get([retry_id(id) for id in some])
+        found.update(id for id, retry in zip(some, retries, strict=True) if retry is not None)
+    return found
 
 
 def retry_id(id: str) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
+from .bulk import retried
 from .client import Client
 from .errors import FairlaneError, NotFound, StoreMissing
 from .model.binding import BindingState
@@ -263,6 +264,10 @@ async def _failures(evidence: Evidence) -> list[Finding]:
     ]
     if not recent:
         return [Finding(Level.OK, "failures", "no job failed within the last hour")]
+    done = await retried(evidence.store, [job.id for job in recent])
+    left = [job for job in recent if job.id not in done]
+    if not left:
+        return [Finding(Level.OK, "failures", "every job that failed within the last hour was retried")]
     return [
         Finding(
             Level.WARN,
@@ -270,7 +275,7 @@ async def _failures(evidence: Evidence) -> list[Finding]:
             f"{count} {'jobs' if count > 1 else 'job'} of {task} failed within the last hour ({group})",
             f"fairlane jobs --state failed {_selected(task, group)}; then fairlane retry {_selected(task, group)}",
         )
-        for (task, group), count in _groups(recent).most_common(LOOKED_AT)
+        for (task, group), count in _groups(left).most_common(LOOKED_AT)
     ]
 
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from fairlane import open_store
+from fairlane.bulk import retry_id
 from fairlane.doctor import diagnose
 from fairlane.errors import StoreUnavailable
 from fairlane.model.job import Reason
@@ -182,6 +183,20 @@ async def test_recent_failures_are_reported_by_task_and_group(practice: Practice
     assert (finding.advice or "").endswith("then fairlane retry --task shop.render --error 'ValueError in <lambda>'")
     practice.clock.advance(7_200.0)
     assert (await practice.found("failures")).level is Level.OK
+
+
+async def test_failures_that_were_retried_are_not_recommended_for_a_retry(practice: Practice) -> None:
+    worker = await practice.kit.worker()
+    ids = [await practice.kit.enqueue("shop.render", retries=0) for _ in range(3)]
+    jobs = await worker.claim(3)
+    await practice.store.finish(worker.session.id, [fail(job.held, Reason.ERROR, "boom") for job in jobs])
+    await practice.kit.enqueue(id=retry_id(ids[0]))
+    assert "2 jobs of shop.render" in (await practice.found("failures")).what
+    for id in ids[1:]:
+        await practice.kit.enqueue(id=retry_id(id))
+    finding = await practice.found("failures")
+    assert (finding.level, finding.advice) == (Level.OK, None)
+    assert "was retried" in finding.what
 
 
 async def test_a_job_that_waits_for_its_retry_is_no_failure(practice: Practice) -> None:

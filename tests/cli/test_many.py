@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fairlane.bulk import retry_id
 from fairlane.cli.selection import Age
 from fairlane.errors import StoreUnavailable
 from fairlane.model.job import JobState, NewJob
@@ -61,6 +62,33 @@ def test_a_dry_run_shows_how_many_and_shows_some(project: Project) -> None:
     assert "12 jobs would be cancelled" in output
     assert "job-11" in output
     assert "and 2 more" in output
+
+
+def test_a_dry_run_and_the_question_leave_out_what_was_already_retried(project: Project) -> None:
+    fill(project, 3)
+    project.good("cancel", "job-0", "job-1", "job-2")
+    where = ("retry", "--state", "cancelled")
+    assert "3 jobs would be retried in sqlite:///" in project.good(*where, "--dry-run")
+    project.good(*where, "--newer-than", "1h", "--yes")
+    output = " ".join(project.good(*where, "--dry-run").split())
+    assert "0 of 3 jobs would be retried in sqlite:///" in output
+    assert ", 3 were already retried" in output
+    assert project.read(*where, "--dry-run")["already_retried"] == 3
+    assert "0 of 3 jobs retried, 3 were already retried" in project.good(*where)  # nothing to confirm
+
+    fill(project, 4)
+    project.good("cancel", "job-3")
+    refused = project.run(*where, "--task", "any.task", stdin="n\n")
+    assert "Retry 1 of 4 jobs (task any.task; 3 were already retried) in sqlite:///" in refused.stderr
+
+
+def test_a_job_names_its_retry_by_a_selection(project: Project) -> None:
+    fill(project, 1)
+    project.good("cancel", "job-0")
+    assert project.read("job", "job-0")["retried_as"] is None
+    project.good("retry", "--state", "cancelled", "--yes")
+    assert f"retried as {retry_id('job-0')}" in " ".join(project.good("job", "job-0").split())
+    assert project.read("job", "job-0")["retried_as"] == retry_id("job-0")
 
 
 def test_a_question_names_the_number_and_the_selection(project: Project) -> None:

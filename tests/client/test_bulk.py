@@ -70,6 +70,14 @@ async def test_failed_jobs_are_retried_each_once_however_often_it_is_asked(kit: 
     assert (again.matched, again.changed, again.unchanged) == (120, 0, {Unchanged.ALREADY_RETRIED: 120})
 
 
+async def test_a_dry_run_counts_what_was_already_retried(kit: Kit, client: Client) -> None:
+    await failed(kit, 70)
+    assert (await client.retry_all(dry_run=True)).unchanged == {}
+    await client.retry_all(most=60)
+    told = await client.retry_all(dry_run=True)
+    assert (told.matched, told.changed, told.unchanged) == (70, 0, {Unchanged.ALREADY_RETRIED: 60})
+
+
 async def test_a_retry_that_failed_is_retried_and_the_first_job_is_not(kit: Kit, client: Client) -> None:
     [id] = await failed(kit, 1)
     await client.retry_all()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -12,6 +13,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from .. import documents
+from ..bulk import retry_id
+from ..errors import NotFound
 from ..model.job import Job, JobState
 from ..model.reading import count_text
 from ..model.retry import counted
@@ -20,6 +23,9 @@ from .command import Command, json_option, run, store_options
 from .context import CommandContext
 from .display import plain
 from .overview import REDIS_DOWN, queue_table, read_overview, token_text, worker_table
+
+if TYPE_CHECKING:
+    from ..client import Client
 
 WIDE_ENOUGH = 150
 NARROW = ["|id", "|state", "task", "lane", "note"]
@@ -133,9 +139,10 @@ async def _show_job(context: CommandContext, id: str, as_json: bool) -> None:
         handle = client.handle(id)
         job = await handle.job()
         position, eta, why = await handle.position(), await handle.eta(), await handle.why()
+        retry = await _bulk_retry(client, job)
     if as_json:
         place = None if position is None else msgspec.to_builtins(position)
-        display.show_json({**documents.whole_job(job), "position": place, "eta": eta, "why": why})
+        display.show_json({**documents.whole_job(job), "position": place, "eta": eta, "why": why, "retried_as": retry})
         return
     now = time.time()
     rows: list[tuple[str, RenderableType]] = [
@@ -157,12 +164,23 @@ async def _show_job(context: CommandContext, id: str, as_json: bool) -> None:
         ("worker", plain(job.worker)),
         ("sent", plain(display.ago(job.enqueued_at, now))),
     ]
+    if retry is not None:
+        rows.append(("retried as", plain(retry)))
     rows += _optional_rows(job, now)
     display.show(display.fields(rows))
     if job.attempts:
         display.show(attempt_table(job, now))
     if job.error:
         display.show("", Text("error", style="bold"), *(plain(line, "red") for line in job.error.strip().split("\n")))
+
+
+async def _bulk_retry(client: Client, job: Job) -> str | None:
+    """The id of its retry by a selection, if that is stored; a retry of one job has an id that cannot be derived."""
+    if not job.state.final:
+        return None
+    with suppress(NotFound):
+        return (await client.job(retry_id(job.id))).id
+    return None
 
 
 def _optional_rows(job: Job, now: float) -> list[tuple[str, RenderableType]]:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
 import click
+import msgspec
 
 from .. import documents
 from ..bulk import FINAL_STATES, LIVE_STATES, Bulk, BulkOptions, JobSelection, Unchanged
@@ -213,9 +214,7 @@ def change_selected(context: CommandContext, action: BulkAction, selection: Sele
     if not result.matched:
         display.show(display.empty("no such jobs", context.shown_url))
     elif result.dry_run:
-        display.show(
-            plain(f"{_jobs(result.matched)} would be {action.done} in {context.shown_url}"), job_table(result.sample)
-        )
+        display.show(plain(_prediction(action, result, context.shown_url)), job_table(result.sample))
         if result.matched > len(result.sample):
             display.show(plain(f"… and {result.matched - len(result.sample):,} more", "dim"))
     else:
@@ -230,12 +229,13 @@ async def _change(
         if not selection.dry_run:
             counting: BulkOptions = {**selection.which, "dry_run": True, "most": COUNTED, "progress": None}
             counted = await action.call(client, counting)
-            if not counted.matched:
-                return counted
+            if not counted.more and not _left(counted):
+                return msgspec.structs.replace(counted, dry_run=False)
             total = None if counted.more else counted.matched
             if not selection.yes:
-                many = f"more than {COUNTED:,} jobs" if counted.more else _jobs(counted.matched)
-                words = f" ({selection.words})" if selection.words else ""
+                many = f"more than {COUNTED:,} jobs" if counted.more else _how_many(counted)
+                details = "; ".join(filter(None, (selection.words, *_reasons(counted))))
+                words = f" ({details})" if details else ""
                 _confirm(f"{action.question} {many}{words} in {context.shown_url}?")
         if total is None:
             total = await _most(client, action, selection.which)
@@ -291,12 +291,28 @@ def _document(action: BulkAction, result: Bulk) -> documents.Record:
     return document
 
 
+def _prediction(action: BulkAction, result: Bulk, store: str) -> str:
+    return ", ".join([f"{_how_many(result)} would be {action.done} in {store}", *_reasons(result)])
+
+
+def _left(counted: Bulk) -> int:
+    """How many jobs a dry run expects to change."""
+    return counted.matched - sum(counted.unchanged.values())
+
+
+def _how_many(counted: Bulk) -> str:
+    return f"{_left(counted):,} of {_jobs(counted.matched)}" if counted.unchanged else _jobs(counted.matched)
+
+
+def _reasons(result: Bulk) -> list[str]:
+    return [f"{count:,} {UNCHANGED[why]}" for why, count in result.unchanged.items()]
+
+
 def _sentence(action: BulkAction, result: Bulk) -> str:
     words = [f"{result.changed:,} of {_jobs(result.matched)} {action.done}"]
     if result.requested:
         words.append(f"{result.requested:,} are running and were asked to stop")
-    words += [f"{count:,} {UNCHANGED[why]}" for why, count in result.unchanged.items()]
-    return ", ".join(words) + (f" ({result.refusal})" if result.refusal else "")
+    return ", ".join([*words, *_reasons(result)]) + (f" ({result.refusal})" if result.refusal else "")
 
 
 def _print_unfinished(action: BulkAction, result: Bulk, how: str) -> None:
