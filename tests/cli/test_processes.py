@@ -121,6 +121,20 @@ def test_metrics_are_served(project: Project, free_port: int) -> None:
     project.stop(worker)
 
 
+@pytest.mark.parametrize("loop", ["asyncio", "auto"])
+def test_serving_on_a_busy_port_is_one_line_and_exit_code_1(
+    project: Project, monkeypatch: pytest.MonkeyPatch, loop: str
+) -> None:
+    monkeypatch.setenv("FAIRLANE_LOOP", loop)
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        process = project.start("serve", "-A", "shop", "--port", str(port))
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    [line] = error.splitlines()
+    assert line.startswith(f"Error: cannot listen on 127.0.0.1, port {port}: Address already in use (choose another")
+
+
 def _asked(port: int, path: str) -> tuple[int, str]:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:

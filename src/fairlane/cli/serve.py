@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import ipaddress
+import os
 import signal
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -16,6 +19,7 @@ from .command import Command, log_options, run, store_options
 from .context import CommandContext, StoreAccess
 
 if TYPE_CHECKING:
+    import uvicorn
     from fastapi import FastAPI
 
     from ..http.settings import HttpSettings
@@ -94,7 +98,20 @@ def serve_command(
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn raises the signal again after a graceful shutdown; that is not an error.
         signal.signal(number, _end)
-    event_loops.run(uvicorn.Server(config).serve())
+    event_loops.run(_serve(uvicorn.Server(config), host, port))
+
+
+async def _serve(server: uvicorn.Server, host: str, port: int) -> None:
+    try:
+        # uvicorn logs several lines for a busy port and exits with 3, so the addresses are bound once before.
+        free = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
+    except OSError as exc:
+        reason = os.strerror(exc.errno) if exc.errno is not None and exc.errno > 0 else exc.strerror
+        hint = " (choose another one with --port)" if exc.errno == errno.EADDRINUSE else ""
+        raise click.ClickException(f"cannot listen on {host}, port {port}: {reason}{hint}") from None
+    free.close()
+    await free.wait_closed()
+    await server.serve()
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
