@@ -68,7 +68,10 @@ async def test_a_silent_worker_is_declared_dead_and_its_job_retried(
     assert await scene.dead()
     assert await scene.kit.state("held") is JobState.PENDING
     assert (scene.context.counts["declared_dead"], scene.context.counts["rescued"]) == (1, 1)
-    assert caplog.messages == [f"declared sessions dead: {scene.worker.id}"]
+    worker = scene.worker.session
+    [dead] = [each for each in await scene.kit.store.sessions() if each.id == worker.id]
+    named = f"worker {dead.worker} on {dead.host}, pid {dead.pid} (session {dead.id})"
+    assert caplog.messages == [f"declared 1 session dead and took 1 job back: {named}"]
 
 
 async def test_recovery_takes_at_most_lease_and_two_passes(scene: Scene) -> None:
@@ -90,7 +93,7 @@ async def test_a_job_without_retries_left_fails_as_crashed(
 
     assert await kit.state("last") is JobState.FAILED
     assert scene.context.counts["crashed"] == 1
-    assert "1 jobs of dead sessions failed: no retry was left" in caplog.messages
+    assert "1 job of dead sessions failed: no retry was left" in caplog.messages
 
 
 async def test_the_first_pass_declares_no_session(scene: Scene, clock: ManualClock) -> None:

@@ -85,6 +85,28 @@ async def test_a_death_is_logged_with_its_pid_and_in_words(fleet: Fleet, caplog:
     assert errors[0] == f"process {process.pid}, number 0, was ended by SIGSEGV"
 
 
+async def test_a_death_names_the_jobs_that_had_begun(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    ids = await fleet.enqueue(*["begin"] * 12, "hold")
+    async with fleet.supervisor(slots=13) as supervised:
+        await fleet.until_running(ids)
+        process = supervised.supervisor.children[0].process
+        process.signal(signal.SIGSEGV)
+        await supervised.until_registered()
+        await process.wait()
+        await until(lambda: _logged(caplog, f"process {process.pid}"))
+    [words] = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR][:1]
+    start = f"process {process.pid}, number 0, was ended by SIGSEGV while it ran 12 jobs: "
+    assert words.startswith(start)
+    assert words.endswith(" and 2 more")
+    named = words.removeprefix(start).removesuffix(" and 2 more").split(", ")
+    assert len(named) == len(set(named)) == 10
+    assert set(named) < set(ids[:12])
+
+
+async def _logged(caplog: pytest.LogCaptureFixture, words: str) -> bool:
+    return any(words in r.getMessage() for r in caplog.records if r.levelno == logging.ERROR)
+
+
 async def test_the_session_of_a_dead_process_is_left_when_the_store_comes_back(fleet: Fleet) -> None:
     down = asyncio.Event()
     tries = 0

@@ -7,8 +7,16 @@ time to renew its lease as this process had to reach the store.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+
+from ..errors import FairlaneError
 from ..model.maintenance import Rescued
+from ..model.session import Session
 from .leader_context import LeaderContext, log
+
+MOST_NAMED = 20
+"""How many sessions that died together are named in the log."""
 
 
 class Rescuer:
@@ -51,7 +59,31 @@ class Rescuer:
         context.counts["lost_bindings"] += seen.lost_bindings
         context.counts["drained"] += seen.drained
         if seen.declared:
-            log.warning("declared sessions dead: %s", ", ".join(seen.declared))
+            taken_back = seen.retried + seen.failed + seen.cancelled
+            log.warning(
+                "declared %s dead and took %s back: %s",
+                _counted(len(seen.declared), "session"),
+                _counted(taken_back, "job"),
+                ", ".join(await self._names(seen.declared)),
+            )
         if seen.failed:
-            log.error("%d jobs of dead sessions failed: no retry was left", seen.failed)
+            log.error("%s of dead sessions failed: no retry was left", _counted(seen.failed, "job"))
         return seen
+
+    async def _names(self, declared: Sequence[str]) -> list[str]:
+        """The sessions in words. Reads them all, but only after some were declared dead, which is rare."""
+        sessions: list[Session] = []
+        with suppress(FairlaneError):
+            sessions = await self._context.store.sessions()
+        known = {session.id: session for session in sessions}
+        names = [f"{_name(known[id])} (session {id})" if id in known else id for id in declared[:MOST_NAMED]]
+        return [*names, f"and {len(declared) - MOST_NAMED} more"] if len(declared) > MOST_NAMED else names
+
+
+def _name(session: Session) -> str:
+    who = session.kind.value if session.worker is None else f"{session.kind.value} {session.worker}"
+    return f"{who} on {session.host}, pid {session.pid}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -24,7 +24,7 @@ from ..model.job import Held
 from ..model.retry import Backoff
 from ..model.states import hand_back
 from ..runtime.connection import Connection, OpenStore
-from .crash_state import CrashState
+from .crash_state import CrashReading, CrashState
 from .parent_pipe import CRASH_STATE_FD, PARENT_PIPE_FD, PROCESS_NUMBER
 from .process import Process, in_words
 
@@ -36,6 +36,7 @@ LONG_LIFE = 60.0
 QUIET_HEARTBEATS = 1.5
 AFTER_GRACE = 2.0
 """Children end by themselves when their grace period is over; this is for what they have to write then."""
+MOST_JOBS_NAMED = 10
 LEAVE_BACKOFF = Backoff(base=0.1, most=2.0, jitter=False)
 """Between two tries to end a session while the store does not answer."""
 LEAVE_FIRST = 1.0
@@ -151,19 +152,20 @@ class Supervisor:
         logger.info("process %d started as number %d", child.process.pid, number)
         code = await child.process.wait()
         self._children.discard(child)
-        leaving = group.create_task(self._leave_for(child))
+        left = child.crash_state.read()
+        leaving = group.create_task(self._leave_for(child, left))
         if code != 0:
             # Programs that its jobs have started must not go on beside those of the next run.
             child.process.kill()
         level = logging.INFO if code == 0 or self._stopping.is_set() else logging.ERROR
-        logger.log(level, "process %d, number %d, %s", child.process.pid, number, in_words(code))
+        words = in_words(code) + (_running_jobs(left.begun) if code != 0 else "")
+        logger.log(level, "process %d, number %d, %s", child.process.pid, number, words)
         # A successor with the same named index would take the session over, and all its jobs would count as begun.
         await asyncio.wait([leaving], timeout=LEAVE_FIRST)
         return code
 
-    async def _leave_for(self, child: Child) -> None:
+    async def _leave_for(self, child: Child, left: CrashReading) -> None:
         """End the session of a child that has died, however long the store takes to answer."""
-        left = child.crash_state.read()
         child.close()
         if left.session is None:
             return
@@ -257,6 +259,15 @@ class Child:
         """Release what is shared with it. A child that still runs detects that its supervisor is gone."""
         self.crash_state.close()
         os.close(self._write_end)
+
+
+def _running_jobs(begun: Sequence[Held]) -> str:
+    """The jobs that may have ended their process, for the log. The store is not asked: it may be what is down."""
+    if not begun:
+        return ""
+    named = ", ".join(held.id for held in begun[:MOST_JOBS_NAMED])
+    more = f" and {len(begun) - MOST_JOBS_NAMED} more" if len(begun) > MOST_JOBS_NAMED else ""
+    return f" while it ran {len(begun)} job{'' if len(begun) == 1 else 's'}: {named}{more}"
 
 
 def restart_delay(deaths: int) -> float:
