@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 import time
@@ -18,7 +19,7 @@ from fairlane.model.retry import Backoff
 from fairlane.runtime.running_job import current_job
 
 from .faulty import Faulty
-from .yard import Yard
+from .yard import PATIENCE, Yard
 
 AT_ONCE = Backoff(base=0, most=0)
 
@@ -271,6 +272,48 @@ async def test_a_body_that_ignores_its_timeout_keeps_its_slot_until_it_ends(yard
         released.set()
         assert (await yard.until(id)).state is JobState.COMPLETED
         await yard.until(waiting)
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "thread"])
+async def test_a_body_that_goes_on_after_its_stop_is_named_once(
+    yard: Yard, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("fairlane.worker.executor.IGNORED_SECONDS", 0.3)
+    released = threading.Event()
+
+    async def stubborn() -> None:
+        while not released.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.05)
+
+    def deaf() -> None:
+        released.wait(PATIENCE)
+
+    async def obedient() -> None:
+        await asyncio.sleep(PATIENCE)
+
+    yard.task(stubborn, timeout=0.1)
+    yard.task(obedient, timeout=0.1, retries=0)
+    yard.task(deaf)
+    async with yard.worker():
+        stopped = await yard.enqueue("obedient")
+        id = await yard.enqueue("stubborn" if kind == "coroutine" else "deaf")
+        if kind == "thread":
+            await yard.until(id, JobState.RUNNING)
+            await yard.store.cancel([id])
+        async with asyncio.timeout(PATIENCE):
+            while not (told := [r for r in caplog.records if "still runs" in r.getMessage()]):
+                await asyncio.sleep(0.01)
+        assert (await yard.until(stopped)).state is JobState.FAILED
+        released.set()
+        await yard.until(id)
+    told = [r for r in caplog.records if "still runs" in r.getMessage()]
+    words = {
+        "coroutine": f"task stubborn (job {id}) ignores its timeout of 0.1 s: it still runs 0.3 s later",
+        "thread": f"task deaf (job {id}) does not stop although the job was cancelled: it still runs 0.3 s later",
+    }
+    assert [record.getMessage().partition(", and keeps")[0] for record in told] == [words[kind]]
+    assert told[0].levelname == "WARNING"
 
 
 async def test_the_end_of_a_job_does_not_overtake_its_last_progress(yard: Yard) -> None:

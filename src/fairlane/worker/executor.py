@@ -41,6 +41,8 @@ START_UP_SECONDS = 60.0
 CLEAN_UP_SECONDS, CLEAN_UP_WITHOUT_CONTACT = 2.0, 0.3
 MOST_NAMED = 1_000
 """How many unknown tasks are logged, once each."""
+IGNORED_SECONDS = 5.0
+"""When the log names a run that goes on although it was told to stop; a child process is killed before that."""
 AGAIN_SECONDS = 5.0
 """When to try a job again for which no child process could be started; uncharged, because it never began."""
 
@@ -170,6 +172,8 @@ class Executor:
             run.stop = why
         if why not in (Stop.HAND_BACK, Stop.CONTACT) and run.running is not None:
             run.running.request_cancel()
+        if first and why is not Stop.HAND_BACK:
+            asyncio.get_running_loop().call_later(IGNORED_SECONDS, self._warn_if_running, run)
         if run.in_thread:
             # A thread cannot be stopped: it keeps its slot until it ends, and only a stopping worker leaves it behind.
             if why is Stop.HAND_BACK:
@@ -181,6 +185,24 @@ class Executor:
         if not run.begun:
             # An asyncio task that is cancelled before its first step never runs, so its end is recorded here.
             self._end(run, self._stopped(run))
+
+    @staticmethod
+    def _warn_if_running(run: Run) -> None:
+        if run.ended or run.stop is None:
+            return
+        job = run.claimed
+        timed_out = run.stop is Stop.TIMEOUT
+        logger.warning(
+            "task %s (job %s) %s: it still runs %g s later, and keeps its slot until it ends. %s",
+            job.task,
+            job.id,
+            f"ignores its timeout of {job.timeout:g} s" if timed_out else f"does not stop although {run.stop.value}",
+            IGNORED_SECONDS,
+            "A thread must check current_job().cancel_requested"
+            if run.in_thread
+            else "A function that catches CancelledError must raise it again",
+            extra={"job": job.id, "task": job.task},
+        )
 
     def abandon(self, run: Run) -> None:
         """Leave a job function behind that does not end. Whatever it does later is not written."""
