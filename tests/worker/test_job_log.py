@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -11,11 +12,13 @@ from typing import Any
 import pytest
 
 from fairlane.errors import Cancel, Fail, Snooze
+from fairlane.model.job import JobState
 from fairlane.model.retry import Backoff
 from fairlane.runtime import logs
+from fairlane.worker.executor import Executor
 
 from . import isolated_tasks
-from .yard import Yard
+from .yard import PATIENCE, Yard
 
 AT_ONCE = Backoff(base=0, most=0)
 
@@ -145,6 +148,43 @@ async def test_what_a_body_asks_for_is_no_failure(yard: Yard, out: io.StringIO) 
         ("fail", "error", "failed", True),
     ]
     assert "it is not retried" in lines(out)[-1]["message"]
+
+
+@pytest.mark.parametrize("ends_by", ["a timeout", "an error", "a snooze"])
+async def test_a_job_that_was_cancelled_meanwhile_is_logged_as_cancelled(
+    yard: Yard, out: io.StringIO, monkeypatch: pytest.MonkeyPatch, ends_by: str
+) -> None:
+    ready, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def body() -> None:
+        if ends_by == "a timeout":
+            try:
+                await asyncio.sleep(PATIENCE)
+            finally:
+                ready.set()
+                await cancelled.wait()
+        ready.set()
+        await cancelled.wait()
+        raise ValueError("the fuse was lit") if ends_by == "an error" else Snooze(60)
+
+    if ends_by != "a timeout":
+        # The run ends before the worker learns of the request.
+        monkeypatch.setattr(Executor, "stop", lambda *_: None)
+    yard.task(body, retries=0, timeout=0.1 if ends_by == "a timeout" else None)
+    async with yard.worker():
+        id = await yard.enqueue("body")
+        await ready.wait()
+        await yard.store.cancel([id])
+        cancelled.set()
+        assert (await yard.until(id)).state is JobState.CANCELLED
+    [line] = lines(out)
+    endings = {
+        "a timeout": "; the run ended with: the run took longer than its timeout of 0.1 s",
+        "an error": "; the run ended with: ValueError: the fuse was lit",
+        "a snooze": "",
+    }
+    assert (line["outcome"], line["level"]) == ("cancelled", "info" if ends_by == "a snooze" else "warning")
+    assert line["message"].endswith(f" s: cancelled, as was requested meanwhile{endings[ends_by]}")
 
 
 async def test_nothing_is_made_for_a_level_that_is_not_written(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,33 +6,56 @@ Arguments and results are never logged. The traceback is the stored one: from th
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 
+from ..model.job import JobState, Verdict
 from ..model.retry import counted
 from ..model.states import Move, Transition
 from .body import users_frames
 from .run import Run
 
 logger = logging.getLogger("fairlane.worker.jobs")
+worker_logger = logging.getLogger("fairlane.worker")
 LONGEST = 300
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
-def log_run(run: Run, transition: Transition | None) -> None:
-    """Log how a run has ended, once the store has confirmed it."""
+def log_runs(endings: Iterable[tuple[Run, Transition | None]], verdicts: Sequence[Verdict]) -> None:
+    """Log how runs have ended, once the store has confirmed it."""
+    cancelled = {verdict.id for verdict in verdicts if verdict.state is JobState.CANCELLED}
+    for run, transition in endings:
+        log_run(run, transition, cancelled=run.claimed.id in cancelled)
+    if stale := [verdict.id for verdict in verdicts if not verdict.accepted]:
+        worker_logger.warning(
+            "%s stale and discarded: other workers own these jobs (%s)",
+            "1 result was" if len(stale) == 1 else f"{len(stale)} results were",
+            ", ".join(stale[:5]),
+        )
+
+
+def log_run(run: Run, transition: Transition | None, *, cancelled: bool = False) -> None:
+    """Log how a run has ended. With `cancelled` the job is cancelled, whatever its transition was: a cancel was
+    requested while it ran.
+    """
     # A run that is kept alive must not keep the frames of its function alive.
     error, run.error = run.error, None
     if transition is None:
         return
     move = transition.move
-    level = logging.ERROR if move is Move.FAIL else logging.WARNING if move is Move.RETRY else logging.INFO
+    overruled = cancelled and move is not Move.CANCEL
+    error_level = logging.WARNING if overruled or move is Move.RETRY else logging.ERROR
+    level = error_level if move in (Move.FAIL, Move.RETRY) else logging.INFO
     if move is Move.DECLINE:
         # The executor has logged a warning for the task; the job itself may be declined any number of times.
         level = logging.DEBUG
     # Checked first: making a record takes longer than a job that does nothing.
     if not logger.isEnabledFor(level):
         return
-    if level <= logging.INFO:
+    if overruled:
+        last = "" if level <= logging.INFO else f"; the run ended with: {_last(transition)}"
+        _log(level, run, f"cancelled, as was requested meanwhile{last}", transition, error, Move.CANCEL)
+    elif level <= logging.INFO:
         _log(level, run, move.value.replace("_", " "), transition)
     elif move is Move.FAIL:
         again = "no retry is left" if run.claimed.attempt > run.claimed.retries else "it is not retried"
@@ -41,7 +64,14 @@ def log_run(run: Run, transition: Transition | None) -> None:
         _log(level, run, f"runs again in {transition.delay:.1f} s: {_last(transition)}", transition, error)
 
 
-def _log(level: int, run: Run, words: str, transition: Transition, error: Exception | None = None) -> None:
+def _log(
+    level: int,
+    run: Run,
+    words: str,
+    transition: Transition,
+    error: Exception | None = None,
+    outcome: Move | None = None,
+) -> None:
     job = run.claimed
     about = {
         "job": job.id,
@@ -49,7 +79,7 @@ def _log(level: int, run: Run, words: str, transition: Transition, error: Except
         "attempt": job.attempt,
         "queue": job.queue,
         "lane": job.lane,
-        "outcome": transition.move.value,
+        "outcome": (outcome or transition.move).value,
         "wait": _rounded(job.waited),
         "run": _rounded(run.seconds),
     }

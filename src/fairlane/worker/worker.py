@@ -34,7 +34,7 @@ from . import shutdown
 from .completer import Completer, endings_by_call
 from .executor import Ended, Executor, RecordsCrashState, RunsJobs
 from .fetcher import Fetcher
-from .job_log import log_run
+from .job_log import log_runs
 from .lifetime import StoppedEarlyError, lifetime
 from .loop_monitor import LoopMonitor
 from .run import Run, Stop
@@ -266,15 +266,9 @@ class Worker:
             if claim.may_be_cut(finished.claimed):
                 # There may be jobs for the slots left.
                 self._fetcher.hinted = True
-        for run, transition in endings:
+        for run, _ in endings:
             self._forget(run)
-            log_run(run, transition)
-        if stale := [verdict.id for verdict in finished.verdicts if not verdict.accepted]:
-            logger.warning(
-                "%d results were stale and discarded: other workers own these jobs (%s)",
-                len(stale),
-                ", ".join(stale[:5]),
-            )
+        log_runs(endings, finished.verdicts)
         runs = [self._runs[job.held] for job in finished.claimed]
         if self._out_of_contact:
             self._end_limited(runs)
