@@ -1,11 +1,14 @@
 """The command line as a whole: its help, how it finds an application, and how it reports errors."""
 
+import re
 import subprocess
 import sys
 
+import click
 import pytest
 
-from fairlane.cli.main import COMMANDS
+from fairlane.cli.main import COMMANDS, fairlane
+from fairlane.model import foreign_words
 from tests.cli.project import Project
 
 
@@ -43,6 +46,49 @@ def test_it_runs_as_a_module(project: Project) -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_a_script(project: Project, shell: str) -> None:
     assert "_FAIRLANE_COMPLETE" in project.good("completion", shell)
+
+
+# -- names of other task queues --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("-A", "shop", "worker", "-l", "info"), "options follow it: fairlane worker -A shop -l info"),
+        (("--url", "redis://:sesame@host", "worker"), "options follow it: fairlane worker --url URL"),
+        (("-A", "shop", "beat"), "the workers fire the schedules"),
+        (("-A", "shop"), "options follow it: fairlane COMMAND [OPTIONS]"),
+        (("beat",), "No such command 'beat'; leave it out: the workers fire the schedules"),
+        (("flower",), "`fairlane serve` has the dashboard"),
+        (("inspect", "active"), "`fairlane status`"),
+        (("wroker",), "No such command 'wroker'; did you mean 'worker'?"),
+        (("wholly-unknown",), "No such command 'wholly-unknown'\n"),
+        (("worker", "-A", "shop", "--concurrency=4"), "No such option '--concurrency'; write --slots (-c)"),
+        (("worker", "--loglevel", "info"), "write --log-level (-l)"),
+        (("worker", "-B"), "the workers fire the schedules"),
+        (("worker", "--slotz", "3"), "--slots"),
+        (("purge", "-A", "shop"), "waiting jobs are ended by `fairlane cancel`"),
+    ],
+)
+def test_what_other_task_queues_call_it_is_answered_with_our_word(
+    project: Project, args: tuple[str, ...], words: str
+) -> None:
+    error = project.refused(*args)
+    assert words in error
+    assert "sesame" not in error
+
+
+def test_hints_name_commands_and_options_that_exist_and_hide_none() -> None:
+    words = {*foreign_words.COMMAND, *foreign_words.COMMAND_OPTION}
+    hints = {*foreign_words.COMMAND.values(), *foreign_words.COMMAND_OPTION.values()}
+    named = {name for hint in hints for name in re.findall(r"`fairlane (\w+)", hint)}
+    context = click.Context(fairlane)
+    worker = fairlane.get_command(context, "worker")
+    assert isinstance(worker, click.Command)
+    options = {option for parameter in worker.params for option in parameter.opts}
+    assert named <= set(COMMANDS)
+    assert {name for hint in hints for name in re.findall(r"(?<!\w)--?[a-z-]+", hint)} <= options
+    assert not words & ({*COMMANDS} | options)
 
 
 # -- the application -------------------------------------------------------------------------------------------------

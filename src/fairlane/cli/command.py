@@ -14,6 +14,7 @@ import click
 
 from .. import event_loops
 from ..errors import FairlaneError, InvalidInput, NotFound, SchemaMismatch, StoreMissing, StoreUnavailable
+from ..model import foreign_words
 from ..runtime.logs import FORMATS, LEVELS, escaped
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -52,6 +53,16 @@ class Command(click.Command):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.params.append(click.Option(["--debug"], is_flag=True, help="Show the traceback of an error."))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments. Options of other task queues are answered with ours."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as exc:
+            hint = foreign_words.COMMAND_OPTION.get(exc.option_name)
+            if hint is None:
+                raise
+            raise click.UsageError(f"No such option {exc.option_name!r}; {hint}", ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""

@@ -122,7 +122,9 @@ def read_selection(ids: Sequence[str], options: SelectionOptions, verb: str) -> 
     if not used:
         failed = "--failed, " if verb == "retry" else ""
         ids_hint = "" if verb == "delete" else "give their ids, or "
-        raise InvalidInput("JOB", f"no jobs to {verb}: {ids_hint}select them with {failed}--queue, --task, …, or --all")
+        waiting = "; waiting jobs are ended by `fairlane cancel`" if verb == "delete" else ""
+        how = f"{ids_hint}select them with {failed}--queue, --task, …, or --all{waiting}"
+        raise InvalidInput("JOB", f"no jobs to {verb}: {how}")
     which = JobSelection(
         state=None if options["state"] is None else JobState(options["state"]),
         queue=options["queue"],

@@ -113,6 +113,40 @@ OPTION: Mapping[str, str] = {
 }
 """Options of tasks and of one call."""
 
+COMMAND: Mapping[str, str] = {
+    **dict.fromkeys(("beat", "scheduler", "cron"), "leave it out: the workers fire the schedules"),
+    **dict.fromkeys(
+        ("flower", "dashboard", "web", "monitor"),
+        "`fairlane serve` has the dashboard, and `fairlane top` a live screen",
+    ),
+    **dict.fromkeys(
+        ("inspect", "info", "events", "report"), "see `fairlane status`, `fairlane workers` and `fairlane jobs`"
+    ),
+    "control": "see `fairlane pause`, `fairlane resume` and `fairlane limit`",
+    **dict.fromkeys(("run", "start", "multi", "work"), "write `fairlane worker`, with --processes for several"),
+    **dict.fromkeys(("call", "send", "defer"), "write `fairlane enqueue`"),
+    **dict.fromkeys(("result", "show"), "write `fairlane job`"),
+    "list": "write `fairlane jobs`",
+    **dict.fromkeys(("revoke", "abort"), "write `fairlane cancel`"),
+    "requeue": "write `fairlane retry`",
+    **dict.fromkeys(
+        ("empty", "flush", "clear"), "write `fairlane cancel` for waiting jobs, `fairlane purge` for ended ones"
+    ),
+}
+"""Commands."""
+
+COMMAND_OPTION: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("--concurrency", "--autoscale", "--threads", "--max-jobs"), "write --slots (-c), the jobs that run at once"
+    ),
+    "--workers": "write --processes",
+    "--loglevel": "write --log-level (-l)",
+    **dict.fromkeys(("--beat", "-B", "--with-scheduler"), "leave it out: the workers fire the schedules"),
+    **dict.fromkeys(("--broker", "-b", "--result-backend"), "write --url"),
+    **dict.fromkeys(("--hostname", "-n", "--name"), "leave it out; --index gives a worker a fixed number"),
+}
+"""Options of commands."""
+
 
 def no_attribute(
     owner: object, called: str, name: str, hints: Mapping[str, str], word: str = "", *, blocking: bool = False
