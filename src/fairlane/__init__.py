@@ -4,6 +4,9 @@ A program starts with `Fairlane`, the application object: it declares tasks and 
 it is the engine: the `Store` port and `open_store`. `fairlane.model` has the records that both exchange.
 """
 
+import sys as _sys
+import typing as _typing
+
 from .app import Fairlane
 from .blocking import BlockingClient, BlockingHandle
 from .client import Client
@@ -37,6 +40,7 @@ from .errors import (
 from .events import Events
 from .handle import BroadcastHandle, Cancellation, Handle, Position, Update
 from .hooks import RunningWorker, current_worker
+from .model import foreign_words as _foreign_words
 from .model.binding import Binding, Release
 from .model.declaration import QueueDeclaration
 from .model.ids import new_id
@@ -128,3 +132,11 @@ __all__ = [
     "new_id",
     "open_store",
 ]
+
+if not _typing.TYPE_CHECKING:
+    # Hidden from type checkers, so that they report unknown names.
+    def __getattr__(name: str) -> object:
+        # `from fairlane import …` asks from a frame of the import system, and needs another error than an attribute.
+        importer = _sys._getframe(1).f_globals.get("__name__")
+        imported = importer in ("importlib._bootstrap", "_frozen_importlib")
+        raise _foreign_words.no_name(_sys.modules[__name__], __name__, name, imported=imported)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import pkgutil
 from typing import Any
 
 import pytest
 
+import fairlane
 from fairlane import Fairlane, Handle, InvalidInput
 from fairlane.handle import BroadcastHandle
 from fairlane.model import foreign_words
@@ -143,8 +145,42 @@ def test_a_function_that_takes_such_an_argument_gets_it() -> None:
     assert loose.call(countdown=30).job.payload == b'[[],{"countdown":30}]'
 
 
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("shared_task", "`@app.task`"),
+        ("chain", "there are no workflows"),
+        ("group", "enqueue_many"),
+        ("chord", "enqueue_many"),
+        ("crontab", "@app.task(cron=…)"),
+        ("Celery", "Fairlane(…)"),
+        ("signature", "`task.call(…)`"),
+    ],
+)
+def test_a_foreign_name_of_the_module_is_answered_with_ours(name: str, ours: str) -> None:
+    with pytest.raises(ImportError) as refused:
+        __import__("fairlane", fromlist=[name])
+    assert str(refused.value).startswith(f"cannot import name '{name}' from 'fairlane'; ")
+    assert ours in str(refused.value)
+    with pytest.raises(AttributeError) as caught:
+        getattr(fairlane, name)
+    assert str(caught.value).startswith(f"module 'fairlane' has no attribute '{name}'; ")
+    assert ours in str(caught.value)
+    assert not hasattr(fairlane, name)
+
+
+def test_an_unknown_name_of_the_module_raises_the_usual_error() -> None:
+    with pytest.raises(ImportError, match=r"^cannot import name 'Fairlain' from 'fairlane'"):
+        from fairlane import Fairlain  # type: ignore[attr-defined]  # noqa: F401
+    with pytest.raises(AttributeError, match=r"^module 'fairlane' has no attribute 'Fairlain'$"):
+        getattr(fairlane, "Fairlain")  # noqa: B009
+    assert __import__("fairlane", fromlist=["doctor"]).doctor.diagnose
+
+
 def test_no_word_of_ours_is_taken_for_a_foreign_one() -> None:
     assert not foreign_words.OPTION.keys() & {*TaskSettings.__annotations__, *OneCall.__annotations__}
     assert [name for name in foreign_words.TASK if name in dir(render)] == []
     assert [name for name in foreign_words.APP if name in dir(app)] == []
+    modules = {module.name for module in pkgutil.iter_modules(fairlane.__path__)}
+    assert not foreign_words.MODULE.keys() & {*modules, *dir(fairlane)}
     assert [name for name in foreign_words.HANDLE if name in {*dir(Handle), *dir(BroadcastHandle)}] == []

@@ -113,6 +113,20 @@ OPTION: Mapping[str, str] = {
 }
 """Options of tasks and of one call."""
 
+MODULE: Mapping[str, str] = {
+    **{
+        name: APP[name]
+        for name in ("shared_task", "actor", "job", "group", "chord", "chain", "periodic_task", "cron", "AsyncResult")
+    },
+    "crontab": APP["cron"],
+    **dict.fromkeys(("Celery", "Broker", "WorkerSettings"), "create the application with `app = Fairlane(…)`"),
+    "Queue": "write `app.queue(…)`",
+    "Worker": APP["run_worker"],
+    **dict.fromkeys(("signature", "subtask"), CALL.format("task")),
+    **dict.fromkeys(("current_task", "get_current_job"), "write `fairlane.current_job()` in the task function"),
+}
+"""What other task queues offer for import."""
+
 COMMAND: Mapping[str, str] = {
     **dict.fromkeys(("beat", "scheduler", "cron"), "leave it out: the workers fire the schedules"),
     **dict.fromkeys(
@@ -157,6 +171,13 @@ def no_attribute(
     if blocking:
         suffix = suffix.replace("await ", "")
     return AttributeError(f"{called} has no attribute {name!r}{suffix}", name=name, obj=owner)
+
+
+def no_name(module: object, called: str, name: str, *, imported: bool) -> AttributeError | ImportError:
+    """The error for an unknown name of a module. Python drops the message of an AttributeError in ``from … import``."""
+    if imported and name in MODULE:
+        return ImportError(f"cannot import name {name!r} from {called!r}; {MODULE[name]}", name=called)
+    return no_attribute(module, f"module {called!r}", name, MODULE)
 
 
 def bad_argument(
