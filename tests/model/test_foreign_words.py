@@ -138,7 +138,13 @@ def test_an_option_among_the_arguments_raises_an_error_that_says_where_it_belong
     assert f"delay is an option: write {name}.options(delay=…).enqueue(…)" in str(caught.value)
     with pytest.raises(TypeError) as caught:
         task.call("ann", colour="red")
-    assert str(caught.value) == "got an unexpected keyword argument 'colour'"
+    assert str(caught.value) == f"{name}(): got an unexpected keyword argument 'colour'"
+    with pytest.raises(TypeError) as caught:
+        task.call("ann", "a cat", "in oil")
+    assert str(caught.value) == f"{name}(): too many positional arguments"
+    with pytest.raises(TypeError) as caught:
+        task.call()
+    assert str(caught.value) == f"{name}(): missing a required argument: 'user'"
 
 
 def test_a_function_that_takes_such_an_argument_gets_it() -> None:

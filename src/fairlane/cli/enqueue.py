@@ -156,7 +156,7 @@ def build_job(context: CommandContext, line: JobSpec) -> NewJob:
             raise
         raise InvalidInput(exc.field, f"{exc.problem}; quote text that is valid JSON: '\"42\"'") from None
     except TypeError as exc:
-        raise InvalidInput("ARGS", f"{task.name}: {exc}") from None
+        raise InvalidInput("ARGS", str(exc)) from None
 
 
 async def _send_one(context: CommandContext, line: JobSpec, wait: bool, timeout: float | None, as_json: bool) -> None:

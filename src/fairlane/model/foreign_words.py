@@ -184,12 +184,13 @@ def bad_argument(
     exc: TypeError, function: str, given: Iterable[str], taken: Iterable[str], ours: Iterable[str]
 ) -> TypeError:
     """The error for a call with wrong arguments; if one of them is an option, the message says where it belongs."""
+    problem = f"{function}(): {exc}"
     options = set(ours)
     for name in set(given) - set(taken):
         if name in options:
-            return TypeError(f"{exc}; {name} is an option: write {function}.options({name}=…).enqueue(…)")
+            return TypeError(f"{problem}; {name} is an option: write {function}.options({name}=…).enqueue(…)")
         if name in OPTION:
             return TypeError(
-                f"{exc}; {name} is an option of another task queue: {OPTION[name]}, in {function}.options(…)"
+                f"{problem}; {name} is an option of another task queue: {OPTION[name]}, in {function}.options(…)"
             )
-    return exc
+    return TypeError(problem)
