@@ -184,6 +184,9 @@ def test_every_problem_of_a_worker_is_reported_at_once(project: Project) -> None
     )
     for option in ("--queues", "--slots", "--reserved", "--index", "--grace", "--pool", "--processes"):
         assert f"{option}: " in output
+    assert output.startswith("Error: --queues: ")
+    only = project.refused("worker", "-A", "shop", "--processes", "0")
+    assert only.startswith("Error: --processes: ")
 
 
 def test_reservations_must_leave_a_slot(project: Project) -> None:

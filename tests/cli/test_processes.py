@@ -75,7 +75,7 @@ def test_a_second_signal_hands_the_job_back_uncharged(project: Project) -> None:
     worker.send_signal(signal.SIGTERM)
     time.sleep(0.3)
     assert worker.poll() is None
-    project.stop(worker)
+    assert "handing back 1 job that still runs\n" in project.stop(worker)
     job = project.read("job", id)
     assert job["state"] == "pending"
     assert [attempt["outcome"] for attempt in job["attempts"]] == ["handed_back"]

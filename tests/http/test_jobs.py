@@ -142,6 +142,13 @@ async def test_jobs_are_cancelled_and_run_again(http: httpx.AsyncClient, app: Fa
     assert "no luck" in outcome["error"]
 
 
+async def test_an_unknown_task_is_rejected_with_the_path_of_the_list(http: httpx.AsyncClient) -> None:
+    answer = await http.post(f"{API}/jobs", json={"task": "nope"})
+    assert answer.status_code == 422
+    path = answer.json()["detail"].rpartition("see GET ")[2]
+    assert (await http.get(path)).json()["tasks"]
+
+
 async def test_unknown_things_are_not_found(http: httpx.AsyncClient) -> None:
     for path in ("jobs/none", "jobs/none/result", "jobs/%00", "jobs/", "nothing"):
         answer = await http.get(f"{API}/{path}")

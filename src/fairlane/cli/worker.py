@@ -43,20 +43,21 @@ class OptionReader:
     """Reads options one by one and reports all invalid ones together."""
 
     def __init__(self) -> None:
-        self._problems: list[str] = []
+        self._problems: list[InvalidInput] = []
 
     def read(self, option: str, read: Callable[[], T], otherwise: T) -> T:
         """Return the value of `read`, or `otherwise` if it is invalid, so that the other options are read too."""
         try:
             return read()
         except InvalidInput as exc:
-            self._problems.append(f"{option}: {exc.problem}")
+            self._problems.append(InvalidInput(option, exc.problem))
             return otherwise
 
     def finish(self) -> None:
         """Raise InvalidInput if any option was invalid."""
         if self._problems:
-            raise InvalidInput("options", "; ".join(self._problems))
+            first, *others = self._problems
+            raise InvalidInput(first.field, "; ".join([first.problem, *map(str, others)]))
 
 
 @click.command("worker", cls=Command)

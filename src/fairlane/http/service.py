@@ -85,7 +85,7 @@ class Service:
             self.app.load_tasks()
             task = self.app.registry.get(name)
         if task is None:
-            raise Problem(422, "is not a task of this application; see GET /tasks", field="task")
+            raise Problem(422, f"is not a task of this application; see GET {self.prefix}/tasks", field="task")
         return task
 
     # -- deadlines -----------------------------------------------------------------------------------------------

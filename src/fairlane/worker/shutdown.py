@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from enum import Enum
 
 from .executor import RunsJobs
-from .run import Run, Stop
+from .run import Run, Stop, jobs_in_words
 
 logger = logging.getLogger("fairlane.worker")
 UNWIND_SECONDS = 3.0
@@ -53,7 +53,8 @@ class Shutdown:
         """Cancel the job functions that still run; called again, leave them behind."""
         left = [run for run in runs if not run.ended]
         if left:
-            logger.warning("handing back %d jobs that still run", len(left))
+            still = "still runs" if len(left) == 1 else "still run"
+            logger.warning("handing back %s that %s", jobs_in_words(len(left)), still)
         for run in left:
             if self._unwinding:
                 executor.abandon(run)
