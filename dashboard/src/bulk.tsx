@@ -61,6 +61,9 @@ function left(so: Bulk | null): string {
   return reasons.join("") + (so?.refusal ? ` ${visible(so.refusal)}` : "");
 }
 
+/** The jobs that will be changed: a dry run also counts those that it would leave alone. */
+const due = (count: Bulk) => count.matched - Object.values(count.unchanged).reduce((sum, each) => sum + each, 0);
+
 function BulkDialog({ verb, selection, title, close }: { verb: "retry" | "cancel"; selection: Record<string, unknown>; title: string; close: () => void }) {
   const [step, setStep] = useState<Step>({ at: "counting" });
   const abort = useRef<AbortController | null>(null);
@@ -94,7 +97,7 @@ function BulkDialog({ verb, selection, title, close }: { verb: "retry" | "cancel
         {step.at === "counting" && <p>Counting …</p>}
         {step.at === "asking" && (
           <p>
-            {step.count.matched === 0 ? "No job matches." : `${step.count.more ? "More than " : ""}${plural(step.count.matched, "job")} will be ${PAST[verb]}.${verb === "cancel" ? " Those that run are asked to stop." : ""}`}
+            {step.count.matched === 0 ? "No job matches." : `${step.count.more ? "More than " : ""}${plural(due(step.count), "job")} will be ${PAST[verb]}.${verb === "cancel" ? " Those that run are asked to stop." : ""}${left(step.count)}`}
           </p>
         )}
         {step.at === "working" && (
@@ -116,7 +119,7 @@ function BulkDialog({ verb, selection, title, close }: { verb: "retry" | "cancel
         )}
       </div>
       <div class="buttons">
-        {step.at === "asking" && step.count.matched > 0 && (
+        {step.at === "asking" && due(step.count) > 0 && (
           <button type="button" class="main" onClick={() => void work()}>
             {verb === "retry" ? "Send again" : "Cancel them"}
           </button>

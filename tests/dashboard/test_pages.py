@@ -142,6 +142,10 @@ def test_failures_are_grouped_and_run_again_with_progress(served: Served, open_p
     expect(page.get_by_text("3 jobs sent again.")).to_be_visible()
     assert queue(served, "payments").counts.pending == 3
     page.get_by_role("dialog").get_by_role("button", name="Close").click()
+    page.get_by_role("button", name="Run again …").click()
+    expect(page.get_by_text("0 jobs will be sent again. 3 jobs left: already retried.")).to_be_visible()
+    expect(page.get_by_role("button", name="Send again")).to_have_count(0)
+    page.get_by_role("dialog").get_by_role("button", name="Close").click()
     page.get_by_role("button", name="Cancel the rest …").click()
     page.get_by_role("button", name="Cancel them").click()
     expect(page.get_by_text("3 jobs cancelled.")).to_be_visible()
