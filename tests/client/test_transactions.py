@@ -44,6 +44,19 @@ async def job(app: Fairlane, id: str) -> Job | None:
     return found
 
 
+async def test_a_burst_runs_what_was_committed_before_it_began(app: Fairlane, ledger: Ledger) -> None:
+    @app.task(name="double")
+    async def double(number: int) -> int:
+        return 2 * number
+
+    connection = await ledger.begin()
+    [handle] = await app.enqueue_on(connection, double.call(4))
+    await ledger.end(connection, commit=True)
+    # Without a leader, which would admit the job within a second.
+    await app.worker(burst=True, manager=False).run()
+    assert await handle.result(timeout=0) == 8
+
+
 async def test_what_is_committed_exists_and_what_is_rolled_back_never_did(app: Fairlane, ledger: Ledger) -> None:
     task = task_of(app, ledger)
     for commit in (False, True):

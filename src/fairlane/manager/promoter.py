@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
-from ..errors import FairlaneError
-from ..store.port import Store
 from .leader_context import LeaderContext
 
 BATCH = 1_000
@@ -32,10 +28,3 @@ class Promoter:
         if seen.next_due is None:
             return context.intervals.promote
         return min(max(seen.next_due, SHORTEST_REST), context.intervals.promote)
-
-
-async def promote_due(store: Store) -> None:
-    """Make pending what is due now, without being the leader, which is safe. An outage is no error."""
-    with suppress(FairlaneError):
-        while (await store.promote(limit=BATCH)).more:
-            pass

@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from ..errors import SessionLost
 from ..events import Tracer
 from ..hooks import Hooks
+from ..manager.catch_up import catch_up
 from ..manager.manager import Manager
-from ..manager.promoter import promote_due
 from ..model.job import Held
 from ..model.session import Claim, Renewal, Session
 from ..model.states import Transition
@@ -205,7 +205,7 @@ class Worker:
 
     async def _serve(self) -> None:
         self.ready.set()
-        promoted = False  # whether due jobs were made pending, and none has run since
+        caught_up = False  # whether all that can start is pending, and nothing has run since
         while True:
             self._news.clear()
             if self._session_lost:
@@ -216,14 +216,13 @@ class Worker:
                 if not await self._exchange(endings, claim):
                     return
                 busy = self._runs or self._endings or self._session_lost or self._completer.claim_failed
-                promoted = promoted and not busy
+                caught_up = caught_up and not busy
                 # A hint set by the answer itself: some of what was claimed did not fit, and there may be more.
                 if self._settings.burst and not busy and claim is not None and not self._fetcher.hinted:
-                    if promoted:
+                    if caught_up:
                         return
-                    # This worker may end before any leader makes due jobs pending.
-                    await promote_due(self._store)
-                    promoted = self._fetcher.hinted = True
+                    await catch_up(self._store)
+                    caught_up = self._fetcher.hinted = True
             elif self._shutdown.requested.is_set() and not self._runs:
                 return
             else:
