@@ -28,6 +28,7 @@ class AgentStep(bootsteps.StartStopStep):
             return False
         _refuse(parent)
         parent.fairlane_agent = Agent(fair, parent, membership)
+        _stop_claiming_softly(parent, parent.fairlane_agent)
         # The first step is stopped last: when the pool has stopped, every running task has reported its end.
         parent.steps.insert(0, self)
         return True
@@ -105,6 +106,18 @@ def _refuse(worker: Any) -> None:
         )
     if worker.app.conf.task_protocol != 2:
         raise ImproperlyConfigured("Fairlane's fair mode requires task_protocol = 2")
+
+
+def _stop_claiming_softly(worker: Any, agent: Agent) -> None:
+    """Claim nothing more in a soft shutdown: Celery's main thread sleeps then, and could not start what is claimed."""
+    wait: Any = getattr(worker, "wait_for_soft_shutdown", None)  # Celery 5.5 and later
+
+    def wait_for_soft_shutdown() -> None:
+        agent.stop_claiming()
+        wait()
+
+    if wait is not None:
+        worker.wait_for_soft_shutdown = wait_for_soft_shutdown
 
 
 def _protect(consumer: Any, agent: Agent) -> None:

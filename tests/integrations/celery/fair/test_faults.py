@@ -65,6 +65,18 @@ def test_a_cold_stop_waits_for_threads(own_site: Site) -> None:
     assert own_site.job(waits.id).state is JobState.PENDING
 
 
+def test_a_soft_stop_claims_nothing_more(own_site: Site) -> None:
+    """Celery's main thread sleeps, and could not start another task; one that it has claimed would crash with it."""
+    softly = ("worker.soft_shutdown_timeout=600", "worker.enable_soft_shutdown_on_idle=yes")
+    worker = own_site.worker("-P", "threads", "-c", "1", "--", *softly)
+    sessions = own_site.shop.fairlane.blocking.sessions
+    eventually(sessions)
+    worker.process.send_signal(signal.SIGQUIT)
+    eventually(lambda: "Initiating Soft Shutdown" in worker.log())
+    eventually(lambda: sessions()[0].state is SessionState.ENDED)
+    assert worker.process.poll() is None, worker.log()
+
+
 @POOLS
 def test_the_jobs_of_a_killed_worker_are_rescued(own_site: Site, pool: str) -> None:
     first = own_site.worker("-P", pool, "-c", "2")
