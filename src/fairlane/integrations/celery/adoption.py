@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from ...errors import Conflict, FairlaneError, InvalidInput
+from .destinations import queue_at
 from .messages import LocalMessage, payload_of
 from .publishing import Publish
 
@@ -79,11 +80,6 @@ def bytes_of(body: Any) -> bytes:
 
 def _queue_of(message: Any, fair: Fair) -> str | None:
     """The fair queue that a message came from; None if it came from another."""
-    exchange, key = message.delivery_info.get("exchange"), message.delivery_info.get("routing_key")
-    queues = fair.app.amqp.queues
-    if not exchange and key in queues:
-        return fair.fair_queue(queues[key])
-    for queue in queues.values():
-        if queue.exchange is not None and queue.exchange.name == exchange and queue.routing_key == key:
-            return fair.fair_queue(queue)
-    return None
+    sent = message.delivery_info
+    queue = queue_at(fair.app.amqp.queues, sent.get("exchange") or "", sent.get("routing_key") or "")
+    return None if queue is None else fair.fair_queue(queue)

@@ -26,6 +26,7 @@ from ...errors import InvalidInput, StoreUnavailable
 from ...model.job import MOST_RETRIES, NewJob, Priority
 from ...runtime.running_job import current_job_or_none
 from .applications import fair_of
+from .destinations import queue_at
 from .messages import JOB, KEY, LANE, OPTIONS, PRIORITY, QUEUE, UNIQUE, payload_of
 
 if TYPE_CHECKING:
@@ -139,16 +140,26 @@ class FairAMQP(AMQP):
         dropped = (JOB, QUEUE) if keyed else (JOB, QUEUE, KEY)
         return {name: value for name, value in headers.items() if name not in dropped}
 
-    def _fair_queue(self, options: dict[str, Any]) -> str | None:
-        """The fair queue of a publish; None for one to another queue or to an exchange."""
-        queue = options.get("queue")
-        if queue is None:
-            if options.get("exchange") is not None:
-                return None
+    def _fair_queue(self, options: Mapping[str, Any]) -> str | None:
+        """The fair queue that Celery's sender would send a publish to; None if that is another queue or none."""
+        queue, exchange, key = (options.get(name) for name in ("queue", "exchange", "routing_key"))
+        if queue is None and exchange is None:
             queue = self.default_queue
         elif isinstance(queue, str):
             queue = self.queues[queue]
+        if exchange or key:
+            # Celery adds the default queue to a call that only has these.
+            queue = self._reached(queue, exchange, key, options.get("exchange_type"))
         return self.fair.fair_queue(queue) if isinstance(queue, Queue) else None
+
+    def _reached(self, queue: Any, exchange: Any, key: str | None, kind: str | None) -> Any:
+        """The queue that a message reaches if its publish has an exchange or a routing key besides its queue."""
+        own = getattr(queue, "exchange", None)
+        if (kind or getattr(own, "type", "direct")) == "direct" and not (exchange and key):
+            return queue  # Celery's sender uses its name
+        origin = own if exchange is None else exchange
+        known = self.queues if queue is None else {**self.queues, queue.name: queue}
+        return queue_at(known, getattr(origin, "name", origin) or "", key or getattr(queue, "routing_key", None) or "")
 
 
 def runs_of(id: str, first: int = 0) -> Iterator[str]:

@@ -13,6 +13,7 @@ from fairlane import Fairlane, InvalidInput
 from fairlane.integrations.celery import Fair
 from fairlane.integrations.celery.adoption import _queue_of
 from fairlane.integrations.celery.agent import Agent
+from fairlane.integrations.celery.publishing import captured
 from fairlane.model.job import Priority
 
 
@@ -65,6 +66,8 @@ def test_the_queues_of_one_worker_and_of_all_workers_are_not_fair() -> None:
     [
         ("", "celery", "celery"),
         ("images", "image.*", "images"),
+        ("images", "image.resize", "images"),
+        ("images", "sound.play", None),
         ("C.dq2", "w1@host", None),
         ("", "w1@host.dq2", None),
         ("all", "", None),
@@ -74,6 +77,60 @@ def test_the_queues_of_one_worker_and_of_all_workers_are_not_fair() -> None:
 def test_messages_of_fair_queues_are_adopted(exchange: str, key: str, queue: str | None) -> None:
     message: Any = SimpleNamespace(delivery_info={"exchange": exchange, "routing_key": key})
     assert _queue_of(message, _fair_by_default()) == queue
+
+
+@pytest.mark.parametrize(
+    ("options", "queue"),
+    [
+        ({}, "usual"),
+        ({"routing_key": "anything"}, "usual"),
+        ({"queue": "direct", "routing_key": "anything"}, "direct"),
+        ({"routing_key": "feed.import", "exchange_type": "topic", "exchange": "tasks"}, "feed"),
+        ({"exchange": Exchange("tasks", type="topic"), "routing_key": "feed.import"}, "feed"),
+        ({"exchange": "tasks", "routing_key": "of.no.queue"}, None),
+        ({"exchange": "tasks", "routing_key": "both.first"}, None),
+        ({"exchange": "apart", "routing_key": "direct.key"}, "direct"),
+        ({"exchange": "unknown", "routing_key": "x"}, None),
+        ({"exchange": "C.dq2", "routing_key": "w1@host"}, None),
+        ({"queue": "feed", "routing_key": "feed.import"}, "feed"),
+        ({"queue": "feed", "routing_key": "of.no.queue"}, None),
+        ({"queue": Queue("unlisted", Exchange("tasks", type="topic"), "new.#"), "routing_key": "new.x"}, "unlisted"),
+    ],
+)
+def test_an_exchange_and_a_routing_key_lead_where_celery_sends_them(options: dict[str, Any], queue: str | None) -> None:
+    """Celery adds the default queue to a publish that names none. What reaches no fair queue goes to the broker."""
+    app = Celery("exchanges", broker="memory://", set_as_current=False)
+    tasks = Exchange("tasks", type="topic")
+    app.conf.update(
+        task_default_queue="usual",
+        task_queues=[
+            Queue("usual", Exchange("usual"), "usual"),
+            Queue("feed", tasks, "feed.#"),
+            Queue("first", tasks, "both.#"),
+            Queue("second", tasks, "both.*"),
+            Queue("direct", Exchange("apart"), "direct.key"),
+        ],
+    )
+    Fair(app, Fairlane("sqlite:///never.db"))
+    with captured() as publishes:
+        app.send_task("task", **options)
+    assert [publish.queue for publish in publishes] == ([] if queue is None else [queue])
+    app.close()
+
+
+def test_a_routing_key_leads_through_the_exchange_of_the_default_queue() -> None:
+    app = Celery("topics", broker="memory://", set_as_current=False)
+    tasks = Exchange("topics", type="topic")
+    app.conf.update(
+        task_default_queue="rest", task_queues=[Queue("rest", tasks, "rest.#"), Queue("feeds", tasks, "feed.#")]
+    )
+    Fair(app, Fairlane("sqlite:///never.db"))
+    with captured() as publishes:
+        app.send_task("task")
+        app.send_task("task", routing_key="rest.x")
+        app.send_task("task", routing_key="feed.x")
+    assert [publish.queue for publish in publishes] == ["rest", "rest", "feeds"]
+    app.close()
 
 
 def test_an_agent_claims_as_many_jobs_as_the_pool_has_places() -> None:
