@@ -14,11 +14,12 @@ from kombu.common import Broadcast
 
 from ...app import Fairlane
 from ...errors import Conflict, InvalidInput, NotFound
-from ...model.job import WAITING_STATES, Enqueued, Priority
+from ...model.job import WAITING_STATES, Enqueued, Job, Priority
 from ...model.names import check_count, check_name
 from ...runtime.loop_thread import LoopThread
+from ...store.port import Store
 from .applications import fairs
-from .messages import LANE, digest_of
+from .messages import LANE, digest_of, headers_of
 from .publishing import KEPT, FairAMQP, Publish, capture, keep_retry, parent_request, repeatedly, runs_of
 from .results import record_duplicate
 from .revoking import FairControl
@@ -196,9 +197,8 @@ class Fair:
         async def cancel_all() -> None:
             store = await self.fairlane.connection.store()
             for id in ids:
-                # Not one after the other: a replacement may still wait when its task is forgotten.
-                for job in await store.get(list(runs_of(id))):
-                    if job is not None and (job.state in WAITING_STATES or (running and not job.state.final)):
+                for job in await _jobs_of(store, id):
+                    if job.state in WAITING_STATES or (running and not job.state.final):
                         await client.cancel([job.id])
 
         self.wait(cancel_all)
@@ -223,5 +223,26 @@ def _is_repeated(stored: bytes, payload: bytes) -> bool:
     """Whether the message of a payload is the one that a job was sent with, once more."""
     try:
         return digest_of(stored) == digest_of(payload)
+    except InvalidInput:
+        return False  # a job of another program in the same store
+
+
+async def _jobs_of(store: Store, id: str) -> list[Job]:
+    """The jobs of a Celery id, not those of other ids of the form that a replacement has."""
+    jobs: list[Job] = []
+    first = 0
+    while True:
+        # Not one after the other: a replacement may still wait when its task is forgotten.
+        found = await store.get(list(runs_of(id, first)))
+        jobs += [job for job in found if job is not None and _has_id(job.payload, id)]
+        if found[-1] is None:
+            return jobs
+        first += len(found)
+
+
+def _has_id(payload: bytes, id: str) -> bool:
+    """Whether the message of a payload has an id."""
+    try:
+        return str(headers_of(payload).get("id")) == id
     except InvalidInput:
         return False  # a job of another program in the same store

@@ -1,0 +1,47 @@
+"""What is stored and cancelled in a store in a file, without workers and without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from celery import Celery
+
+from fairlane import Fairlane
+from fairlane.integrations.celery import Fair
+from fairlane.integrations.celery.publishing import MOST_RUNS_OF_AN_ID
+from fairlane.model.job import JobState, NewJob
+
+
+@pytest.fixture
+def fair(tmp_path: Path) -> Iterator[Fair]:
+    """Fair mode of an application without tasks."""
+    app = Celery("storing", broker="memory://localhost", set_as_current=False)
+    made = Fair(app, Fairlane(f"sqlite:///{tmp_path}/fairlane.db"), queues=["celery"])
+    yield made
+    made.fairlane.blocking.close()
+    app.close()
+
+
+def state(fair: Fair, id: str) -> JobState:
+    return fair.fairlane.blocking.job(id).state
+
+
+def test_a_revoke_cancels_the_jobs_of_its_id_only(fair: Fair) -> None:
+    """Other tasks and other programs may use ids that look like those of its replacements."""
+    fair.app.send_task("other", task_id="report.1")
+    fair.fairlane.blocking.send([NewJob(id="report.2", task="native", queue="celery", payload=b"[[], {}]")])
+    fair.app.send_task("report", task_id="report")
+    fair.app.send_task("report", ("replaced",), task_id="report", replaced_task_nesting=1)
+    fair.cancel(["report"], running=False)
+    states = {id: state(fair, id) for id in ("report", "report.1", "report.2", "report.3")}
+    waits, cancelled = JobState.PENDING, JobState.CANCELLED
+    assert states == {"report": cancelled, "report.1": waits, "report.2": waits, "report.3": cancelled}
+
+
+def test_a_revoke_cancels_the_last_of_many_replacements(fair: Fair) -> None:
+    for nesting in range(MOST_RUNS_OF_AN_ID + 1):
+        fair.app.send_task("poll", task_id="poll", replaced_task_nesting=nesting)
+    fair.cancel(["poll"], running=False)
+    assert state(fair, f"poll.{MOST_RUNS_OF_AN_ID}") is JobState.CANCELLED
