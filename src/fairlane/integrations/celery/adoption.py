@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kombu.exceptions import ContentDisallowed, DecodeError
 
-from ...errors import Conflict, FairlaneError, InvalidInput
+from ...errors import Conflict, InvalidInput
 from .destinations import queue_at
 from .messages import LocalMessage, payload_of
 from .publishing import Publish
@@ -33,30 +33,38 @@ def adopting(strategy: Strategy, fair: Fair, consumer: Any) -> Strategy:
             # Protocol 1, a queue that is not fair, or a message for this worker alone: as without fair mode.
             return strategy(message, body, ack, reject, callbacks, **options)
         try:
-            adopt(message, queue, fair)
-        except (InvalidInput, Conflict) as exc:
+            publish = _publish_of(message, queue, fair)
+            lane = publish.lane(message.payload, None)
+            publish.job(publish.id, lane)
+        except (ContentDisallowed, DecodeError):
+            raise  # the consumer rejects it
+        except InvalidInput as exc:
             logger.warning("task %s stays with Celery: %s", message.headers.get("id"), exc)
             return strategy(message, body, ack, reject, callbacks, **options)
-        except FairlaneError as exc:
+        except Exception:
+            # For example in the application's function of the tenant: an error here would stop the consumer.
+            logger.exception("task %s stays with Celery: it cannot become a job", message.headers.get("id"))
+            return strategy(message, body, ack, reject, callbacks, **options)
+        try:
+            fair.enqueue(publish, lane)
+        except (InvalidInput, Conflict) as exc:
+            logger.warning("task %s stays with Celery: %s", publish.id, exc)
+            return strategy(message, body, ack, reject, callbacks, **options)
+        except Exception as exc:
+            # Perhaps it is stored already, or a duplicate whose result could not be written: Celery must not run it.
             # It stays unacknowledged, so the broker keeps it, and does not send more than the prefetch count.
-            logger.warning("could not store task %s (%s); trying again", message.headers.get("id"), exc)
+            logger.warning("could not store task %s (%s: %s); trying again", publish.id, type(exc).__name__, exc)
             again = (message, body, ack, reject, callbacks)
             consumer.timer.call_after(AGAIN_SECONDS, receive, again, options)
             return None
-        except (ContentDisallowed, DecodeError):
-            raise  # the consumer rejects it
-        except Exception:
-            # For example in the application's function of the tenant: an error here would stop the consumer.
-            logger.exception("task %s stays with Celery: its tenant is not known", message.headers.get("id"))
-            return strategy(message, body, ack, reject, callbacks, **options)
         ack(logger, consumer.connection_errors)
         return None
 
     return receive
 
 
-def adopt(message: Any, queue: str, fair: Fair) -> None:
-    """Store the job of a message from the broker."""
+def _publish_of(message: Any, queue: str, fair: Fair) -> Publish:
+    """The publish that a message from the broker would have been in fair mode."""
     headers = dict(message.headers)
     properties = {
         name: message.properties[name]
@@ -69,8 +77,7 @@ def adopt(message: Any, queue: str, fair: Fair) -> None:
     # kombu has decompressed it already.
     headers.pop("compression", None)
     payload = payload_of(headers, properties, message.content_type, message.content_encoding, bytes_of(message.body))
-    publish = Publish(fair, queue, headers, properties, payload, {})
-    fair.enqueue(publish, publish.lane(message.payload, None))
+    return Publish(fair, queue, headers, properties, payload, {})
 
 
 def bytes_of(body: Any) -> bytes:
