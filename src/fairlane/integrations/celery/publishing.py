@@ -162,6 +162,12 @@ class FairAMQP(AMQP):
         return queue_at(known, getattr(origin, "name", origin) or "", key or getattr(queue, "routing_key", None) or "")
 
 
+def is_next_run(headers: Mapping[str, Any], request: Any) -> bool:
+    """Whether a message is the retry of a request."""
+    known = (request.id, request.get("task"), request.retries + 1)
+    return (str(headers["id"]), str(headers["task"]), headers.get("retries")) == known
+
+
 def runs_of(id: str, first: int = 0) -> Iterator[str]:
     """The ids that the jobs of a Celery id may have."""
     for number in range(first, first + MOST_RUNS_OF_AN_ID):
@@ -191,19 +197,27 @@ class FairProducer:
         headers = options.get("headers") or {}
         if "task" not in headers:
             return self._producer.publish(body, **options)
+        policy = options.get("retry_policy") if options.get("retry") else None
+        try:
+            repeatedly(policy, self._fair.publish, self._publish_of(body, headers, options), body)
+        except StoreUnavailable as exc:
+            # What callers expect when there is no connection.
+            raise OperationalError(str(exc)) from exc
+        except Exception:
+            task = _task_stack.top
+            if task is None or task.request.get(JOB) is not None or not is_next_run(headers, task.request):
+                raise
+            # What cannot be a job stays with Celery, which runs it now.
+            return self._producer.publish(body, **options)
+
+    def _publish_of(self, body: Any, headers: dict[str, Any], options: Mapping[str, Any]) -> Publish:
         content_type, content_encoding, data = dumps(body, options.get("serializer") or self._producer.serializer)
         if options.get("compression"):
             data, headers["compression"] = compress(data, options["compression"])
         names = ("correlation_id", "reply_to", "priority")
         properties = {name: options[name] for name in names if options.get(name) is not None}
         payload = payload_of(headers, properties, content_type, content_encoding, data)
-        publish = Publish(self._fair, self._queue, headers, properties, payload, self._asked)
-        policy = options.get("retry_policy") if options.get("retry") else None
-        try:
-            repeatedly(policy, self._fair.publish, publish, body)
-        except StoreUnavailable as exc:
-            # What callers expect when there is no connection.
-            raise OperationalError(str(exc)) from exc
+        return Publish(self._fair, self._queue, headers, properties, payload, self._asked)
 
 
 class Publish:
@@ -236,9 +250,7 @@ class Publish:
         """Whether this is the next run of the job that publishes it."""
         return (
             request is not None
-            and self.id == request.id
-            and self.task == request.get("task")
-            and self.headers.get("retries") == request.retries + 1
+            and is_next_run(self.headers, request)
             and (self.headers.get("replaced_task_nesting") or 0) == (request.replaced_task_nesting or 0)
             and self.queue == request.get(QUEUE)
         )

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
+from celery._state import _task_stack
+from celery.exceptions import Retry
 
-from fairlane import Fairlane
+from fairlane import Fairlane, InvalidInput
 from fairlane.integrations.celery import Fair
 from fairlane.integrations.celery.publishing import MOST_RUNS_OF_AN_ID
 from fairlane.model.job import JobState, NewJob
+
+QUEUE = "storing"
 
 
 @pytest.fixture
 def fair(tmp_path: Path) -> Iterator[Fair]:
     """Fair mode of an application without tasks."""
     app = Celery("storing", broker="memory://localhost", set_as_current=False)
-    made = Fair(app, Fairlane(f"sqlite:///{tmp_path}/fairlane.db"), queues=["celery"])
+    app.conf.task_default_queue = QUEUE
+    made = Fair(app, Fairlane(f"sqlite:///{tmp_path}/fairlane.db"), queues=[QUEUE])
     yield made
     made.fairlane.blocking.close()
     app.close()
@@ -26,6 +32,35 @@ def fair(tmp_path: Path) -> Iterator[Fair]:
 
 def state(fair: Fair, id: str) -> JobState:
     return fair.fairlane.blocking.job(id).state
+
+
+@pytest.fixture
+def huge(fair: Fair) -> Iterator[Any]:
+    """A task whose message is too large for a job, so that Celery runs it, and is doing so."""
+
+    @fair.app.task(shared=False, name="storing.huge", bind=True)
+    def huge(self: Task, text: str) -> None:
+        """Nothing."""
+
+    _task_stack.push(huge)
+    sent_to = {"exchange": "", "routing_key": QUEUE}
+    huge.push_request(
+        id="huge", task=huge.name, args=("x" * 300_000,), kwargs={}, delivery_info=sent_to, called_directly=False
+    )
+    yield huge
+    huge.pop_request()
+    _task_stack.pop()
+
+
+def test_the_retry_of_what_stays_with_celery_stays_there(fair: Fair, huge: Any) -> None:
+    with pytest.raises(Retry):
+        huge.retry(countdown=0)
+    with fair.app.connection_for_read() as connection:
+        message = connection.default_channel.basic_get(QUEUE, no_ack=True)
+        assert (message.headers["id"], message.headers["retries"]) == ("huge", 1)
+        with pytest.raises(InvalidInput, match="payload"):
+            huge.apply_async(huge.request.args)
+        assert connection.default_channel.basic_get(QUEUE) is None
 
 
 def test_a_revoke_cancels_the_jobs_of_its_id_only(fair: Fair) -> None:
