@@ -27,11 +27,13 @@ from ...model.job import MOST_RETRIES, NewJob, Priority
 from ...runtime.running_job import current_job_or_none
 from .applications import fair_of
 from .destinations import queue_at
-from .messages import JOB, KEY, LANE, OPTIONS, PRIORITY, QUEUE, UNIQUE, payload_of
+from .messages import JOB, KEY, LANE, OPTIONS, PRIORITY, QUEUE, TTL, UNIQUE, payload_of
 
 if TYPE_CHECKING:
     from .fair import Fair
 
+FAIR_ONLY = (KEY, UNIQUE, TTL)
+"""The options that a task must not run without. A lane and a priority only decide when it runs."""
 CRASH_RETRIES = 3
 """How often a task with `acks_late` is run again after its worker died, besides the retries that it did not use."""
 MOST_RUNS_OF_AN_ID = 100
@@ -125,6 +127,8 @@ class FairAMQP(AMQP):
                 options["headers"] = self._without_claim(options["headers"], queue)
             if queue is not None:
                 producer = FairProducer(producer, self.fair, queue, asked)
+            elif lost := [option for option in FAIR_ONLY if asked.get(option) is not None]:
+                raise InvalidInput(lost[0], "requires a fair queue: this task would go to the broker")
             return send(producer, name, message, **options)
 
         return send_task_message

@@ -10,7 +10,7 @@ from kombu.common import Broadcast
 from kombu.entity import Exchange, Queue
 
 from fairlane import Fairlane, InvalidInput
-from fairlane.integrations.celery import Fair
+from fairlane.integrations.celery import Fair, StickyRouter
 from fairlane.integrations.celery.adoption import _queue_of
 from fairlane.integrations.celery.agent import Agent
 from fairlane.integrations.celery.publishing import captured
@@ -130,6 +130,18 @@ def test_a_routing_key_leads_through_the_exchange_of_the_default_queue() -> None
         app.send_task("task", routing_key="rest.x")
         app.send_task("task", routing_key="feed.x")
     assert [publish.queue for publish in publishes] == ["rest", "rest", "feeds"]
+    app.close()
+
+
+@pytest.mark.parametrize("option", ["fairlane_key", "fairlane_unique", "fairlane_ttl"])
+def test_an_option_that_the_broker_does_not_have_is_refused(option: str) -> None:
+    app = Celery("refusing", broker="memory://localhost", set_as_current=False)
+    app.conf.task_default_queue = "refusing"
+    StickyRouter(app, Fairlane("sqlite:///never.db"), org="org")
+    with pytest.raises(InvalidInput, match=f"{option}: requires a fair queue"):
+        app.send_task("task", **{option: "1"})
+    # A lane has no effect there. A header may belong to the request of a retry.
+    app.send_task("task", fairlane_lane="ann", headers={option: "1"}, **{option: None})
     app.close()
 
 
