@@ -267,3 +267,8 @@ def test_a_waiting_message_of_protocol_1_is_found() -> None:
     """Its id is in the body, which is not read. If it were not found, its lease would be closed."""
     assert _lease({"headers": {"fairlane_lease": "a:b:0:-"}}) == Lease("a:b:0:-", "a:b")
     assert _lease({"headers": {}}) is None
+
+
+@pytest.mark.parametrize("expires", [60, "soon"])
+def test_an_expiry_that_is_no_time_does_not_keep_the_queue_from_being_read(expires: object) -> None:
+    assert _lease({"headers": {"id": "a", "fairlane_lease": "a:0:-", "expires": expires}}) == Lease("a:0:-", "a")

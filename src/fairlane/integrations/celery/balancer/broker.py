@@ -142,6 +142,6 @@ def _lease(message: Mapping[str, Any]) -> Lease | None:
         return lease
     try:
         moment = datetime.fromisoformat(expires)
-    except ValueError:
-        return lease
+    except (TypeError, ValueError):
+        return lease  # the message of another program
     return Lease(lease.name, lease.id, (moment - datetime.now(moment.tzinfo)).total_seconds())
