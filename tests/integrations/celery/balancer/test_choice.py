@@ -6,9 +6,11 @@ import secrets
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery, chain, chord, group
@@ -16,6 +18,7 @@ from celery import Celery, chain, chord, group
 from fairlane import Fairlane
 from fairlane.errors import InvalidInput, NotFound
 from fairlane.integrations.celery import Fair, LoadBalancer
+from fairlane.integrations.celery.balancer.leases import Lease
 from tests.servers.valkey import server
 from tests.sizes import sized
 
@@ -90,6 +93,28 @@ def test_a_bulk_submission_is_spread_level_by_level(make_fleet: MakeFleet) -> No
     assert max(others) - min(others) <= 1
     assert pending[7] <= max(others) + 1
     assert [len(ids) for ids in fleet.waiting()] == pending
+
+
+def test_a_bulk_submission_has_leases_as_single_tasks_do(
+    make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task id that comes twice is two messages, and one lease for each. Leases expire with their messages."""
+    fleet = make_fleet(2)
+    ok = fleet.task("ok")
+    given: list[Lease] = []
+    twice = ok.s().set(task_id="twice")
+    fleet.balancer.enqueue_many([twice, twice])
+    assert fleet.total() == (2, 0)
+
+    def note(leases: Sequence[Lease]) -> None:
+        given.extend(leases)
+
+    monkeypatch.setattr(fleet.balancer._publisher, "allot", note)
+    monkeypatch.setattr(ok, "expires", 30)
+    due = datetime.now(UTC) + timedelta(seconds=50)
+    expiries: list[Any] = [{}, {"expires": None}, {"expires": 40}, {"expires": due}, {"expires": due.isoformat()}]
+    fleet.balancer.enqueue_many(ok.s().set(**each) for each in expiries)
+    assert [lease.expires_in and round(lease.expires_in, -1) for lease in given] == [30, None, 40, 50, 50]
 
 
 def test_a_user_has_one_queue(make_fleet: MakeFleet) -> None:

@@ -95,8 +95,8 @@ class LoadBalancer:
             options = member.options
             if member.get("subtask_type") is None and not options.get("queue"):
                 member.set(queue=self._publisher.anywhere)
-                lease = Lease.new(member.freeze().id, 0, self._seconds_until(options.get("expires")))
-                leases.append(lease)
+                expires = options.get("expires", getattr(self.app.tasks.get(member.task), "expires", None))
+                leases.append(Lease.new(member.freeze().id, 0, self._seconds_until(expires)))
         try:
             if not self.app.conf.task_always_eager:
                 self._publisher.allot(leases)
@@ -184,6 +184,8 @@ class LoadBalancer:
             return
 
     def _seconds_until(self, expires: object) -> float | None:
+        if isinstance(expires, str):
+            expires = datetime.fromisoformat(expires)
         if isinstance(expires, datetime):
             now: datetime = self.app.now()
             return (expires - (now if expires.tzinfo else now.replace(tzinfo=None))).total_seconds()

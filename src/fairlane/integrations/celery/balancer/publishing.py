@@ -42,8 +42,8 @@ class Publisher:
         self.anywhere = _queue("fairlane_least_loaded", "")
         """Stands for the least loaded queue until a message is sent. No broker ever sees it."""
         self._turn = count()
-        self._allotted: dict[str, tuple[int, Lease]] = {}
-        """Queues that `allot` has chosen, by the id of the task."""
+        self._allotted: dict[str, deque[tuple[int, Lease]]] = {}
+        """Queues that `allot` has chosen, by the id of the task, of which there may be several messages."""
         self._owed: deque[tuple[int, Lease]] = deque(maxlen=MOST_OWED)
         """Leases of failed publishes that could not be given back yet."""
 
@@ -69,12 +69,11 @@ class Publisher:
         except StoreUnavailable:
             return
         for queue, lease in zip(chosen, leases, strict=True):
-            self._allotted[lease.id] = (queue, lease)
+            self._allotted.setdefault(lease.id, deque()).append((queue, lease))
 
     def release_allotted(self, leases: Sequence[Lease]) -> None:
         """Give back what was allotted to messages that were not published."""
-        unused = [self._allotted.pop(lease.id) for lease in leases if lease.id in self._allotted]
-        self._release(unused)
+        self._release([unused for lease in leases for unused in self._allotted.pop(lease.id, ())])
 
     def repay(self) -> None:
         """Give back the leases that could not be given back before."""
@@ -123,9 +122,8 @@ class Publisher:
             # Protocol 1: headers do not reach the task, so the lease must follow from the body.
             lease = Lease(f"{body['id']}:{body.get('retries') or 0}:-", body["id"], expires_in)
         else:
-            allotted = self._allotted.pop(id, None)
-            if allotted is not None:
-                return *allotted, True
+            if allotted := self._allotted.get(id):
+                return *allotted.popleft(), True
             lease = Lease.new(id, headers.get("retries") or 0, expires_in)
         try:
             if self._owed:
