@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from celery import states
 from celery.app.task import Context
 from celery.backends.base import DisabledBackend
+from celery.backends.rpc import RPCBackend
 from celery.exceptions import (
     InvalidTaskError,
     NotRegistered,
@@ -121,8 +122,8 @@ def request_of(payload: bytes, job: str, queue: str, lane: str | None, accept: A
 
 
 def remembers(backend: Any) -> bool:
-    """Whether the results in a backend can be read by every worker; a reply to the caller cannot."""
-    return bool(backend.persistent) and not isinstance(backend, DisabledBackend)
+    """Whether every worker can read the results in a backend; replies to the caller it cannot, also if they persist."""
+    return bool(backend.persistent) and not isinstance(backend, DisabledBackend | RPCBackend)
 
 
 class _Nowhere:

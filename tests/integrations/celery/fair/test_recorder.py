@@ -13,6 +13,7 @@ from celery import Celery
 from fairlane import Fairlane
 from fairlane.integrations.celery import Fair, StickyRouter, result_recorder
 from fairlane.integrations.celery.result_recorder import RoleByEntry
+from fairlane.integrations.celery.results import remembers
 
 SAME = ("celery", "celery")
 
@@ -102,6 +103,17 @@ def test_workers_with_other_fair_queues_record_on_their_own(monkeypatch: pytest.
         assert await first.keep("even further")
 
     asyncio.run(asyncio.wait_for(scene(), 10))
+
+
+@pytest.mark.parametrize(
+    ("url", "kept"), [("rpc://", False), ("redis://", True), ("disabled://", False), (None, False)]
+)
+def test_which_backends_keep_results(url: str | None, kept: bool) -> None:
+    """Results of `rpc://` are messages to their caller; these may be persistent."""
+    app = Celery("keeping", broker="memory://localhost", backend=url, set_as_current=False)
+    app.conf.result_persistent = True
+    assert remembers(app.backend) is kept
+    app.close()
 
 
 def test_the_choice_of_queues_names_the_router(tmp_path: Path) -> None:
