@@ -26,6 +26,8 @@ from .messages import JOB, KEY, LANE, QUEUE, LocalMessage
 logger = logging.getLogger("fairlane.celery")
 GONE_EVERY, GONE_SECONDS = 0.02, 10.0
 """How often, and for how long, to look whether a process that Celery kills is gone."""
+BEGUN_ANEW = {"retries": 0, "eta": None, "expires": None}
+"""The headers that a job which an operator retries begins with: it has the last message of the job that has ended."""
 STOPPED = "the worker was stopped while the task ran; without acks_late it must not run twice"
 DIED = "the worker died while the task ran; without acks_late it must not run twice"
 
@@ -176,10 +178,13 @@ class CeleryExecutor:
         if job.sticky is not None:
             added[KEY] = job.sticky
         try:
-            return LocalMessage(job.payload, delivery, added=added, accept=accept, again=job.suspect)
+            message = LocalMessage(job.payload, delivery, added=added, accept=accept, again=job.suspect)
         except (InvalidInput, ValueError) as exc:
             delivery.end(states.fail(job.held, Reason.BAD_PAYLOAD, str(exc)))
-        return None
+            return None
+        if job.attempt == 1 and not _is_id_of(job.id, str(message.headers.get("id"))):
+            message.headers.update(BEGUN_ANEW)
+        return message
 
     def _terminate(self, delivery: Delivery, why: Stop) -> None:
         if delivery.request is not None and not delivery.run.ended:
@@ -224,6 +229,11 @@ class CeleryExecutor:
         if run.stop is None or transition.move is Move.COMPLETE:
             return transition
         return states.cancel(run.claimed.held) if run.stop is Stop.CANCEL else delivery.given_back()
+
+
+def _is_id_of(job: str, id: str) -> bool:
+    """Whether a job got its id from its message: that, one of a replacement, or one of a copy of a broadcast."""
+    return job == id or job.startswith((f"{id}.", f"{id}/"))
 
 
 async def _wait_for(event: asyncio.Event) -> None:

@@ -85,6 +85,29 @@ def test_a_claim_that_waits_in_celery_is_withdrawn(why: Stop) -> None:
     assert [each and each.move for each in written] == [None if why is Stop.LOST else Move.TAKE_BACK]
 
 
+@pytest.mark.parametrize(
+    ("id", "attempt", "retries"),
+    [("first", 1, 3), ("first.1", 1, 3), ("first/0", 1, 3), ("first0", 1, 0), ("another", 1, 0), ("another", 2, 3)],
+)
+def test_a_job_that_an_operator_retries_begins_anew(id: str, attempt: int, retries: int) -> None:
+    """It has another id than its message, which is the last one that Celery has retried. Later runs are Celery's."""
+    app, _ = _message()
+    with captured() as publishes:
+        app.send_task("app.task", task_id="first", retries=3, expires=60)
+
+    async def scene() -> None:
+        host: Any = SimpleNamespace(**vars(HOST) | {"queue_of": lambda job: "q"})
+        executor = CeleryExecutor(lambda run, transition: None, host, 60.0)
+        executor.start_all([Run(claimed(payload=publishes[0].payload, id=id, attempt=attempt))])
+        [delivery] = executor.deliveries()
+        message = executor.message(delivery, None)
+        assert message is not None
+        assert message.headers["retries"] == retries
+        assert (message.headers["expires"] is None) is (retries == 0)
+
+    asyncio.run(scene())
+
+
 @pytest.fixture
 def far_east(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The clock of the machine shows another time than UTC."""
