@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from celery import bootsteps
 from celery.exceptions import ImproperlyConfigured
 from celery.worker.consumer.tasks import Tasks
 
+from ...errors import InvalidInput
+from ...model.names import check_name
 from .adoption import adopting
 from .agent import Agent
 from .applications import fair_of
@@ -24,9 +27,10 @@ class AgentStep(bootsteps.StartStopStep):
         """Check the worker's options and create its agent."""
         fair = fair_of(parent.app)
         membership = None if fair.router is None else join(fair.router, parent)
-        if not fair.served():
+        served = fair.served()
+        if not served:
             return False
-        _refuse(parent)
+        _refuse(parent, served)
         parent.fairlane_agent = Agent(fair, parent, membership)
         _stop_claiming_softly(parent, parent.fairlane_agent)
         # The first step is stopped last: when the pool has stopped, every running task has reported its end.
@@ -89,8 +93,8 @@ class DeliveryStep(bootsteps.StartStopStep):
         consumer.controller.fairlane_agent.detach()
 
 
-def _refuse(worker: Any) -> None:
-    """Reject options that fair mode cannot work with."""
+def _refuse(worker: Any, served: Sequence[str]) -> None:
+    """Reject options and names of queues that fair mode cannot work with."""
     pool = worker.pool_cls.__module__.rpartition(".")[2]
     if pool in GREEN_POOLS:
         raise ImproperlyConfigured(
@@ -106,6 +110,13 @@ def _refuse(worker: Any) -> None:
         )
     if worker.app.conf.task_protocol != 2:
         raise ImproperlyConfigured("Fairlane's fair mode requires task_protocol = 2")
+    try:
+        for name in served:
+            check_name("queue", name)
+    except InvalidInput as exc:
+        raise ImproperlyConfigured(
+            f"{exc}; rename it, or name the queues that are fair with Fair(queues=[…])"
+        ) from None
 
 
 def _stop_claiming_softly(worker: Any, agent: Agent) -> None:

@@ -177,6 +177,7 @@ def test_autoscale_is_refused(own_site: Site) -> None:
         ({"pool_cls": SimpleNamespace(__module__="celery.concurrency.eventlet")}, "the pool 'eventlet'"),
         ({"use_eventloop": False}, "use Redis or RabbitMQ"),
         ({"app": SimpleNamespace(conf=SimpleNamespace(task_protocol=1))}, "task_protocol = 2"),
+        ({"served": ["celery", "my queue"]}, "queue: 'my queue' must consist of .*; rename it"),
     ],
 )
 def test_what_cannot_work_is_refused(changed: dict[str, Any], sentence: str) -> None:
@@ -186,9 +187,9 @@ def test_what_cannot_work_is_refused(changed: dict[str, Any], sentence: str) -> 
         "autoscale": None,
         "app": SimpleNamespace(conf=SimpleNamespace(task_protocol=2)),
     }
-    _refuse(SimpleNamespace(**usual))
+    _refuse(SimpleNamespace(**usual), ["celery"])
     with pytest.raises(ImproperlyConfigured, match=sentence):
-        _refuse(SimpleNamespace(**usual | changed))
+        _refuse(SimpleNamespace(**usual | changed), changed.get("served", ["celery"]))
 
 
 def test_the_size_of_the_pool_is_fixed(site: Site) -> None:
