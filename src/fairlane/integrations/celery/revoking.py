@@ -15,6 +15,8 @@ class FairControl(Control):
 
     def revoke(self, task_id: Any, destination: Any = None, terminate: bool = False, **options: Any) -> Any:
         """Revoke tasks: those that wait are cancelled; with `terminate`, those that run are stopped too."""
-        answer = super().revoke(task_id, destination=destination, terminate=terminate, **options)
-        fair_of(self.app).cancel([str(id) for id in maybe_list(task_id) or ()], running=terminate)
-        return answer
+        try:
+            return super().revoke(task_id, destination=destination, terminate=terminate, **options)
+        finally:
+            # Also if the broker is away: jobs are not there.
+            fair_of(self.app).cancel([str(id) for id in maybe_list(task_id) or ()], running=terminate)

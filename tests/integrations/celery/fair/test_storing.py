@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from celery import Celery, Task
 from celery._state import _task_stack
+from celery.app.control import Control
 from celery.exceptions import Retry
+from kombu.exceptions import OperationalError
 
 from fairlane import Fairlane, InvalidInput
 from fairlane.integrations.celery import Fair
@@ -73,6 +75,17 @@ def test_a_revoke_cancels_the_jobs_of_its_id_only(fair: Fair) -> None:
     states = {id: state(fair, id) for id in ("report", "report.1", "report.2", "report.3")}
     waits, cancelled = JobState.PENDING, JobState.CANCELLED
     assert states == {"report": cancelled, "report.1": waits, "report.2": waits, "report.3": cancelled}
+
+
+def test_a_revoke_cancels_without_a_broker(fair: Fair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OperationalError("the broker is away")
+
+    monkeypatch.setattr(Control, "revoke", fails)
+    result = fair.app.send_task("task")
+    with pytest.raises(OperationalError):
+        result.revoke()
+    assert state(fair, result.id) is JobState.CANCELLED
 
 
 def test_a_revoke_cancels_the_last_of_many_replacements(fair: Fair) -> None:
