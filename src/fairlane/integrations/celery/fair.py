@@ -132,8 +132,10 @@ class Fair:
             return None if named is None else str(named)
         return self._tenant(task, body[0], body[1], headers)
 
-    def priority_of(self, number: int) -> Priority:
+    def priority_of(self, number: object) -> Priority:
         """The class of a Celery priority from 0 to 9, which means what it means for the application's broker."""
+        if not isinstance(number, int | float):
+            raise InvalidInput("priority", f"must be a number from 0 to 9, not a {type(number).__name__}")
         if self._highest_first is None:
             driver = self.app.connection_for_write().transport.driver_type
             self._highest_first = driver in HIGHEST_FIRST

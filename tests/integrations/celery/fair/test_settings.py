@@ -24,6 +24,8 @@ def test_priorities_mean_what_they_mean_for_the_broker(broker: str, highest: int
     classes = [fair.priority_of(abs(highest - step)) for step in range(10)]
     high, normal, low = Priority.HIGH, Priority.NORMAL, Priority.LOW
     assert classes == [*[high] * 3, *[normal] * 4, *[low] * 3]
+    with pytest.raises(InvalidInput, match="priority: must be a number from 0 to 9, not a str"):
+        fair.priority_of("5")
 
 
 def test_bad_settings_are_refused(tmp_path: object) -> None:
