@@ -23,7 +23,7 @@ class Membership:
     def __init__(self, router: StickyRouter, requested: str) -> None:
         self._router = router
         self._requested = requested
-        self.index: int | None = int(requested) if requested.isdigit() else None
+        self.index: int | None = int(requested) if requested.isdecimal() else None
         """Its index; None until it is known."""
 
     async def settings(self, settings: WorkerSettings) -> WorkerSettings:
@@ -60,7 +60,7 @@ def join(router: StickyRouter, controller: Any) -> Membership | None:
     # A list of all queues in the configuration says nothing about this worker.
     requested = _requested(router, option, named if listed else [])
     names = [router.any_worker]
-    if requested.isdigit():
+    if requested.isdecimal():
         names.append(router.one_worker(int(requested)))
     kept = list(queues.consume_from) if listed or named else []
     queues.select([*kept, *names])
@@ -72,9 +72,9 @@ def _requested(router: StickyRouter, option: str | None, named: list[str]) -> st
     by_queue = {index for name in named if (index := router.index_of(name)) is not None}
     if len(by_queue) > 1:
         raise ImproperlyConfigured(f"-Q: a worker has one index, not the queues {', '.join(named)}")
-    if option is not None and option not in ("host", AUTO) and not option.isdigit():
+    if option is not None and option not in ("host", AUTO) and not option.isdecimal():
         raise ImproperlyConfigured(f"--index: must be a number, 'host' or 'auto', not {option!r}")
-    if option is not None and option.isdigit() and by_queue - {int(option)}:
+    if option is not None and option.isdecimal() and by_queue - {int(option)}:
         raise ImproperlyConfigured(f"--index {option} contradicts -Q {', '.join(named)}")
     if option is not None and option != AUTO:
         return option

@@ -76,6 +76,7 @@ def test_queues_of_the_configuration_are_kept() -> None:
         ("org.worker-1", "2", "contradicts"),
         (None, "two", "must be a number"),
         (None, "-1", "must be a number"),
+        (None, "²", "must be a number"),
     ],
 )
 def test_contradictions_are_refused(queues: str | None, index: str | None, match: str) -> None:
