@@ -150,6 +150,8 @@ class StickyRouter:
         if ttl is not None:
             options[TTL] = check_seconds("ttl", ttl)
         signature = self._signature(task, args, kwargs)
+        if hasattr(signature, "tasks"):
+            raise InvalidInput("task", "must be one task or its signature, not a chain, group or chord")
         return Broadcast(self.fair, signature.apply_async(queue=self.every_worker, **options))
 
     def release(self, key: str, *, cleanup: Signature | None = None) -> Release:

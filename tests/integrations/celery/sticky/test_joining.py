@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, chain, chord, group
 from celery.exceptions import ImproperlyConfigured
 from kombu.entity import Queue
 
@@ -115,6 +115,15 @@ def test_a_cleanup_is_not_run_by_an_eager_application() -> None:
 
     with pytest.raises(InvalidInput, match="task_always_eager"):
         made.release("key", cleanup=delete.si())
+
+
+@pytest.mark.parametrize("canvas", [chain, group, chord])
+def test_a_canvas_is_no_broadcast(canvas: Any) -> None:
+    made = router()
+    one = made.app.signature("joining.one")
+    parts = ([one, one], one) if canvas is chord else ([one, one],)
+    with pytest.raises(InvalidInput, match="task: must be one task"):
+        made.broadcast(canvas(*parts))
 
 
 @pytest.mark.parametrize(("queue", "key"), [("celery", None), ("org.worker-3", None), ("org.worker", "plan")])
