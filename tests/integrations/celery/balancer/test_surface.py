@@ -56,6 +56,16 @@ def test_the_command_line_shows_recounts_and_diagnoses(make_fleet: MakeFleet, mo
     assert missing.exit_code == 2
 
 
+def test_the_doctor_names_what_is_not_counted(make_fleet: MakeFleet) -> None:
+    """A recount does not change it: the message of a revoked task stays in its queue until its turn."""
+    fleet = make_fleet(1)
+    fleet.task("ok").delay().revoke()
+    fleet.balancer.reset()
+    [finding] = [each for each in fleet.balancer.diagnose() if each.topic == "counts"]
+    assert "more messages than are counted in queue_0" in finding.what
+    assert "revoked and expired tasks are not counted" in str(finding.advice)
+
+
 MODULES = {
     "shop": "import celery, fairlane\napp = fairlane.Fairlane('sqlite:///shop.db')\ncelery_app = celery.Celery('shop')",
     "broken": "raise AttributeError('its own error')",

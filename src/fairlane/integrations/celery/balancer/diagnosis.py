@@ -66,7 +66,10 @@ def _broker(app: Any, publisher: Publisher, loads: list[Load]) -> Finding:
     # Workers hold messages that still count as pending, so more leases than messages are normal.
     low = [name for name, size, load in zip(publisher.names, sizes, loads, strict=True) if size > load.pending]
     if low:
-        advice = "a worker corrects this within some heartbeats; `fairlane celery reset` does it at once"
+        advice = (
+            "revoked and expired tasks are not counted, and stay in the broker until their turn; anything else is "
+            "corrected by a worker within some heartbeats, or at once by `fairlane celery reset`"
+        )
         return Finding(
             Level.WARN, "counts", f"the broker has more messages than are counted in {', '.join(low)}", advice
         )
