@@ -14,6 +14,7 @@ from .. import documents
 from ..bulk import FINAL_STATES, LIVE_STATES, Bulk, BulkOptions, JobSelection, Unchanged
 from ..errors import FairlaneError, InvalidInput
 from ..model.job import JobState
+from ..model.names import plural
 from . import display
 from .command import run
 from .context import CommandContext
@@ -303,7 +304,8 @@ def _left(counted: Bulk) -> int:
 
 
 def _how_many(counted: Bulk) -> str:
-    return f"{_left(counted):,} of {_jobs(counted.matched)}" if counted.unchanged else _jobs(counted.matched)
+    matched = plural(counted.matched, "job")
+    return f"{_left(counted):,} of {matched}" if counted.unchanged else matched
 
 
 def _reasons(result: Bulk) -> list[str]:
@@ -311,7 +313,7 @@ def _reasons(result: Bulk) -> list[str]:
 
 
 def _sentence(action: BulkAction, result: Bulk) -> str:
-    words = [f"{result.changed:,} of {_jobs(result.matched)} {action.done}"]
+    words = [f"{result.changed:,} of {plural(result.matched, 'job')} {action.done}"]
     if result.requested:
         words.append(f"{result.requested:,} are running and were asked to stop")
     return ", ".join([*words, *_reasons(result)]) + (f" ({result.refusal})" if result.refusal else "")
@@ -319,9 +321,5 @@ def _sentence(action: BulkAction, result: Bulk) -> str:
 
 def _print_unfinished(action: BulkAction, result: Bulk, how: str) -> None:
     # A batch whose answer did not arrive is not counted, although it may have been written; the first one too.
-    done = f" after {_jobs(result.matched)}, {result.changed:,} of them {action.done}" if result.matched else ""
+    done = f" after {plural(result.matched, 'job')}, {result.changed:,} of them {action.done}" if result.matched else ""
     click.echo(f"{how}{done}; repeat the command for the rest", err=True)
-
-
-def _jobs(count: int) -> str:
-    return f"{count:,} job{'' if count == 1 else 's'}"

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from ..errors import FairlaneError
 from ..model.maintenance import Rescued
+from ..model.names import plural
 from ..model.session import Session
 from .leader_context import LeaderContext, log
 
@@ -62,12 +63,12 @@ class Rescuer:
             taken_back = seen.retried + seen.failed + seen.cancelled
             log.warning(
                 "declared %s dead and took %s back: %s",
-                _counted(len(seen.declared), "session"),
-                _counted(taken_back, "job"),
+                plural(len(seen.declared), "session"),
+                plural(taken_back, "job"),
                 ", ".join(await self._names(seen.declared)),
             )
         if seen.failed:
-            log.error("%s of dead sessions failed: no retry was left", _counted(seen.failed, "job"))
+            log.error("%s of dead sessions failed: no retry was left", plural(seen.failed, "job"))
         return seen
 
     async def _names(self, declared: Sequence[str]) -> list[str]:
@@ -83,7 +84,3 @@ class Rescuer:
 def _name(session: Session) -> str:
     who = session.kind.value if session.worker is None else f"{session.kind.value} {session.worker}"
     return f"{who} on {session.host}, pid {session.pid}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -25,6 +25,11 @@ RESULT_BYTES = 256 * 1024
 ERROR_BYTES = 16 * 1024
 
 
+def plural(count: int, noun: str) -> str:
+    """``1 job``, ``2,000 jobs``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def shown(value: object) -> str:
     """The value as an error may show it: strings escaped and shortened, of other values only the type."""
     if not isinstance(value, str):

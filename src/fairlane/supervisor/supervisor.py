@@ -21,6 +21,7 @@ from ..errors import FairlaneError, NotFound, StoreError, StoreUnavailable
 from ..manager.service import FailureTracker
 from ..model.intervals import Intervals
 from ..model.job import Held
+from ..model.names import plural
 from ..model.retry import Backoff
 from ..model.states import hand_back
 from ..runtime.connection import Connection, OpenStore
@@ -267,7 +268,7 @@ def _running_jobs(begun: Sequence[Held]) -> str:
         return ""
     named = ", ".join(held.id for held in begun[:MOST_JOBS_NAMED])
     more = f" and {len(begun) - MOST_JOBS_NAMED} more" if len(begun) > MOST_JOBS_NAMED else ""
-    return f" while it ran {len(begun)} job{'' if len(begun) == 1 else 's'}: {named}{more}"
+    return f" while it ran {plural(len(begun), 'job')}: {named}{more}"
 
 
 def restart_delay(deaths: int) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 
 from ..model.job import JobState, Verdict
+from ..model.names import plural
 from ..model.retry import counted
 from ..model.states import Move, Transition
 from .body import users_frames
@@ -28,8 +29,9 @@ def log_runs(endings: Iterable[tuple[Run, Transition | None]], verdicts: Sequenc
         log_run(run, transition, cancelled=run.claimed.id in cancelled)
     if stale := [verdict.id for verdict in verdicts if not verdict.accepted]:
         worker_logger.warning(
-            "%s stale and discarded: other workers own these jobs (%s)",
-            "1 result was" if len(stale) == 1 else f"{len(stale)} results were",
+            "%s %s stale and discarded: other workers own these jobs (%s)",
+            plural(len(stale), "result"),
+            "was" if len(stale) == 1 else "were",
             ", ".join(stale[:5]),
         )
 

@@ -9,11 +9,6 @@ from ..model.job import Claimed
 from ..runtime.running_job import RunningJob
 
 
-def jobs_in_words(count: int) -> str:
-    """``1 job``, ``2 jobs``: for the log."""
-    return f"{count} job{'' if count == 1 else 's'}"
-
-
 class Stop(Enum):
     """Why a worker stops a job function."""
 

@@ -12,8 +12,9 @@ import time
 from collections.abc import Iterable
 from enum import Enum
 
+from ..model.names import plural
 from .executor import RunsJobs
-from .run import Run, Stop, jobs_in_words
+from .run import Run, Stop
 
 logger = logging.getLogger("fairlane.worker")
 UNWIND_SECONDS = 3.0
@@ -54,7 +55,7 @@ class Shutdown:
         left = [run for run in runs if not run.ended]
         if left:
             still = "still runs" if len(left) == 1 else "still run"
-            logger.warning("handing back %s that %s", jobs_in_words(len(left)), still)
+            logger.warning("handing back %s that %s", plural(len(left), "job"), still)
         for run in left:
             if self._unwinding:
                 executor.abandon(run)

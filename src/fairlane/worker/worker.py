@@ -22,6 +22,7 @@ from ..hooks import Hooks
 from ..manager.catch_up import catch_up
 from ..manager.manager import Manager
 from ..model.job import Held
+from ..model.names import plural
 from ..model.session import Claim, Renewal, Session
 from ..model.states import Transition
 from ..runtime.connection import OpenStore
@@ -37,7 +38,7 @@ from .fetcher import Fetcher
 from .job_log import log_runs
 from .lifetime import StoppedEarlyError, lifetime
 from .loop_monitor import LoopMonitor
-from .run import Run, Stop, jobs_in_words
+from .run import Run, Stop
 from .settings import WorkerSettings
 from .shutdown import Phase, Shutdown
 from .stray_tasks import guard_tasks
@@ -327,7 +328,7 @@ class Worker:
     async def _replace_session(self) -> None:
         """Register again after the session was declared dead: other workers own its jobs now."""
         runs = list(self._runs.values())
-        logger.warning("session %s was declared dead; dropping %s", self.session.id, jobs_in_words(len(runs)))
+        logger.warning("session %s was declared dead; dropping %s", self.session.id, plural(len(runs), "job"))
         # Write results that are ready all the same: the store rejects them and records that in the job's history.
         await self._completer.exchange(self.session.id, [t for _, t in self._endings if t is not None], None)
         for run in runs:
@@ -360,7 +361,7 @@ class Worker:
         await self._executor.close()
         await self._keeper.stop()
         await self._worker_session.leave()
-        logger.info("worker %s has stopped after %s", self.session.worker, jobs_in_words(self.done))
+        logger.info("worker %s has stopped after %s", self.session.worker, plural(self.done, "job"))
 
     async def _give_up(self, serving: asyncio.Future[None]) -> None:
         """End the worker although a call to the store hangs."""
@@ -434,7 +435,7 @@ class Worker:
         if limited := [run for run in runs if run.claimed.limited and not run.ended]:
             logger.warning(
                 "no contact with the store: ending %s of limited lanes before the lease ends",
-                jobs_in_words(len(limited)),
+                plural(len(limited), "job"),
             )
         for run in limited:
             if run.in_thread and run.running is not None:
