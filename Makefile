@@ -31,7 +31,7 @@ quick: $(STAMP) ## Check types, layers and the model, and run the conformance su
 	    tests/model tests/conformance tests/test_layers.py tests/test_public_api.py $(ARGS)
 
 test: $(STAMP) ## Run the tests (ARGS="-k lane" is passed to pytest; ARGS=-n0 runs them in one process)
-	$(BIN)/python -m pytest -n 8 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 6 --dist worksteal $(ARGS)
 
 lint: $(STAMP) ## Check format, lint and types
 	$(BIN)/ruff format --check .

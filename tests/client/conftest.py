@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fairlane import Fairlane, Intervals, ManualClock, Settings
 from fairlane.store.postgresql.store import PostgresqlStore
@@ -14,8 +15,8 @@ from fairlane.store.redis.store import RedisStore
 from fairlane.store.sqlite.store import SqliteStore
 from tests.conformance.kit import Kit
 
-QUICK = Intervals().scaled(0.1)
-"""A lease of 1.5 s: long enough for a noisy machine, short enough to wait for its end."""
+QUICK = replace(Intervals().scaled(0.1), lease=6.0)
+"""The lease is longer than a busy machine stops a process, and short enough to wait for its end."""
 
 
 @pytest.fixture

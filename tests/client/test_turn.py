@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from fairlane import (
     Fairlane,
-    Intervals,
     InvalidInput,
     JobCancelled,
     JobState,
@@ -35,17 +34,17 @@ SOON = 30
 
 
 @pytest.fixture
-async def models(url: str) -> AsyncIterator[Fairlane]:
-    """An application with a lane for one, and one for two. Its lease outlasts the pauses of a busy machine."""
-    app = Fairlane(settings=Settings(url=url, intervals=replace(QUICK, lease=Intervals().lease)))
-    yield with_lanes(app)
-    await app.close()
+def models(app: Fairlane) -> Fairlane:
+    """An application with a lane for one, and one for two."""
+    return with_lanes(app)
 
 
 @pytest.fixture
-def hasty_models(app: Fairlane) -> Fairlane:
+async def hasty_models(url: str) -> AsyncIterator[Fairlane]:
     """The same with a short lease."""
-    return with_lanes(app)
+    app = Fairlane(settings=Settings(url=url, intervals=replace(QUICK, lease=3.0)))
+    yield with_lanes(app)
+    await app.close()
 
 
 def with_lanes(app: Fairlane) -> Fairlane:
@@ -294,7 +293,7 @@ async def test_one_session_serves_all_turns_and_ends_with_the_application(models
 
 async def test_a_session_is_kept_beyond_its_lease_and_there_is_a_leader(hasty_models: Fairlane) -> None:
     async with _turn(hasty_models):
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(4.0)
     assert await hasty_models.client.leader() is not None
     assert await _states(hasty_models) == ["completed"]
 

@@ -18,14 +18,13 @@ from ..frozen import freeze
 from .conftest import QUICK, eventually
 
 HOLDER = Path(__file__).with_name("turn_holder.py")
-FACTOR = "0.1"
 
 
 @asynccontextmanager
 async def _holder(url: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """Another process that holds the lane, and the id of its turn."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(HOLDER), url, FACTOR, stdout=asyncio.subprocess.PIPE
+        sys.executable, str(HOLDER), url, str(QUICK.lease), stdout=asyncio.subprocess.PIPE
     )
     try:
         assert process.stdout is not None

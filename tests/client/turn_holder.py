@@ -3,12 +3,14 @@
 import asyncio
 import sys
 
+from msgspec.structs import replace
+
 from fairlane import Fairlane, Intervals, Settings
 
 
-async def hold(url: str, factor: float) -> None:
+async def hold(url: str, lease: float) -> None:
     """Hold the lane for ever."""
-    app = Fairlane(settings=Settings(url=url, intervals=Intervals().scaled(factor)))
+    app = Fairlane(settings=Settings(url=url, intervals=replace(Intervals().scaled(0.1), lease=lease)))
     app.queue("models").lane("flux", limit=1)
     async with app.turn("flux", queue="models") as turn:
         sys.stdout.write(f"{turn.id} {turn.fence}\n")

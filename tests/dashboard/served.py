@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import uvicorn
+from msgspec.structs import replace
 
 from fairlane import Fairlane, Intervals, Settings, current_job
 from fairlane.http import HttpSettings, create_app, service_of
@@ -19,7 +20,7 @@ from fairlane.http.operation import Operations
 from fairlane.worker.worker import Worker
 
 T = TypeVar("T")
-QUICK = Intervals().scaled(0.1)
+QUICK = replace(Intervals().scaled(0.1), lease=6.0)
 GATE_SECONDS = 120.0
 
 

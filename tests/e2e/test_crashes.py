@@ -21,7 +21,7 @@ from .fleet import QUICK
 from .ledger import BEGIN, END, Entry, now
 from .world import Stage, World, play_on_all
 
-SHORT = Intervals(**{**{f: getattr(QUICK, f) for f in QUICK.__struct_fields__}, "lease": 1.5, "heartbeat": 0.4})
+SHORT = Intervals(**{**{f: getattr(QUICK, f) for f in QUICK.__struct_fields__}, "lease": 2.5, "heartbeat": 0.4})
 ALONE_SECONDS = sized(60.0, 20.0)
 SUPERVISED_SECONDS = sized(30.0, 1.5)
 SUPERVISED = sized(Intervals(lease=90.0), Intervals())

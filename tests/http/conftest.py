@@ -9,11 +9,12 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from msgspec.structs import replace
 
 from fairlane import Fairlane, Intervals, Settings, current_job
 from fairlane.http import HttpSettings, create_app
 
-QUICK = Intervals().scaled(0.1)
+QUICK = replace(Intervals().scaled(0.1), lease=6.0)
 API = "/api/v1"
 
 

@@ -20,7 +20,7 @@ from fairlane.worker.worker import Worker
 PATIENCE = 45.0
 QUICK = Intervals(
     heartbeat=0.2,
-    lease=1.5,
+    lease=6.0,
     poll=0.1,
     rescue=0.1,
     promote=0.1,
