@@ -37,9 +37,11 @@ class Load:
         """How often the completion of a job was accepted."""
         self.claimed_at: list[float] = []
         self.over = False
+        self._sending = 0
 
     async def send(self, name: str) -> None:
         number = 0
+        self._sending += 1
         while not self.over:
             number += 1
             ids = [f"{name}-{number}-{part}" for part in range(5)]
@@ -47,11 +49,12 @@ class Load:
             await self._repeated(partial(self._store.enqueue, jobs))
             self.sent += ids
             await asyncio.sleep(0.002)
+        self._sending -= 1
 
     async def work(self, name: str) -> None:
         await self._repeated(partial(self._store.register, _session(name)))
         number = 0
-        while not self.over or len(self.done) < len(self.sent):
+        while not self.over or self._sending or len(self.done) < len(self.sent):
             number += 1
             claim = Claim(number=number, asks=ASKS, total=20)
             jobs = await self._repeated(partial(self._store.claim, name, claim))

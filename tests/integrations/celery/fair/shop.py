@@ -129,7 +129,7 @@ class Shop:
 
         @app.task(shared=False, name="shop.deaf")
         def deaf(word: str) -> int:
-            usual = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            usual = signal.signal(signal.SIGTERM, lambda *_: write("ignores", word))
             try:
                 wait(word)
             finally:

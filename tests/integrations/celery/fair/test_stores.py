@@ -71,6 +71,8 @@ def test_a_process_that_survived_a_stop_and_dies_later_has_crashed(site: Site) -
     eventually(lambda: site.shop.lines("begin deaf"))
     survivor.revoke(terminate=True)
     eventually(lambda: survivor.state == states.REVOKED)
+    # The signal is sent after the state was written.
+    eventually(lambda: site.shop.lines("ignores deaf"))
     site.shop.open_gate()
     assert site.ended(survivor.id).state is JobState.COMPLETED
     # It runs in the same process, and nobody has asked to stop it.
