@@ -179,7 +179,7 @@ def test_an_unknown_name_of_the_module_raises_the_usual_error() -> None:
     with pytest.raises(ImportError, match=r"^cannot import name 'Fairlain' from 'fairlane'"):
         from fairlane import Fairlain  # type: ignore[attr-defined]  # noqa: F401
     with pytest.raises(AttributeError, match=r"^module 'fairlane' has no attribute 'Fairlain'$"):
-        getattr(fairlane, "Fairlain")  # noqa: B009
+        getattr(fairlane, "Fairlain")  # noqa: B009 - type checkers refuse the attribute
     assert __import__("fairlane", fromlist=["doctor"]).doctor.diagnose
 
 
