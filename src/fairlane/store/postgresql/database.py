@@ -26,6 +26,7 @@ from ..shared.connection_pools import Pools
 from ..shared.deadlines import DeadlineTimer
 from . import sockets
 from .address import CONNECT_SECONDS, Address, driver
+from .array_types import TypedConnection
 from .collisions import Collisions
 from .driver_errors import COLLISIONS, did_nothing, fail, is_closed, is_ours, translate_connecting
 from .library import LibraryUse
@@ -223,6 +224,7 @@ class _Pool(connection_pools.Pool):
         self._pool: Any = asyncpg.create_pool(
             address.dsn,
             connect=self._connect,
+            connection_class=TypedConnection,
             reset=_no_reset,
             min_size=0,
             max_size=address.pool,
