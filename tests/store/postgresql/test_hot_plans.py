@@ -1,7 +1,7 @@
 """How PostgreSQL carries out what workers and senders ask of it all day: by keys alone, however many jobs there are.
 
 The plans are those that a connection made while the store was nearly empty and has kept since: the worst that happens.
-They are looked at with a hundred thousand jobs and with a million.
+They are looked at with a hundred thousand jobs, and in a full run with a million.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import pytest
 from fairlane.store.postgresql.address import driver
 from fairlane.store.postgresql.statements import placed
 from tests.servers.postgresql import server
+from tests.sizes import sized
 
 from ..explained import Plan, plans
 from ..lopsided_postgresql import fill
 
 FEW = 200
-SIZES = (100_000, 1_000_000)
+SIZES = sized((100_000,), (100_000, 1_000_000))
 BATCH = 50
 MOST_ROWS = 30 * BATCH
 """Rows of tables that a call for so many jobs may look at, in all its statements together."""
