@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlane.errors import StoreUnavailable
+from fairlane.errors import FairlaneError, StoreUnavailable
 from fairlane.model.job import Held
 from fairlane.model.states import complete
 from fairlane.store.sqlite import transactions
@@ -127,3 +127,15 @@ async def test_nothing_is_written_outside_of_a_transaction_that_was_ended_under_
         assert await asyncio.to_thread(write) > 0
         await opened.roll_back()
         assert rows(path) == 0
+
+
+@pytest.mark.parametrize("ask", ["execute", "cursor"])
+async def test_no_cursor_reads_from_a_transaction_that_has_ended(store: SqliteStore, ask: str) -> None:
+    # A read that is not kept apart from the end could crash the interpreter.
+    opened = await store.transactions.begin()
+    sql = "SELECT 1 UNION SELECT 2"
+    reading = opened.connection.execute(sql) if ask == "execute" else opened.connection.cursor().execute(sql)
+    assert reading.fetchone() == (1,)
+    await opened.roll_back()
+    with pytest.raises(FairlaneError, match="the transaction of the job has ended"):
+        reading.fetchone()

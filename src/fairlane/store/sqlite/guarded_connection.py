@@ -50,14 +50,16 @@ class GuardedConnection(sqlite3.Connection):
     def cursor(self, factory: Any = None) -> Any:
         return self.guarded(super().cursor, GuardedCursor if factory is None else factory)
 
+    # Not by the methods of `sqlite3.Connection`: they return a cursor of its own class, which reads without the guard.
+
     def execute(self, *args: Any) -> Any:
-        return self.guarded(super().execute, *args)
+        return self.cursor().execute(*args)
 
     def executemany(self, *args: Any) -> Any:
-        return self.guarded(super().executemany, *args)
+        return self.cursor().executemany(*args)
 
     def executescript(self, *args: Any) -> Any:
-        return self.guarded(super().executescript, *args)
+        return self.cursor().executescript(*args)
 
     def commit(self) -> None:
         self.guarded(super().commit)
