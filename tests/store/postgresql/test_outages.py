@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
@@ -122,6 +123,17 @@ async def test_a_connection_that_was_ended_while_idle_is_not_used(mine: Server, 
         await admin.execute("SELECT pg_terminate_backend($1, 5000)", ended)
         assert await pid(database) != ended
     await admin.close()
+
+
+async def test_a_connection_whose_end_was_announced_is_not_used(database: Database) -> None:
+    # The message of the server has arrived, and the end of the connection has not.
+    body = b"SFATAL\0VFATAL\0C57P01\0Mterminating connection due to administrator command\0\0"
+    for _ in range(3):
+        ended = await pid(database)
+        [pool] = database._pools.values()
+        [(connection, _)] = pool._kept
+        connection._protocol.data_received(b"E" + struct.pack("!i", 4 + len(body)) + body)
+        assert await pid(database) != ended
 
 
 async def test_a_connection_that_was_ended_in_the_middle(mine: Server, database: Database) -> None:

@@ -59,6 +59,8 @@ OWN_ERRORS: dict[str, Callable[[str, str | None], FairlaneError]] = {
 _GONE = re.compile(r"08|57P|25P0|40003$|57014$|53|58")
 """Connections that broke or were ended, servers that start, stop or lack something, calls that were stopped."""
 _MISSING = ("42P01", "42883", "42703", "42704", "3F000")
+_NOT_SENT = "cannot switch to state"
+"""How the driver begins when a connection cannot take a call, because the server has announced its end."""
 _MOMENTARY = "Repeating the call is safe."
 
 
@@ -71,8 +73,10 @@ def is_closed(connection: Any) -> bool:
 
 
 def did_nothing(exc: Exception) -> bool:
-    """Whether a call that failed so has changed nothing, and would do better at once: it collided, or a migration has
-    changed what it calls since it was prepared."""
+    """Whether a call that failed with `exc` has changed nothing, and may succeed at once: it collided, a migration has
+    changed what it calls since it was prepared, or it was not sent."""
+    if isinstance(exc, asyncpg.InternalClientError):
+        return str(exc).startswith(_NOT_SENT)
     return getattr(exc, "sqlstate", None) in COLLISIONS or isinstance(exc, asyncpg.InvalidCachedStatementError)
 
 
