@@ -120,6 +120,11 @@ def parse_queues(field: str, text: str) -> dict[str, int]:
     return queues
 
 
+def _by_variables(problem: str) -> str:
+    """A problem of a URL's options, with the names of the variables that they came from."""
+    return re.sub(r"\bredis(?:_\w+)?\b(?!://)", lambda option: REDIS_URLS.get(option[0], option[0]), problem)
+
+
 class _EnvironmentReader:
     """Reads the settings from an environment and collects all problems."""
 
@@ -148,7 +153,7 @@ class _EnvironmentReader:
                 return Settings(**found)
             except InvalidInput as exc:
                 # Of the settings, only how the URLs fit together was not checked above.
-                self._problems.append(f"{REDIS_URLS['redis']}: {exc.problem}")
+                self._problems.append(f"{REDIS_URLS['redis']}: {_by_variables(exc.problem)}")
         raise InvalidInput("environment", "; ".join(self._problems))
 
     def _redis_url(self, name: str, text: str) -> str:

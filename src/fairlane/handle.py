@@ -242,6 +242,11 @@ async def find_job(store: Store, id: str) -> Job:
     return job or _unknown(id)
 
 
+def unknown_job(id: str) -> NotFound:
+    """The error for an id under which no job is stored."""
+    return NotFound(f"job {id!r} does not exist: it was never stored, or its retention is over")
+
+
 async def children(store: Store, id: str) -> list[Job]:
     """Return the copies of a broadcast, ordered by worker; an empty list for any other job.
 
@@ -291,7 +296,7 @@ def position_of(position: JobPosition | None) -> Position | None:
 
 
 def _unknown(id: str) -> Job:
-    raise NotFound(f"job {id!r} does not exist: it was never stored, or its retention is over")
+    raise unknown_job(id)
 
 
 _anything: codec.Reader[Any] = codec.Reader("progress", Any)

@@ -427,11 +427,8 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
     priority = fields.get("priority")
     if priority is not None and not isinstance(priority, Priority):
         fields["priority"] = Priority.parse(priority)
-    moment = fields.get("run_at")
-    if isinstance(moment, datetime):
-        if moment.tzinfo is None:
-            raise InvalidInput("run_at", "has no time zone; use an aware datetime such as datetime.now(UTC) + …")
-        fields["run_at"] = moment.timestamp()
+    if "run_at" in fields:
+        fields["run_at"] = instant("run_at", fields["run_at"])
     unknown = fields.keys() - set(NewJob.__struct_fields__)
     if unknown:
         known = ", ".join(sorted({*TaskSettings.__annotations__, *OneCall.__annotations__}))
@@ -445,3 +442,12 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
 def seconds(field: str, value: Seconds) -> float:
     """Convert a duration to seconds."""
     return value.total_seconds() if isinstance(value, timedelta) else value
+
+
+def instant(field: str, value: Any) -> Any:
+    """Convert a moment to seconds since 1970; other values are left as they are, to be validated with the job."""
+    if not isinstance(value, datetime):
+        return value
+    if value.tzinfo is None:
+        raise InvalidInput(field, "has no time zone; use an aware datetime such as datetime.now(UTC) + …")
+    return value.timestamp()

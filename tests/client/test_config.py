@@ -184,7 +184,7 @@ def test_each_priority_may_have_its_own_redis_and_normal_goes_with_low(
             "FAIRLANE_REDIS_LOW_URL: port: must be a number",
         ),
         ({"URL": "postgresql://db/app", "REDIS_URL": "redis://a?max=1"}, "FAIRLANE_REDIS_URL: unknown option 'max'"),
-        ({"URL": "postgresql://db/app", "REDIS_HIGH_URL": "redis://a"}, "redis_low: is missing"),
+        ({"URL": "postgresql://db/app", "REDIS_HIGH_URL": "redis://a"}, "FAIRLANE_REDIS_LOW_URL: is missing"),
     ],
 )
 def test_a_redis_that_cannot_be_used_is_named_by_its_variable(environ: dict[str, str], problem: str) -> None:

@@ -167,6 +167,22 @@ async def test_a_token_bound_to_a_lane_sees_that_lane_alone(web: FastAPI, app: F
         assert "user:bob" in answer.text
 
 
+async def test_a_hidden_job_is_answered_like_one_that_does_not_exist(app: Fairlane) -> None:
+    web = serve_app(app, legacy_task="boom", workers=0)
+    hidden = (await app.registry.find("add").options(id="hidden-1").enqueue(1)).id
+    Tokens(web, token("bob", "operate", "read", queues=("elsewhere",)))
+    async with client_of(web, headers=bearer("bob")) as bob:
+        for method, path in (
+            *(("GET", f"{API}/jobs/{{}}{rest}") for rest in ("", "/result", "/events")),
+            *(("POST", f"{API}/jobs/{{}}/{verb}") for verb in ("cancel", "retry")),
+            ("GET", "/task/{}"),
+        ):
+            answers = [await bob.request(method, path.format(id)) for id in (hidden, "absent-1")]
+            assert [answer.status_code for answer in answers] == [404, 404], path
+            texts = [answer.text.replace(id, "…") for answer, id in zip(answers, (hidden, "absent-1"), strict=True)]
+            assert texts[0] == texts[1], path
+
+
 async def test_keys_of_one_token_are_not_those_of_another(web: FastAPI, app: Fairlane) -> None:
     Tokens(web, token("a", "enqueue"), token("b", "enqueue"))
     async with client_of(web) as http:

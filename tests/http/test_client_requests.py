@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import httpx
@@ -210,8 +210,19 @@ async def test_a_result_is_waited_for_through_an_outage() -> None:
         assert await client.handle("a").result() == 1
     service = Service(shown(), away)
     async with service.client(patience=0) as client:
-        with pytest.raises(TimeoutError):
+        with pytest.raises(
+            TimeoutError, match=r"whether job a has ended within 0\.2 s is unknown: .*refused"
+        ) as caught:
             await client.handle("a").result(timeout=0.2)
+    assert isinstance(caught.value.__cause__, StoreUnavailable)
+
+
+async def test_a_moment_needs_a_time_zone_by_name_too() -> None:
+    service = Service(httpx.ConnectError("nothing is sent"))
+    async with service.client(patience=0) as client:
+        with pytest.raises(InvalidInput, match="run_at: has no time zone"):
+            await client.send("work", run_at=datetime(2030, 1, 1))  # noqa: DTZ001 - that is the mistake
+    assert not service.requests
 
 
 async def test_other_endings_are_raised() -> None:

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
@@ -24,7 +25,7 @@ from ..model import codec
 from ..model.ids import new_id
 from ..model.job import MOST_BYTES_PER_ENQUEUE, Priority, parts_of
 from ..runtime.loop_thread import LoopThread
-from ..task import Call, OneCall, Task
+from ..task import Call, OneCall, Task, instant
 from .remote_handle import RemoteHandle, Submitted, read
 from .transport import AccessDenied, Transport
 
@@ -214,17 +215,15 @@ def body_of(call: Call[Any], *, named: bool) -> dict[str, Any]:
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
     """Convert options to JSON values."""
-    return {name: _plain(value) for name, value in options.items()}
+    return {name: _plain(name, value) for name, value in options.items()}
 
 
-def _plain(value: Any) -> Any:
+def _plain(name: str, value: Any) -> Any:
     if isinstance(value, Priority):
         return value.label
-    if hasattr(value, "total_seconds"):
+    if isinstance(value, timedelta):
         return value.total_seconds()
-    if hasattr(value, "timestamp"):
-        return value.timestamp()
-    return value
+    return instant(name, value)
 
 
 _anything: codec.Reader[Any] = codec.Reader("result", Any)

@@ -140,23 +140,30 @@ class RemoteHandle(Handle[R], Generic[R]):
             return self._outcome(view.job())
         if seconds == 0:
             raise TimeoutError(f"job {self._id} is {view.state.value}")
+        failures: list[StoreUnavailable] = []
         try:
             async with asyncio.timeout(seconds) as limit:
-                return await self._wait()
+                return await self._poll(failures)
         except TimeoutError:
             if not limit.expired():
                 raise
+            if failures:
+                unknown = f"whether job {self._id} has ended within {seconds:g} s is unknown"
+                raise TimeoutError(f"{unknown}: {failures[-1]}") from failures[-1]
             raise TimeoutError(f"job {self._id} has not ended within {seconds:g} s; it goes on") from None
 
-    async def _wait(self) -> R:
+    async def _poll(self, failures: list[StoreUnavailable]) -> R:
+        """The result, through outages of the service. `failures`: gets those of the current outage."""
         pause = RECONNECT
         while True:
             try:
                 view = await self._ended(LONG_POLL)
-            except StoreUnavailable:
+            except StoreUnavailable as exc:
+                failures[:] = [exc]
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_RECONNECT)
                 continue
+            failures.clear()
             pause = RECONNECT
             if view.state.final:
                 return self._outcome(view.job())

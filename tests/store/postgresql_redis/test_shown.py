@@ -58,3 +58,14 @@ def test_a_redis_that_is_down_is_shown_by_its_priority(database: str, own_redis:
     [found] = [f for f in doctor["findings"] if f["topic"] == "tokens of high"]
     assert found["level"] == "warn"
     assert "polling PostgreSQL" in found["what"]
+
+
+def test_a_redis_that_rejects_its_user_is_reported_with_its_reason(database: str) -> None:
+    good = valkey.server().fresh_namespace()
+    url = with_redis(database, {"redis_high": good.replace("redis://", "redis://:wrong@"), "redis_low": good})
+    doctor = json.loads(CliRunner().invoke(fairlane, ["doctor", "--json", "--url", url]).output)
+    [found] = [f for f in doctor["findings"] if f["topic"] == "tokens of high"]
+    assert found["level"] == "warn"
+    assert "cannot be used" in found["what"]
+    assert "reject" in found["what"]
+    assert "wrong" not in json.dumps(doctor)

@@ -9,8 +9,8 @@ from urllib.parse import quote
 import msgspec
 
 from ...documents import listed_job
-from ...errors import Conflict, NotFound
-from ...handle import find_job
+from ...errors import Conflict
+from ...handle import find_job, unknown_job
 from ...model.job import WAITING_STATES, Job, JobState
 from ...model.reading import MOST_PER_PAGE
 from ...runtime.job_watcher import Watch
@@ -188,11 +188,11 @@ def clamped(limit: int, most: int = MOST_PER_PAGE) -> int:
 
 
 async def visible_job(exchange: Exchange, id: str, *, hidden: Problem | None = None) -> Job:
-    """Find a job. One that the caller may not see is reported as missing."""
+    """Find a job. One that the caller may not see is reported in the words for a missing one."""
     store = await exchange.service.app.connection.store()
     job = await find_job(store, check_id(id))
     if exchange.caller.bound and not exchange.caller.sees(job):
-        raise hidden or NotFound(f"there is no job {id!r}; it was never stored, or is older than the retention keeps")
+        raise hidden or unknown_job(id)
     return job
 
 

@@ -11,7 +11,8 @@ from typing import Any, Literal
 import msgspec
 
 from ...app import Fairlane
-from ...errors import InvalidInput, NotFound
+from ...errors import InvalidInput
+from ...handle import unknown_job
 from ...model.job import Job, JobState
 from ...task import Task
 from ..access import Scope
@@ -89,7 +90,7 @@ def legacy_operations(app: Fairlane, task: Task[..., Any] | str) -> Operations:
         """Get the status of a job: queued, processing, completed or failed."""
         job = await exchange.client.job(check_id(exchange.path("task_id")))
         if not exchange.caller.sees(job):
-            raise NotFound(f"no job {job.id!r}")
+            raise unknown_job(job.id)
         return json_answer(legacy_status(job))
 
     return operations

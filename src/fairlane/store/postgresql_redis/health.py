@@ -21,9 +21,9 @@ async def counters(shards: Sequence[Shard]) -> dict[str, int]:
     found = {f"tokens_{name}": 0 for name in COUNTED}
     for shard, state in zip(shards, answers, strict=True):
         for name in COUNTED:
-            found[f"tokens_{name}"] += int((state or {}).get(name, 0))
+            found[f"tokens_{name}"] += 0 if isinstance(state, FairlaneError) else int(state.get(name, 0))
         found["tokens_failed"] += shard.lost
-    found["redis_down"] = sum(state is None for state in answers)
+    found["redis_down"] = sum(isinstance(state, FairlaneError) for state in answers)
     return found
 
 
@@ -31,26 +31,26 @@ async def findings(shards: Sequence[Shard]) -> list[Finding]:
     """One finding for each server."""
     answers = await asyncio.gather(*(_state(shard) for shard in shards))
     found = [_finding(shard, state) for shard, state in zip(shards, answers, strict=True)]
-    if all(state is None for state in answers):
+    if all(isinstance(state, FairlaneError) for state in answers):
         found.append(
             Finding(
                 Level.WARN,
                 "tokens",
-                "no Redis answers: this is PostgreSQL alone, and workers poll it",
+                "no Redis can be used: this is PostgreSQL alone, and workers poll it",
                 "jobs start up to a second later; nothing is lost",
             )
         )
     return found
 
 
-async def _state(shard: Shard) -> dict[str, str] | None:
-    """What a server knows about the tokens; None if it does not answer."""
+async def _state(shard: Shard) -> dict[str, str] | FairlaneError:
+    """What a server knows about the tokens; the error if it cannot be asked."""
     try:
         answer: Any = await shard.call("HGETALL", shard.keys.state)
         alive: Any = await shard.call("EXISTS", shard.keys.alive)
         refused = await _refused_topics(shard)
-    except FairlaneError:
-        return None
+    except FairlaneError as exc:
+        return exc
     texts = [each.decode(errors="replace") for each in answer]
     return {**dict(zip(texts[::2], texts[1::2], strict=True)), "alive": str(alive), "refused": refused}
 
@@ -64,17 +64,18 @@ async def _refused_topics(shard: Shard) -> str:
     return ""
 
 
-def _finding(shard: Shard, state: dict[str, str] | None) -> Finding:
+def _finding(shard: Shard, state: dict[str, str] | FairlaneError) -> Finding:
     topic = f"tokens of {shard.name}"
-    if state is None:
-        what = f"{shard.address} does not answer: workers find jobs of {shard.name} priority by polling PostgreSQL"
-        return Finding(Level.WARN, topic, what, "start it, or check its address; jobs start up to a second later")
+    if isinstance(state, FairlaneError):
+        polling = f"workers find jobs of {shard.name} priority by polling PostgreSQL"
+        what = f"{shard.address} cannot be used ({state}): {polling}"
+        return Finding(Level.WARN, topic, what, "start it, or correct its URL; jobs start up to a second later")
     counts = ", ".join(f"{int(state.get(name, 0)):,} {name}" for name in COUNTED[:-1])
     if state["refused"]:
         what = f"workers find sticky jobs, and those for one worker, by polling: {state['refused']}"
         return Finding(Level.WARN, topic, what, f"allow its user the channels: ACL SETUSER … &{shard.keys.prefix}*")
     if state["alive"] == "0":
-        what = f"no leader has reconciled them for seconds ({counts})"
+        what = f"no leader has reconciled them recently ({counts})"
         return Finding(Level.WARN, topic, what, "workers poll meanwhile; see the finding about the leader")
     made = int(state.get("generations", 1)) - 1
     again = f"; the server was rolled back {made} times" if made > 0 else ""
