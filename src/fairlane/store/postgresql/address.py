@@ -1,8 +1,8 @@
-"""Where the database is, and how this store uses it: everything that a URL says.
+"""The URL of a store: where the database is, and how to use it.
 
 ``postgresql://user:password@host:port/database?schema=jobs&pool=20`` is what libpq and asyncpg understand, plus three
-options of our own, which the server never sees. Errors in a URL are found here, before a connection is made, and no
-message repeats a part of it that may hold a password.
+options of our own, which the server never sees. A URL is validated here, before anything connects, and no message
+repeats a part of it that may hold a password.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...errors import InvalidInput, StoreError
 SCHEME = re.compile(r"postgres(?:ql)?://", re.IGNORECASE)
 SCHEMA = "fairlane"
 SCHEMA_BYTES = 63
-"""The longest name that PostgreSQL keeps whole."""
+"""PostgreSQL truncates longer names."""
 POOL = 10
 MOST_CONNECTIONS = 1_000
 OWN_OPTIONS = ("schema", "pool", "listen")
@@ -39,13 +39,13 @@ NOT_IN_THE_DRIVER = {
     "keepalives_count": "the number is fixed",
     "tcp_user_timeout": "the time is fixed",
 }
-"""What libpq knows and asyncpg would hand to the server as a setting, which refuses it in words that do not help."""
+"""Options of libpq that asyncpg would pass to the server as settings; the server's error would not explain that."""
 SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 SESSION_ATTRIBUTES = ("any", "primary", "standby", "prefer-standby", "read-write", "read-only")
 
 
 def driver() -> Any:
-    """The module asyncpg, which the extra `postgresql` brings."""
+    """The module asyncpg, which the extra `postgresql` installs."""
     try:
         return importlib.import_module("asyncpg")
     except ModuleNotFoundError as exc:
@@ -56,19 +56,19 @@ def driver() -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """What a URL says. Shown as text, it holds no password."""
+    """A parsed URL. Its text form contains no password."""
 
     dsn: str = field(repr=False)
     """For asyncpg: the URL without our own options."""
     shown: str
-    """The URL as a message may show it."""
+    """The URL without secrets, for messages."""
     database: str = ""
-    """The name of the database, wherever the driver takes it from."""
+    """The name of the database, from the URL, the environment or the user's name."""
     schema: str = SCHEMA
     pool: int = POOL
     """The most connections that one event loop opens."""
     listen: bool = True
-    """Whether connections last, so that they can listen and keep statements; not so behind PgBouncer."""
+    """Whether a connection stays with one server process, so that it can listen and prepare statements."""
     connect_seconds: float = CONNECT_SECONDS
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class Address:
 
 
 def parse(url: str) -> Address:
-    """Take a URL apart. Raises `InvalidInput` for ``url``, naming the option that is wrong."""
+    """Parse a URL. Raises `InvalidInput` for ``url``, naming the invalid option."""
     begins = SCHEME.match(url)
     if begins is None:
         raise InvalidInput("url", "a PostgreSQL store is named postgresql://user:password@host:port/database")
@@ -88,7 +88,7 @@ def parse(url: str) -> Address:
     base, _, query = url[begins.end() :].partition("?")
     authority, _, database = base.partition("/")
     if "@" in database or "@" in query:
-        # What stands before it is a part of a password, so nothing of it is looked at.
+        # The text before it may be part of a password, so no message quotes it.
         raise InvalidInput("url", "has a '/' or a '?' before an '@'; in a password write them as %2F, %3F and %40")
     user, password, hosts = _authority(authority)
     if "/" in database:
@@ -99,7 +99,7 @@ def parse(url: str) -> Address:
     _check_options(options)
     count = _check_hosts(hosts) if hosts else _check_hosts(options.get("host", "localhost"))
     if count > 1:
-        # Whichever answers first could be a standby, and a store that cannot be written is no use.
+        # By default the first host that answers is used, and that may be a standby, which cannot be written.
         options.setdefault("target_session_attrs", "primary")
     there = f"{'@' if user else ''}{hosts}{'/' if database else ''}{database}"
     shown = {name: "***" if name in SECRET_OPTIONS else value for name, value in (options | own).items()}
@@ -118,8 +118,8 @@ def parse(url: str) -> Address:
 def check_schema(name: str) -> str:
     """The name of a schema: letters and digits of any script, ``_``, ``-`` and ``.``; at most 63 bytes.
 
-    It is put into statements between quotes, into the bodies of functions and into texts inside of those, so it must
-    not hold anything that ends a quotation in any of them.
+    It is inserted into quoted names, function bodies and string literals inside of those, so it must not contain
+    anything that ends a quotation in any of them.
     """
     if not name or not all(letter.isalnum() or letter in "_-." for letter in name) or not name.isprintable():
         raise InvalidInput("url", f"schema: {_told(name)} may have only letters, digits and '_', '-', '.'")
@@ -131,7 +131,7 @@ def check_schema(name: str) -> str:
 
 
 def _authority(authority: str) -> tuple[str, str, str]:
-    """User, password and hosts, as they are written."""
+    """User, password and hosts, still percent-encoded."""
     before, at, hosts = authority.rpartition("@")
     if "@" in before:
         raise InvalidInput("url", "has an '@' too many; in a password or a name write it as %40")
@@ -142,7 +142,7 @@ def _authority(authority: str) -> tuple[str, str, str]:
 
 
 def _database_name(named: str, options: dict[str, str], user: str) -> str:
-    """In the order of the driver: the URL, its options, the environment; a database without a name is the user's."""
+    """The name that the driver uses: from the URL, its options, the environment, else the name of the user."""
     environ = os.environ
     return (
         unquote(named)
@@ -187,7 +187,7 @@ def _check_hosts(hosts: str) -> int:
     for host in hosts.split(","):
         found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+(?:%25\w+)?\]|[^\[\]:]+)(?::(.*))?", host)
         if found is None:
-            # Not shown: what stands here may be the rest of a password with a '/' or a '?' in it.
+            # Not quoted: it may be the rest of a password that contains a '/' or a '?'.
             raise InvalidInput("url", "host: is not the name or the number of a host")
         if found[2] is not None and not _is_port(unquote(found[2])):
             raise InvalidInput("url", "port: must be a number from 1 to 65535")

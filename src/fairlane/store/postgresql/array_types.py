@@ -1,11 +1,11 @@
-"""What the driver learns about PostgreSQL's own array types, once for a process instead of on every connection.
+"""Caches what the driver reads about PostgreSQL's own array types, once per process instead of once per connection.
 
-asyncpg asks the server about each array type that it meets on a connection, with a query that takes the server 3 to 7
-ms: much longer than a claim. A new connection of a worker met three such types one after the other. The answer is the
-same on every connection, because a type with an OID below `FIRST_OWN_OID` is part of PostgreSQL itself.
+asyncpg queries the server about each array type that is new to a connection, which takes the server 3 to 7 ms: much
+longer than a claim. A new connection of a worker uses three such types one after the other. The answer is the same on
+every connection, because a type with an OID below `FIRST_OWN_OID` is part of PostgreSQL itself.
 
-May assume: an attribute of the driver that is not public. If a later version no longer calls it, the driver asks again
-each time, which is slower and as correct; `tests/store/postgresql/test_array_types.py` would notice.
+May assume: a method of the driver that is not public. If a later version no longer calls it, each connection queries
+again, which is slower but still correct; `tests/store/postgresql/test_array_types.py` would fail.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from typing import Any, NamedTuple
 from .address import driver
 
 FIRST_OWN_OID = 16_384
-"""Types that a user or an extension has created begin here. Below, an OID means the same type on every server."""
+"""The lowest OID of types that users or extensions create. A lower one means the same type on every server."""
 
 _driver_connection: Any = driver().Connection
 _known: dict[int, Sequence[Any]] = {}
-"""By the OID of a type: its row and those of the types that it is made of, as the driver read them."""
+"""By the OID of a type: its row and those of the types it is composed of, as the driver read them."""
 
 
 class _NoStatement(NamedTuple):
-    """In place of the statement that asked: none was sent, so none has displaced an unnamed statement of the driver."""
+    """Returned in place of the statement of a query that was not sent. Its name is not empty: an empty one would mean
+    that the query has replaced the unnamed statement of the connection."""
 
     name: str = "none"
 
 
 class TypedConnection(_driver_connection):  # type: ignore[misc]  # the driver is optional: its class is not known here
-    """A connection of asyncpg that does not ask again about a type that this process knows."""
+    """A connection of asyncpg that does not query again about a type that this process knows."""
 
     __slots__ = ()
 

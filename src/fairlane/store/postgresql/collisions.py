@@ -12,11 +12,11 @@ from .address import Address
 logger = logging.getLogger("fairlane.store")
 
 LOG_SECONDS = 60.0
-"""At most one line in so long."""
+"""Least seconds between two warnings."""
 
 
 class Collisions:
-    """Counts those of one process on one database. Used from any thread."""
+    """Counts the collisions of one process on one database. Used from any thread."""
 
     def __init__(self, address: Address, clock: Callable[[], float] = time.monotonic) -> None:
         self._address = address
@@ -26,7 +26,7 @@ class Collisions:
         self._next = float("-inf")
 
     def add(self, exc: Exception) -> None:
-        """A call collided, and is repeated."""
+        """Count a call that collided and is repeated."""
         now = self._clock()
         with self._lock:
             self._unlogged += 1

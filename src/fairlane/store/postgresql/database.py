@@ -1,12 +1,12 @@
-"""How calls get to the server: a pool of connections for each event loop, and calls that can be repeated.
+"""How calls get to the server: a pool of connections for each event loop, and a deadline for every call.
 
 One `Database` serves every event loop and thread of a process. A call is one statement in a transaction of its own. It
-is repeated here only when it is known that nothing of it happened: it collided with another, or its connection was
-found dead before anything was sent. Whatever else breaks is `StoreUnavailable`: the outcome is unknown, and the caller
-repeats the call when it likes.
+is repeated here only when it is known to have had no effect: it collided with another call, it was not sent, or what it
+calls was changed by a migration or removed. A connection that is found dead before a call is replaced by another one.
+Any other failure is `StoreUnavailable`: the outcome is unknown, and the caller decides when to repeat the call.
 
-May assume: callers back off by themselves. Promises: no call hangs because of a server that went away; the cancellation
-of one call does not spoil a connection for the next; nothing here survives a fork.
+May assume: callers back off by themselves. Promises: no call hangs because of a server that went away; a cancelled call
+never leaves a connection in a state that affects the next call; nothing here survives a fork.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ asyncpg = driver()
 NO_TIMEOUT = asyncpg.protocol.NO_TIMEOUT
 
 WAIT_SECONDS = 10.0
-"""For a free connection of the pool."""
+"""How long a call waits for a free connection of the pool."""
 CLOSING_SECONDS = connection_pools.CLOSING_SECONDS
 IDLE_SECONDS = 15.0
-"""A connection that was not used for so long is closed. Longer than an idle worker goes without a call: with tokens it
-polls every 10 s or so, and the first claim of a new connection takes several times as long as one that is prepared."""
+"""A connection that was unused for this long is closed. An idle worker calls more often (every 10 s or so with tokens),
+so it keeps its connection: the first claim on a new one takes several times as long as a prepared claim."""
 GROW_SECONDS = 0.25
-"""In a thread beside the program's work a call waits so long for a connection in use before it opens another."""
+"""How long a call in a background thread waits for a connection that is in use before it opens another one."""
 SETTLED_SECONDS = 0.1
-"""After a failed attempt to connect, so long all others fail without one: a hundred callers make one attempt."""
+"""For this long after a failed attempt to connect, others fail without an attempt: a hundred callers make one."""
 FRESH_SECONDS = 0.001
 READ_COMMITTED = "read committed"
 KEEP_LEVEL = f"SET default_transaction_isolation TO '{READ_COMMITTED}'"
 LEVEL = "SELECT current_setting('default_transaction_isolation')"
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '5s'"
 REPEATS = 5
-"""How often a call that collided is repeated."""
+"""How many times a call that had no effect is repeated."""
 LONGEST_PAUSE = 0.2
 UNDEFINED_FUNCTION = "42883"
 
 
 class Record(Protocol):
-    """A row, as asyncpg gives it."""
+    """A row of asyncpg."""
 
     def __getitem__(self, key: str | int) -> Any: ...
     def __iter__(self) -> Iterator[Any]: ...
@@ -68,7 +68,7 @@ class Record(Protocol):
 
 
 class Connection(Protocol):
-    """What is used of an asyncpg connection."""
+    """The methods of an asyncpg connection that are used."""
 
     async def fetch(self, query: str, *args: Any, timeout: float | None = None) -> list[Record]: ...
     async def fetchrow(self, query: str, *args: Any, timeout: float | None = None) -> Record | None: ...
@@ -79,7 +79,7 @@ class Connection(Protocol):
 
 
 class Database(Pools["_Pool"]):
-    """The way to the server. Used from any event loop; the pool of each is made when it is first needed."""
+    """Calls the server from any event loop; the pool of each loop is made when it is first needed."""
 
     def __init__(self, address: Address) -> None:
         super().__init__()
@@ -94,12 +94,12 @@ class Database(Pools["_Pool"]):
         return _Pool(self.address, loop)
 
     def keep_library(self, library: LibraryUse) -> None:
-        """Renew the use of a library from now on, with calls that are made anyway."""
+        """Renew the record of a library's use from now on, together with calls that are made anyway."""
         if self._library is None:
             self._library, self._next_use = library, 0.0
 
     async def renew_use(self) -> None:
-        """Record that the library is in use, when that is due. A failure is no error: it is due again in time."""
+        """Record that the library is in use, if a renewal is due. A failure is ignored: the next renewal is in time."""
         if self._library is not None and time.monotonic() >= self._next_use:
             self._next_use = time.monotonic() + self._library.renewal_seconds
             with contextlib.suppress(StoreError):
@@ -114,11 +114,11 @@ class Database(Pools["_Pool"]):
     def fetchrow(
         self, sql: str, *args: Any, timeout: float | None = None, sent: int = 0
     ) -> Coroutine[Any, Any, Record | None]:
-        """The first row of one statement, which is a transaction of its own. `sent`: bytes, where there are many."""
+        """The first row of one statement, which is a transaction of its own. `sent`: the size of large arguments."""
         return self._call("fetchrow", sql, args, timeout, sent)
 
     def execute(self, sql: str, *args: Any, timeout: float | None = None) -> Coroutine[Any, Any, str]:
-        """Run one statement (without arguments, any number of them in one transaction), and return what it did."""
+        """Run one statement and return its status; without arguments, any number of them in one transaction."""
         return self._call("execute", sql, args, timeout)
 
     async def _call(self, verb: str, sql: str, args: tuple[Any, ...], timeout: float | None, sent: int = 0) -> Any:
@@ -147,7 +147,7 @@ class Database(Pools["_Pool"]):
                 if isinstance(cause, TimeoutError):
                     self._deadlines.missed(sql)
                 if self._library is not None and getattr(cause, "sqlstate", "") == UNDEFINED_FUNCTION and not installed:
-                    # The library was removed, because this process had not used it for very long.
+                    # The library was removed, because no process had used it for very long.
                     installed = True
                     await self._library.install()
                     continue
@@ -157,7 +157,7 @@ class Database(Pools["_Pool"]):
                 if getattr(cause, "sqlstate", None) in COLLISIONS:
                     self._collisions.add(cause)
             else:
-                # Before the connection is given back: that takes its time too, and the answer is there.
+                # Before the connection is returned, which takes time as well: the call itself was answered.
                 pool.patience.end(wait)
                 self._deadlines.kept(sql)
                 if not pool.keep(connection):
@@ -167,7 +167,7 @@ class Database(Pools["_Pool"]):
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
-        """A connection for several statements. What the block raises is the caller's own, and passes as it is."""
+        """A connection for several statements. Errors that the block raises are not translated."""
         pool = await self._pool()
         connection = await pool.take()
         try:
@@ -182,9 +182,9 @@ class Database(Pools["_Pool"]):
     async def transaction(
         self, *, isolation: str = "read_committed", readonly: bool = False
     ) -> AsyncIterator[Connection]:
-        """A connection inside a transaction that commits with the block, and is rolled back when that raises.
+        """A connection in a transaction that is committed at the end of the block, and rolled back if the block raises.
 
-        The driver's errors are translated, so the block should do nothing that raises such errors by itself.
+        The driver's errors are translated, so the block must not call anything else that raises such errors.
         """
         async with self.connection() as connection:
             try:
@@ -196,7 +196,7 @@ class Database(Pools["_Pool"]):
                 fail(exc, self.address, connection)
 
     def snapshot(self) -> AbstractAsyncContextManager[Connection]:
-        """A connection that sees one moment, for reads that belong together. It neither writes nor waits for locks."""
+        """A connection that reads one snapshot, for several statements. It neither writes nor waits for locks."""
         return self.transaction(isolation="repeatable_read", readonly=True)
 
 
@@ -207,7 +207,7 @@ class _Pool(connection_pools.Pool):
         super().__init__(loop)
         self._address = address
         self._beside: set[asyncio.Task[Any]] = set()
-        """Tasks that no call waits for."""
+        """Background tasks: no call waits for them."""
         self._kept: list[tuple[Any, float]] = []
         self._prepared: dict[Any, dict[str, Any]] = {}
         """Statements by connection and text: looking one up in the driver costs as much as a short call."""
@@ -216,11 +216,11 @@ class _Pool(connection_pools.Pool):
         self._waiting = 0
         self._sparing = event_loops.is_beside(loop)
         self._free = asyncio.Event()
-        """Set when a call is done with its connection. Waited for where connections are spared."""
+        """Set when a call returns its connection; awaited in background threads, see `_spared`."""
         self._closing = False
         self._failed: tuple[float, str] = (float("-inf"), "")
         self._other_level = False
-        """Whether a statement without a transaction around it would run at another level than read committed."""
+        """Whether a statement outside of a transaction block would not run at the level read committed."""
         self._pool: Any = asyncpg.create_pool(
             address.dsn,
             connect=self._connect,
@@ -232,7 +232,7 @@ class _Pool(connection_pools.Pool):
             max_inactive_connection_lifetime=IDLE_SECONDS,
             timeout=address.connect_seconds,
             command_timeout=deadlines.CALL_SECONDS,
-            # Behind PgBouncer the next statement may run in another server process, which knows no statement of ours.
+            # Behind PgBouncer the next call may run in another server process, which does not have our statements.
             statement_cache_size=200 if address.listen else 0,
             max_cached_statement_lifetime=0,
         )
@@ -242,14 +242,14 @@ class _Pool(connection_pools.Pool):
         await super().open(forget)
 
     def statement(self, connection: Any, sql: str) -> Any:
-        """What was prepared for this text on this connection, None when nothing was."""
+        """The prepared statement for this text on this connection; None if there is none."""
         known = self._prepared.get(connection)
         return None if known is None else known.get(sql)
 
     async def ask_first(
         self, connection: Any, verb: str, sql: str, args: tuple[Any, ...], timeout: float | None
     ) -> Any:
-        """Send a statement that was not prepared, and prepare it for the next time where that can be of use."""
+        """Run a statement that is not prepared, and prepare it for the next time where connections keep statements."""
         if self._other_level:
             return await _at_read_committed(connection, verb, sql, args, timeout)
         if verb == "execute" or not self._address.listen:
@@ -262,7 +262,7 @@ class _Pool(connection_pools.Pool):
         """A connection that was kept and is alive, as far as is known without asking the server."""
         while self._kept:
             connection, since = self._kept.pop()
-            # One that was used a moment ago is not asked again: looking costs as much as sending.
+            # A connection that was used a moment ago is not checked: the check costs as much as sending a call.
             fresh = self._loop.time() - since < FRESH_SECONDS and not is_closed(connection)
             if fresh or sockets.is_alive(connection):
                 return cast("Connection", connection)
@@ -270,7 +270,7 @@ class _Pool(connection_pools.Pool):
         return None
 
     async def take(self) -> Connection:
-        """The same, or another one, made when there is none."""
+        """An unused connection that is alive, or else a new one. Waits while the pool is at its limit."""
         connection = self.spare() or (await self._spared() if self._sparing else None)
         if connection is not None:
             return connection
@@ -282,10 +282,10 @@ class _Pool(connection_pools.Pool):
         raise StoreUnavailable(f"the connections to {self._address} break as soon as they are made")
 
     async def _spared(self) -> Connection | None:
-        """One that a call is about to be done with; None when that takes too long, or no call has one.
+        """Wait for a connection that a call returns. None if that takes too long, or no call has one.
 
-        The passes of a manager often meet, and each takes a few milliseconds: without this, an idle process would have
-        as many connections as it has services.
+        The passes of a manager's services often coincide, and each takes a few milliseconds: without this, an idle
+        process would open as many connections as it has services.
         """
         until = self._loop.time() + GROW_SECONDS
         while self._waiting or self._pool.get_size() > self._pool.get_idle_size():
@@ -316,8 +316,9 @@ class _Pool(connection_pools.Pool):
             self._waiting -= 1
 
     def keep(self, connection: Connection) -> bool:
-        """Done with it, and it is as it was: the next call takes it without asking the pool, which costs as much again
-        as the call itself (measured: 60 µs). False: it must be given back, because another call waits for one."""
+        """Keep a connection after a successful call: the next call takes it without the pool, which would cost as much
+        again as the call itself (measured: 60 µs). False: return it to the pool, because another call waits for it or
+        the pool is closing."""
         if self._waiting or self._closing:
             return False
         self._kept.append((connection, self._loop.time()))
@@ -327,7 +328,7 @@ class _Pool(connection_pools.Pool):
         return True
 
     def _sweep(self) -> None:
-        """Close what was not used for long, which is what lies lowest."""
+        """Close connections that were unused for long; they are at the beginning of the list."""
         self._sweeper = None
         old = self._loop.time() - IDLE_SECONDS
         while self._kept and self._kept[0][1] <= old:
@@ -339,16 +340,16 @@ class _Pool(connection_pools.Pool):
             self._sweeper = self._loop.call_at(self._kept[0][1] + IDLE_SECONDS, self._sweep)
 
     async def give_back(self, connection: Any) -> None:
-        """Done with it. Whatever goes wrong here, the pool drops the connection and makes another when needed."""
+        """Return a connection to the pool. Errors are ignored: the pool then drops the connection."""
         self._prepared.pop(connection, None)
         with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
             await self._pool.release(connection, timeout=CLOSING_SECONDS)
         self._free.set()
 
     def drop(self, connection: Connection) -> None:
-        """Done with it after a failure. It may be in the middle of something, which no call waits for."""
+        """Return a connection after a failure, in the background: its last statement may still be running."""
         if self._loop.is_closed():
-            # The call was left behind with its loop, and is unwound only now.
+            # The call outlived its event loop and is unwound only now.
             sockets.abort(connection)
             return
         task = self._loop.create_task(self.give_back(connection))
@@ -385,7 +386,7 @@ class _Pool(connection_pools.Pool):
         failed_at, failure = self._failed
         if self._loop.time() < failed_at + SETTLED_SECONDS:
             raise StoreUnavailable(failure)
-        # A caller may be cancelled at any moment, and the driver does not handle that well while it connects.
+        # Shielded: the driver does not handle a cancellation well while it connects.
         connecting = self._loop.create_task(self._connected(*args, **options))
         try:
             connection = await asyncio.shield(connecting)
@@ -403,18 +404,18 @@ class _Pool(connection_pools.Pool):
         return connection
 
     async def _connected(self, *args: Any, **options: Any) -> Any:
-        """A connection whose statements run at read committed, whatever server, database or role have as their default.
+        """A connection whose statements run at read committed, whatever the default of the server, database or role is.
 
-        Every verb takes its locks inside one statement, and must see what others committed before it got them: at any
-        higher level its snapshot is older than its locks.
+        Every verb takes its locks inside one call, and must see what other calls committed before it got them. At any
+        higher level its snapshot would be older than its locks.
         """
         connection = await asyncpg.connect(*args, **options)
         try:
             if self._address.listen:
                 await connection.execute(KEEP_LEVEL)
             else:
-                # Behind PgBouncer a setting would stay with a session of the server that others use next. Where the
-                # default is another, each call says the level itself, which costs it two round trips.
+                # Behind PgBouncer a setting would stay on a server connection that other clients use next. If the
+                # default is another level, each call names the level itself, which costs two more round trips.
                 self._other_level = await connection.fetchval(LEVEL) != READ_COMMITTED
         except BaseException:
             connection.terminate()
@@ -423,7 +424,7 @@ class _Pool(connection_pools.Pool):
 
 
 async def _at_read_committed(connection: Any, verb: str, sql: str, args: tuple[Any, ...], timeout: float | None) -> Any:
-    """One statement in a transaction that names its level. The server ends it when the commit does not come."""
+    """One statement in a transaction that names its level. The server ends it if the commit does not arrive."""
     try:
         await connection.execute(BEGIN)
         answer = await getattr(connection, verb)(sql, *args, timeout=timeout)
@@ -438,10 +439,10 @@ async def _at_read_committed(connection: Any, verb: str, sql: str, args: tuple[A
 
 
 def _abort(connecting: asyncio.Task[Any]) -> None:
-    """No call wants the connection any more."""
+    """Close a connection whose caller was cancelled while it was being opened."""
     if not connecting.cancelled() and connecting.exception() is None:
         connecting.result().terminate()
 
 
 async def _no_reset(_: object) -> None:
-    """Calls leave nothing behind in a session, and to reset it would cost another round trip."""
+    """Do nothing: calls leave no state on a connection, and a reset would cost another round trip."""

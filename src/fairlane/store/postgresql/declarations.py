@@ -18,7 +18,7 @@ from .reader import Reader
 from .statements import placed
 
 LONG_SECONDS = 600.0
-"""For the two verbs that look at everything there is."""
+"""The timeout of the two verbs that may read everything: `configure` and `recount`."""
 SETTINGS = "SELECT name, stamp, version, declared, override FROM fairlane.queue WHERE name = ANY($1)"
 
 
@@ -29,7 +29,7 @@ class Declarations(Reader):
 
     @abstractmethod
     async def _call(self, name: str, *values: Any, timeout: float | None = None, sent: int = 0) -> Record:
-        """Call a verb's function with the time behind its arguments, and announce the topics it returns."""
+        """Call a verb's function with the clock's readings as last arguments, and announce the topics it returns."""
 
     async def configure(self, changes: Sequence[SettingsChange]) -> None:
         if not changes:

@@ -1,7 +1,7 @@
-"""What the driver's errors mean: each becomes one of ours, with advice and without data of users.
+"""Translates driver errors into Fairlane's errors, with advice and without data of users.
 
-Functions of this store raise with an SQLSTATE of their own (``FL001`` …); the rest is PostgreSQL's, the driver's or the
-network's. No message says more than the server's first line, because its details can hold rows.
+The functions of this store raise errors with SQLSTATEs of their own (``FL001`` …); all others come from PostgreSQL,
+the driver or the network. No message quotes more than the server's first line, because the details can contain rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ asyncpg = driver()
 
 
 class FullQueue(QueueFull):
-    """A queue or lane is full; `where` says which (queue, class, lane, limit), for an estimate of when to come back."""
+    """A queue or lane is full; `where` names it (queue, class, lane, limit), to estimate when there will be room."""
 
     def __init__(self, message: str, where: str) -> None:
         super().__init__(message)
@@ -44,7 +44,7 @@ class FullQueue(QueueFull):
 
 
 COLLISIONS = ("40001", "40P01")
-"""Serialization failure and deadlock: nothing happened, and the same call may be made again at once."""
+"""Serialization failure and deadlock: the call had no effect and may be repeated at once."""
 OWN_ERRORS: dict[str, Callable[[str, str | None], FairlaneError]] = {
     "FL001": lambda message, _: NotFound(message),
     "FL002": lambda message, _: Conflict(message),
@@ -57,15 +57,15 @@ OWN_ERRORS: dict[str, Callable[[str, str | None], FairlaneError]] = {
     "FL009": lambda message, _: Busy(message),
 }
 _GONE = re.compile(r"08|57P|25P0|40003$|57014$|53|58")
-"""Connections that broke or were ended, servers that start, stop or lack something, calls that were stopped."""
+"""Broken or closed connections, servers that start, stop or lack resources, and cancelled statements."""
 _MISSING = ("42P01", "42883", "42703", "42704", "3F000")
 _NOT_SENT = "cannot switch to state"
-"""How the driver begins when a connection cannot take a call, because the server has announced its end."""
+"""The beginning of the driver's error for a call on a connection whose end the server has announced."""
 _MOMENTARY = "Repeating the call is safe."
 
 
 def is_closed(connection: Any) -> bool:
-    """Whether a connection is of no use any more. One that breaks is taken back by its pool, and cannot be asked."""
+    """Whether a connection is closed. The pool releases one that breaks; its methods then raise an `InterfaceError`."""
     try:
         return bool(connection.is_closed())
     except asyncpg.InterfaceError:
@@ -73,24 +73,24 @@ def is_closed(connection: Any) -> bool:
 
 
 def did_nothing(exc: Exception) -> bool:
-    """Whether a call that failed with `exc` has changed nothing, and may succeed at once: it collided, a migration has
-    changed what it calls since it was prepared, or it was not sent."""
+    """Whether a call that failed with this error had no effect and may be repeated at once: it collided, a migration
+    changed what it calls after it was prepared, or it was not sent."""
     if isinstance(exc, asyncpg.InternalClientError):
         return str(exc).startswith(_NOT_SENT)
     return getattr(exc, "sqlstate", None) in COLLISIONS or isinstance(exc, asyncpg.InvalidCachedStatementError)
 
 
 def is_ours(exc: BaseException) -> bool:
-    """Whether an error comes from the driver or from below it, where a block does nothing but use its connection."""
+    """Whether an error comes from the driver or the network, provided that the code only used its connection."""
     theirs = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
     return isinstance(exc, (*theirs, TimeoutError, ConnectionError))
 
 
 def fail(exc: Exception, address: Address, connection: Any = None) -> NoReturn:
-    """Raise our error for one that a call has raised; with its cause, where that says more and nothing private."""
+    """Raise Fairlane's error for one that a call raised. That one is its cause if it is useful and has no data."""
     error = translate(exc, address, connection)
     if connection is not None and getattr(exc, "sqlstate", "") == "25006" and not is_closed(connection):
-        # The next call connects anew, and perhaps finds a server that can be written.
+        # Read-only: close it, so that the next call opens another connection, possibly to the new primary.
         connection.terminate()
     if isinstance(error, StoreError) and getattr(exc, "sqlstate", "")[:2] != "22":
         raise error from exc
@@ -98,7 +98,7 @@ def fail(exc: Exception, address: Address, connection: Any = None) -> NoReturn:
 
 
 def translate(exc: Exception, address: Address, connection: Any = None) -> FairlaneError:
-    """Our error for one that a call on a connection has raised."""
+    """Fairlane's error for one that a call on a connection raised."""
     if isinstance(exc, FairlaneError):
         return exc
     if isinstance(exc, asyncpg.PostgresError):
@@ -119,10 +119,10 @@ def _of_the_server(exc: Any, address: Address, connection: Any) -> FairlaneError
     own = OWN_ERRORS.get(code)
     if own is not None:
         return own(exc.args[0], exc.detail)
-    # What follows may be shown with its cause, and details show rows.
+    # The errors below may be shown together with their cause, whose detail can contain rows.
     exc.detail = None
     if code.startswith("22"):
-        # Its words repeat the value, which may be a payload.
+        # The message repeats the value, which may be a payload.
         argument = re.search(r"argument (\$\d+)", message)
         return StoreError(f"{address}: {argument[0] if argument else 'a value'} does not fit (SQLSTATE {code})")
     if code == "53100":
@@ -160,7 +160,7 @@ def _of_the_server(exc: Any, address: Address, connection: Any) -> FairlaneError
 
 
 def translate_connecting(exc: Exception, address: Address) -> FairlaneError:
-    """Our error for one that kept us from connecting."""
+    """Fairlane's error for one that occurred while connecting."""
     if isinstance(exc, asyncpg.PostgresError):
         return _of_the_door(exc, address)
     if isinstance(exc, TimeoutError):
@@ -178,7 +178,7 @@ def translate_connecting(exc: Exception, address: Address) -> FairlaneError:
     if isinstance(exc, asyncpg.TargetServerAttributeNotMatched):
         return StoreUnavailable(f"none of the hosts of {address} is the primary just now")
     if isinstance(exc, ValueError):
-        # Its words may repeat a part of the URL, and so of the password.
+        # The message may repeat a part of the URL, which may be part of the password.
         return InvalidInput("url", f"{address} is not one that the driver can use; check its options")
     return StoreError(f"{address}: {_first_line(exc)}")
 

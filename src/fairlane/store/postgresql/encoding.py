@@ -1,4 +1,4 @@
-"""Jobs as the columns that the functions of the store take, and back: arrays, because one call carries many."""
+"""The arguments of the store's functions, and their answers. Jobs are passed as arrays, one for each column."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _ACCEPTANCES = (Acceptance.APPLIED, Acceptance.REPEATED, Acceptance.STALE)
 _COMPLETE = Move.COMPLETE
 _APPLIED = Acceptance.APPLIED
 USUAL: list[Any] = [None, 1, 1.0, None, 3, None, None, "default", None, None]
-"""What most jobs have, in the order of `enqueue_one`, behind what each has for itself."""
+"""The defaults of the arguments of `enqueue_one`, from the sixth on; the first five differ from job to job."""
 KIND_CODES = {kind: code for code, kind in enumerate(_KINDS)}
 
 
 def is_plain(job: NewJob) -> bool:
-    """Whether a job is nothing but a job: what many of can be stored at once."""
+    """Whether a job has none of the attributes that prevent it from being stored together with others."""
     placed = job.sticky is not None or job.worker is not None
     return job.kind is JobKind.JOB and not placed and job.unique is None and job.cron is None
 
@@ -38,9 +38,9 @@ def is_due(job: NewJob) -> bool:
 
 
 def job_columns(jobs: Sequence[NewJob]) -> list[list[Any] | None]:
-    """Jobs as `enqueue` takes them: one array for each column, None where all jobs have the usual value.
+    """The arguments of `enqueue`: an array for each column, None where all jobs have the default value.
 
-    Tasks and queues that are all the same are sent once.
+    If all jobs have the same task or queue, it is sent once.
     """
     return [
         [job.id for job in jobs],
@@ -63,7 +63,7 @@ def job_columns(jobs: Sequence[NewJob]) -> list[list[Any] | None]:
 
 
 def any_job_columns(jobs: Sequence[NewJob]) -> list[list[Any] | None]:
-    """Jobs of every kind as `enqueue_any` takes them."""
+    """The arguments of `enqueue_any`, which takes jobs of every kind."""
     ids, _, _, *rest = job_columns(jobs)
     return [
         ids,
@@ -95,7 +95,7 @@ def _backoff(job: NewJob) -> bytes | None:
 
 
 def job_values(job: NewJob, channel: str | None) -> list[Any]:
-    """One plain job that is due, as `enqueue_one` takes it. What it has as most jobs do is left out."""
+    """The arguments of `enqueue_one` for a plain job that is due; without those of `USUAL` if all are defaults."""
     values = [job.id, job.task, job.queue, job.payload, channel]
     rest = [
         job.lane, int(job.priority), float(job.cost), job.expires, job.retries, _backoff(job), job.timeout, job.pool,
@@ -105,7 +105,7 @@ def job_values(job: NewJob, channel: str | None) -> list[Any]:
 
 
 def transition_columns(transitions: Sequence[Transition], seqs: dict[str, int]) -> list[Any]:
-    """The arrays of `exchange` for decisions. Where the number of a job is known it is given: one look-up less."""
+    """The arguments of `exchange` for transitions. Known numbers of jobs are passed, which saves look-ups."""
     ids = [t.held.id for t in transitions]
     usual = all(t.move is _COMPLETE for t in transitions)
     return [
@@ -122,11 +122,11 @@ def transition_columns(transitions: Sequence[Transition], seqs: dict[str, int]) 
 
 
 MOVES = 3
-"""The column of the moves, None when all are completions."""
+"""The index of the column of moves, which is None when all are completions."""
 
 
 def payload_columns(transitions: Sequence[Transition]) -> list[list[bytes | None]]:
-    """The array that ends the arguments of `exchange` when a transition has a payload."""
+    """The last argument of `exchange`, which is only passed if a transition has a payload."""
     payloads = [t.payload for t in transitions]
     return [payloads] if any(payload is not None for payload in payloads) else []
 
@@ -136,7 +136,7 @@ NOTHING_TO_CLAIM: list[Any] = [None, None, None, None, None, None, None]
 
 
 def claim_columns(claim: Claim) -> list[Any]:
-    """The arrays of `exchange` for a claim."""
+    """The arguments of `exchange` for a claim."""
     return [
         claim.number,
         claim.total,
@@ -149,13 +149,13 @@ def claim_columns(claim: Claim) -> list[Any]:
 
 
 def one_claim_values(claim: Claim, queue: int, name: str) -> tuple[Any, ...]:
-    """The same for `claim_one`, which starts one job of one queue at most: the asks need not say how many."""
+    """The same for `claim_one`, which starts at most one job of one queue: the asks need no counts."""
     asks = [ask for ask in claim.asks if ask.queue is not None and ask.most > 0]
     return claim.number, queue, name, [int(ask.priority) for ask in asks], [ask.below for ask in asks]
 
 
 def verdicts_of(held: Sequence[Held], row: Record) -> tuple[Verdict, ...]:
-    """What became of each fenced write."""
+    """The verdicts on fenced writes."""
     return tuple(
         [
             Verdict(claim.id, _APPLIED if how == 0 else _ACCEPTANCES[how], None if state is None else STATES[state])
@@ -165,7 +165,7 @@ def verdicts_of(held: Sequence[Held], row: Record) -> tuple[Verdict, ...]:
 
 
 Broken = list[tuple[Held, str]]
-"""Claims of records that cannot be read, and why not."""
+"""Claims of jobs whose records cannot be read, and why."""
 
 
 def claimed_of(row: Record) -> tuple[list[Claimed], Broken]:
@@ -212,7 +212,7 @@ def claimed_of(row: Record) -> tuple[list[Claimed], Broken]:
 
 
 def one_claimed_of(row: Record, queue: str) -> Claimed:
-    """The job that `claim_one` has started. Raises what is wrong with its record."""
+    """The job that `claim_one` has started. Raises if its record cannot be read."""
     backoff = row["backoff"]
     return checked(
         Claimed(
@@ -238,24 +238,24 @@ def one_claimed_of(row: Record, queue: str) -> Claimed:
 
 
 def topics_of(job: Claimed) -> list[str]:
-    """The topics of a claim: of those that wait for the job, and of the jobs behind it in its lane."""
+    """The topics of a job that was claimed: that of the job, and that of its lane if jobs may have moved up."""
     if job.limited and job.lane is not None:
         return ["job:" + job.id, place_topic(job.queue, job.lane)]
     return ["job:" + job.id]
 
 
 def report_columns(reports: Sequence[tuple[Held, bytes]]) -> list[list[Any]]:
-    """The arrays of `report`."""
+    """The arguments of `report`."""
     return [[held.id for held, _ in reports], [held.fence for held, _ in reports], [value for _, value in reports]]
 
 
 def state_of(code: int | None) -> JobState:
-    """The state a code stands for; a job that was stored without saying so is pending."""
+    """The state of a code. None stands for pending: `enqueue` leaves out the states if all jobs have that one."""
     return JobState.PENDING if code is None else STATES[code]
 
 
 def cleanup_values(job: NewJob | None) -> list[Any]:
-    """A clean-up as `release` takes it; it is placed by its binding."""
+    """The arguments of `release` for a clean-up. Its binding determines the worker that runs it."""
     if job is None:
         return [None] * 14
     return [
@@ -265,7 +265,7 @@ def cleanup_values(job: NewJob | None) -> list[Any]:
 
 
 def retention_values(keep: Retention) -> list[float | int]:
-    """A retention as `prune` takes it."""
+    """The arguments of `prune` for a retention."""
     return [
         keep.completed_seconds, keep.completed_count, keep.failed_seconds, keep.failed_count, keep.history_seconds,
         keep.id_seconds,

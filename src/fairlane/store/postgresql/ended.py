@@ -1,8 +1,8 @@
 """The feed of jobs that ended as failed or cancelled.
 
-Transactions become visible in another order than that of the times that they write. So a cursor is not a time: it
-names the transactions that had ended when a page was read. What was written by later ones, or by one that was open
-then, comes on a later page, whatever its time is. The time is only where to begin to search in the index.
+Transactions do not become visible in the order of the times that they write. So a cursor is not a time: it names the
+transactions that had ended when a page was read. Jobs that were ended by later transactions, or by one that was open
+then, are on a later page, whatever their times are. The time only determines where the search in the index begins.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from .database import Record
 from .reading import View
 
 MARGIN_SECONDS = 60.0
-"""A transaction writes the time at which its statement began, and has no number before it writes for the first time.
-This is more than lies between the two, and than the clock of a server is set back by."""
+"""A transaction writes the time at which its statement began, but gets its number only with its first write. This is
+more than the time between the two, and more than a correction of the server's clock."""
 EXAMINED_SECONDS = 60.0
-"""How often a reader looks at which transactions are open. Between that, the search begins at the same time."""
+"""How often a reader examines which transactions are open. In between, the search begins at the same time."""
 LONGEST_OPEN_SECONDS = 3_600.0
-"""How long ago a transaction may have begun that is open when a reader begins without a cursor."""
+"""How far back the first search of a reader begins if a transaction was open when the reader began."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """What could be seen when a page was read."""
+    """Which transactions were visible when a page was read."""
 
     since: float
-    """What was not visible yet has this time or a later one."""
+    """Jobs that ended but were not visible yet have this time or a later one."""
     oldest: int
     """Every transaction with a lower number had ended."""
     newest: int
     """No transaction with this number or a higher one had ended."""
     examined_at: float
-    """When the reader last looked at which transactions were open."""
+    """When the reader last examined which transactions were open."""
     last_given: int
     """No transaction had a higher number then."""
 
 
 class EndedCursor(msgspec.Struct, frozen=True, array_like=True):
-    """Where a page ends. The pages of one pass return what the snapshot `seen` did not show, up to the last of them."""
+    """The end of a page. The pages of one pass together return the jobs that the snapshot `seen` did not show."""
 
     seen: Snapshot
     following: Snapshot | None = None
-    """The snapshot of the first page of the pass, if this is not its last: the next pass returns what it did not show.
-    Only of the first: a transaction may end between two pages, and belong on an earlier one."""
+    """The snapshot of the first page of a pass that is not complete; the next pass returns what that snapshot did not
+    show. Not the snapshot of a later page: a transaction that ends between two pages may belong on an earlier one."""
     finished_at: float = 0.0
     seq: int = -1
 
@@ -90,7 +90,7 @@ async def read_ended(view: View, after: str | None, limit: int) -> EndedPage:
         at, every = (cursor.finished_at, cursor.seq), None
     first, *rows = await view.all("read_ended", *at, seen.oldest, seen.newest, seen.examined_at, every, limit, view.now)
     if seen.newest > first["newest"]:
-        # From another server, on which transactions had higher numbers: everything was read anew.
+        # The cursor is from another server, which had assigned higher numbers: `read_ended` has searched all jobs.
         seen = Snapshot(0.0, 0, first["newest"], first["now"], first["newest"])
         cursor = EndedCursor(seen)
     following = cursor.following or _following(seen, first)
@@ -108,7 +108,7 @@ def _following(before: Snapshot, first: Record) -> Snapshot:
     if first["first_open"] is None:
         since = first["now"] - MARGIN_SECONDS
     elif first["first_open"] > before.last_given:
-        # All that are open began to write after the reader looked at them before.
+        # Every open transaction began to write after the previous examination.
         since = before.examined_at - MARGIN_SECONDS
     return _examined(first, since)
 

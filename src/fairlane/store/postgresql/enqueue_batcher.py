@@ -1,4 +1,4 @@
-"""Callers that enqueue at the same time share a call: one round trip, one commit, one taking of the locks."""
+"""Combines calls that enqueue at the same time: one round trip, one commit, and the locks are taken once."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from ...errors import FairlaneError, StoreError
 from ...model.job import MOST_JOBS_PER_CALL, Enqueued, NewJob
 
 Send = Callable[[Sequence[NewJob], float], Awaitable[list[Enqueued]]]
-"""Stores jobs; the second argument says how long to wait for another open transaction that stores one of their ids."""
+"""Stores jobs. The second argument: how long to wait for another open transaction that stores one of their ids."""
 ALONE_SECONDS = 2.0
 SHARED_SECONDS = 0.02
-"""A call for several is not held up by one of them: then each goes alone."""
+"""A combined call waits only this long for such a transaction. Then the jobs of each caller are sent alone, so that the
+others are not delayed."""
 MOST_SHARED = 100
-"""A call that carries more goes alone: it has little to gain, and the others would wait for it."""
+"""A call with more jobs is sent alone: it would gain little, and the others would wait for it."""
 
 
 class _Caller:
@@ -26,7 +27,7 @@ class _Caller:
 
 
 class EnqueueBatcher:
-    """Joins calls of one event loop. The first goes at once; what comes while it is under way goes together."""
+    """Combines calls of one event loop. The first is sent at once; calls made while it is in progress are combined."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -35,11 +36,11 @@ class EnqueueBatcher:
         self._task: asyncio.Task[None] | None = None
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """Store jobs, perhaps together with those of others."""
+        """Store jobs, possibly in one call with those of other callers."""
         if len(jobs) > MOST_SHARED:
             return await self._send(jobs, ALONE_SECONDS)
         if not self._busy:
-            # No call is under way: this one goes alone, without a task of its own, which costs as much as all the rest.
+            # No call is in progress: send this one alone, and without a task, which would cost as much as all the rest.
             self._busy = True
             try:
                 return await self._send(jobs, ALONE_SECONDS)
@@ -50,10 +51,10 @@ class EnqueueBatcher:
         return await caller.answer
 
     def _go_on(self) -> None:
-        """The call that was under way is over: those that came meanwhile go together."""
+        """Send the calls that were made while the last one was in progress."""
         self._busy = bool(self._waiting)
         if self._busy:
-            # A task of its own: a caller that is cancelled must not cancel the call of the others.
+            # In a task of its own: a caller that is cancelled must not cancel the call for the others.
             self._task = asyncio.create_task(self._serve())
 
     async def _serve(self) -> None:
@@ -64,7 +65,7 @@ class EnqueueBatcher:
             self._go_on()
 
     def _next(self) -> list[_Caller]:
-        """As many callers as fit into one call."""
+        """Remove and return as many waiting callers as fit into one call."""
         taken: list[_Caller] = []
         room = MOST_JOBS_PER_CALL
         while self._waiting and len(self._waiting[0].jobs) <= room:
@@ -82,7 +83,7 @@ class EnqueueBatcher:
             if len(callers) == 1 or isinstance(exc, StoreError):
                 _fail(callers, exc)
             else:
-                # One of them is refused, and nothing was stored: each for itself now.
+                # The jobs of one caller were rejected, and nothing was stored: send those of each caller alone.
                 await asyncio.gather(*(self._send_some([caller]) for caller in callers))
         except BaseException as exc:
             _fail(callers, exc if isinstance(exc, Exception) else StoreError("the event loop of the call has ended"))

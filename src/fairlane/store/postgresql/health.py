@@ -11,7 +11,7 @@ from .statements import placed
 
 logger = logging.getLogger("fairlane.postgresql")
 IDLE_CONNECTIONS = 3
-"""What an idle worker process holds: one for its calls, one for its keeper and manager, one for wake-ups."""
+"""The connections of an idle worker process: for its calls, for its lease keeper and manager, and for wake-ups."""
 
 DEADLOCKS = """
 SELECT d.deadlocks, to_char(coalesce(d.stats_reset, pg_postmaster_start_time()), 'YYYY-MM-DD HH24:MI')
@@ -30,7 +30,7 @@ SELECT s.reset_val AS level, (
     ORDER BY r.setrole = 0, r.setdatabase = 0 LIMIT 1) AS source
 FROM pg_catalog.pg_settings s WHERE s.name = 'default_transaction_isolation'
 """
-"""The level that holds unless a connection sets another, and the command that has set it; NULL: postgresql.conf."""
+"""The default level, and the beginning of the command that set it; NULL if it is set in postgresql.conf."""
 
 CONNECTIONS = """
 WITH present AS (
@@ -53,11 +53,11 @@ SELECT b.whose, b.most, b.others, (SELECT count(*) FROM fairlane.session s WHERE
     AND s.state IN ('live', 'stopping') AND s.expires > extract(epoch FROM clock_timestamp())) AS workers
 FROM bounds b ORDER BY b.most - b.others LIMIT 1
 """
-"""The tightest bound on connections: whose it is, how many it allows, how many others have; and the workers."""
+"""The tightest limit on connections: its subject, its number, the connections of others; and the live workers."""
 
 
 async def findings(database: Database) -> list[Finding]:
-    """Everything that this role may see."""
+    """All findings that this role has the rights to see."""
     found = [await _isolation(database), await _deadlocks_found(database)]
     if database.address.listen:
         found.append(await _connections(database))
@@ -65,7 +65,7 @@ async def findings(database: Database) -> list[Finding]:
 
 
 async def warn_of_connections(database: Database) -> None:
-    """Log a warning when the server cannot carry the registered workers. A pooler in between has limits of its own."""
+    """Log a warning if connection limits are too low for the registered workers. A pooler has limits of its own."""
     if not database.address.listen:
         return
     try:
@@ -117,7 +117,7 @@ async def _isolation(database: Database) -> Finding:
 
 
 async def counters(database: Database) -> dict[str, int]:
-    """Numbers that only grow."""
+    """Counters that only increase until the server's statistics are reset."""
     count, _ = await _deadlocks(database)
     return {"deadlocks": count}
 

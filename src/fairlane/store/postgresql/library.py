@@ -1,6 +1,6 @@
-"""The functions of this store: the texts of `functions/` as one library with a version made from its text.
+"""The function library of this store: the files of `functions/` as one text, with a version that is a digest of it.
 
-The functions lie in the schema of the tables, and the name of each ends in the version of its library: a statement
+The functions are in the schema of the tables, and the name of each ends in the version of its library: a statement
 written ``fairlane.claim_one(…)`` calls ``claim_one_4be0c1d29f37`` (`statements.placed`). Two versions of the code
 therefore have two libraries in one database, and each calls its own.
 
@@ -29,7 +29,7 @@ OWNER_RIGHTS = (
     "read_seconds", "read_positions", "read_workers", "use_library",
 )  # fmt: skip
 """Functions that run with the rights of the schema's owner: a role that only sends jobs must neither read the payloads
-of others nor be able to break the fair order. Of `read_jobs` this is the one that takes ids alone."""
+of others nor be able to break the fair order. Of the two functions `read_jobs` only the one whose argument is ids."""
 
 ENTRY_POINTS = (
     "add_token", "admit", "admit_queues", "cancel", "claim_one", "configure", "declare", "enqueue", "enqueue_any",
@@ -51,14 +51,14 @@ SETTINGS = {
     "from_collapse_limit": "1",
     "jit": "off",
 }
-"""For the entry points, and so for all that runs inside them: every statement goes by index from the rows it was given,
-in the order in which it is written. A plan made while a table was small, or before it was analyzed, would otherwise
-read all of a table that has grown since."""
+"""Set for the entry points, and thereby for all functions they call: every statement uses indexes, and joins in the
+order in which it is written. Otherwise a plan made while a table was small, or before it was analyzed, would scan the
+whole table after it has grown."""
 
 SEARCH_PATH = "search_path = pg_catalog, pg_temp"
-"""A function with the owner's rights must not call what a caller has put in the place of a function of the system.
-The path is the same for all entry points: a statement that two of them share is planned anew each time the path
-changes, which costs a tenth of the work of a job (measured)."""
+"""A function with the owner's rights must not call a function by which a caller has replaced one of the system. All
+entry points have the same path: a statement that two of them share would be planned again each time the path changes,
+which costs a tenth of the work of a job (measured)."""
 
 PREPARE = """
 DO $prepare$
@@ -101,7 +101,7 @@ END $prepare$
 """
 
 INSTALLED = "use_library"
-"""A library is installed when its function of this name exists: all of it is installed in one transaction."""
+"""A library is installed if its function of this name exists: all of it is installed in one transaction."""
 USE = "SELECT fairlane.use_library()"
 
 
@@ -117,7 +117,7 @@ class LibraryUse(NamedTuple):
 
 @cache
 def text() -> str:
-    """The library as it is written, with codes in the place of their names."""
+    """The text of the library, with the names of codes replaced by their numbers."""
     folder = files(PACKAGE) / "functions"
     parts = sorted((file.name, file.read_text()) for file in folder.iterdir() if file.name.endswith(".sql"))
     return with_codes("\n".join(part for _, part in parts))
@@ -131,7 +131,7 @@ def names() -> frozenset[str]:
 
 @cache
 def version() -> str:
-    """The version of the library: whatever changes it or the way it is installed changes the version."""
+    """The version of the library. It depends on the text and on how the library is installed."""
     parts = (text(), PREPARE, str(ENTRY_POINTS), str(OWNER_RIGHTS), str(SETTINGS), SEARCH_PATH)
     return sha256("\n".join(parts).encode()).hexdigest()[:12]
 
@@ -152,5 +152,5 @@ def scripts() -> tuple[str, ...]:
         version=version(),
         unused=UNUSED_DAYS,
     )
-    # Functions refer to others that come later in the text.
+    # Functions call others that are defined later in the text.
     return "SET LOCAL check_function_bodies = off", text(), prepare

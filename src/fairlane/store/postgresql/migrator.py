@@ -1,9 +1,9 @@
 """Brings the schema up to date, in one transaction that only one process at a time can be in.
 
-The table `migration` says what was applied, and for each what it needs: the number of the oldest migration that code
-must know to work with the schema from then on. So old processes go on while new ones have migrated already, unless a
-migration needs newer code. The functions are installed beside those of other versions (`library`). A role that may not
-change the schema uses it when it is new enough and has the library.
+The table `migration` lists the applied migrations. Each `needs` a migration, often an older one: code that knows that
+one can work with the schema from then on. So processes with older code continue after newer ones have migrated, unless
+a migration needs newer code. The functions are installed beside those of other versions (`library`). A role without the
+right to change the schema can use it if it is new enough and has the library.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .statements import Change, changes, library_scripts, placed, quoted
 
 OLDEST_SERVER = 150_000
 LOCK_SECONDS = 10
-"""For a table that a long transaction holds. Short, because every call that comes after ours waits behind it."""
+"""How long to wait for a table that a long transaction has locked. Short, because all later calls wait meanwhile."""
 ATTEMPTS = 3
 SCRIPT_SECONDS = 3_600.0
 
@@ -45,9 +45,9 @@ CREATE TABLE fairlane.migration (
 
 
 async def migrate(database: Database, *, create: bool = True) -> int:
-    """Apply and install what is missing, and return the number of the last migration there is. Harmless when repeated.
+    """Apply missing migrations, install the library, and return the number of the last migration. May be repeated.
 
-    With `create` False a schema that does not exist is not made, and `StoreMissing` is raised.
+    With `create` False a schema that does not exist is not created, and `StoreMissing` is raised.
     """
     for attempt in range(ATTEMPTS):
         missing, last = await _missing(database)
@@ -75,7 +75,7 @@ def _keep_library(database: Database) -> None:
 
 
 async def _missing(database: Database) -> tuple[bool, int]:
-    """Whether anything is missing, and the number of the last migration there is. Rejects what this code cannot use."""
+    """Whether anything is missing, and the last applied migration. Rejects a server or schema that cannot be used."""
     schema = database.address.schema
     look = await database.fetchrow(LOOK, schema, library.versioned(library.INSTALLED))
     assert look is not None
@@ -114,7 +114,7 @@ async def _apply(database: Database) -> None:
     known = changes(schema)
     try:
         async with database.connection() as connection, connection.transaction(isolation="read_committed"):
-            # Both for this transaction alone: the pool's connections are used by others next.
+            # Both for this transaction only: the connection is used by other calls afterwards.
             await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'; SET LOCAL statement_timeout = 0")
             await connection.execute("SELECT pg_advisory_xact_lock($1)", _lock(schema), timeout=LOCK_SECONDS + 5)
             applied, installed = await _made(connection, schema)
@@ -134,7 +134,7 @@ async def _apply(database: Database) -> None:
 
 
 async def _made(connection: Connection, schema: str) -> tuple[list[Record], bool]:
-    """What is applied and whether the library is installed, read under the lock. Makes a schema that is missing."""
+    """The applied migrations, and whether the library is installed, read under the lock. Creates a missing schema."""
     look = await connection.fetchrow(LOOK, schema, library.versioned(library.INSTALLED))
     assert look is not None
     if not look["made"]:

@@ -1,13 +1,13 @@
 """Carries wake-ups through the server: a thread with an event loop and one connection, for sending and for listening.
 
-The first topics go at once; those that come within `GATHER_SECONDS` go together, because all NOTIFYs of a server commit
-one after the other.
+The first topics are sent at once; those published within the next `GATHER_SECONDS` are sent together, because all
+transactions of a server that NOTIFY commit one after the other.
 
 ``job:`` and ``place:`` topics are sent only while a process listens to them. A process with a listener sends `HERE`
 when it begins and every `ANNOUNCE_SECONDS`, on the channel of the other topics. A process that begins to listen to that
 channel sends `ASK` on the channel of the jobs, and sends all topics until the answers must have arrived. A process that
-does not listen to it always sends all topics. Topics that were held back just before a listener announced itself are
-sent then: a listener therefore receives whatever changes after the server began to listen for it.
+does not listen to it always sends all topics. When a listener announces itself, the topics that were held back just
+before are sent: so it does not miss a change that happens after the server began to listen for it.
 
 A payload is topics joined by line breaks, or one of three signs: `HERE`, `ASK` and `EVERYTHING`.
 """
@@ -28,28 +28,28 @@ from ..shared.topics import EVERYTHING, Waiting, by_kind
 from .address import driver
 
 HERE = "+"
-"""A process listens to jobs. Sent on the channel of the other topics."""
+"""States that a process listens to jobs. Sent on the channel of the other topics."""
 ASK = "?"
 """Asks whether any process listens to jobs. Sent on the channel of the jobs."""
 PAYLOAD_BYTES = 7_900
-"""The server takes less than 8,000."""
+"""The most bytes of a payload; the server accepts less than 8,000."""
 NAME_BYTES = 40
-"""A longer schema is named by its hash: the name of a channel has at most 63 bytes."""
+"""A longer schema name is replaced by its hash: the name of a channel has at most 63 bytes."""
 GATHER_SECONDS = 0.002
 MOST_KEPT, KEEP_SECONDS = 5_000, 0.5
-"""Topics of jobs that no process listened to: how many are held back, and how long."""
+"""Topics of jobs that no process listens to: how many are held back, and for how long."""
 ANNOUNCE_SECONDS = 10.0
 EARLY_SECONDS = 0.002
-"""A timer may fire so much before its time, as an event loop counts it."""
+"""A timer may fire this much before its time, as an event loop counts it."""
 TRUST_SECONDS = 30.0
-"""How long an announcement counts."""
+"""How long an announcement is valid."""
 ANSWER_SECONDS = 0.3
-"""Answers are spread over this time, and fall away when two others have answered."""
+"""Answers are spread over this time; a process does not answer once two others have."""
 GRACE_SECONDS = 1.0
-"""How long everything is sent after asking."""
+"""How long all topics are sent after `ASK`."""
 NOTIFY = "SELECT pg_notify(channel, payload) FROM unnest($1::text[], $2::text[]) AS sent(channel, payload)"
 Connection = Any
-"""The driver's, which has no types."""
+"""A connection of the driver, which has no type annotations."""
 
 
 class Channels(shared_topics.Channels):
@@ -59,7 +59,7 @@ class Channels(shared_topics.Channels):
 
     @classmethod
     def of(cls, schema: str) -> Channels:
-        """Names that no other schema of the database has."""
+        """The channels of a schema; no other schema of the database has the same names."""
         name = schema.encode(errors="replace")
         if len(name) > NAME_BYTES:
             schema = f"#{hashlib.sha256(name).hexdigest()[:32]}"
@@ -67,7 +67,7 @@ class Channels(shared_topics.Channels):
 
 
 def payloads(topics: Iterable[str]) -> Iterator[str]:
-    """The topics, as many to a payload as fit. One that cannot travel stands for all."""
+    """The topics, as many in a payload as fit. `EVERYTHING` replaces topics that cannot be sent."""
     data = "\n".join(topics).encode(errors="replace")
     if b"\0" in data:
         yield EVERYTHING
@@ -85,25 +85,25 @@ def payloads(topics: Iterable[str]) -> Iterator[str]:
 
 
 class Notifier(ServerNotifier[Connection]):
-    """The connection of one store object, and its thread. What is not the thread's may be called from anywhere."""
+    """The connection of one store object, and its thread. Methods outside the section of the thread are thread-safe."""
 
     SERVER = "PostgreSQL"
 
     def __init__(self, dsn: str, channels: Channels, listeners: Listeners) -> None:
         super().__init__(channels, listeners)
         self._dsn = dsn
-        # Guarded by the lock.
+        # Guarded by the lock of the base class.
         self._signs = Waiting()
         self._kept: deque[tuple[float, list[str]]] = deque()
         self._kept_count = 0
         self._jobs_heard_until = 0.0
-        # The thread's own.
+        # Used by the thread only.
         self._own_pid = 0
         self._announcers: set[int] = set()
         self._announce_at = self._look_at = 0.0
 
     def send(self, topics: Collection[str]) -> None:
-        """Send these soon. They are dropped while the server is away."""
+        """Send topics soon. They are dropped while the server is away."""
         jobs, others = by_kind(topics)
         with self._lock:
             if self._away or self._closing:
@@ -173,14 +173,14 @@ class Notifier(ServerNotifier[Connection]):
             self._listening |= channels
 
     async def _look_around(self, connection: Connection) -> None:
-        """Do what is due from time to time: see whether the server is there, leave channels, and announce."""
+        """From time to time, check that the server is there, leave unused channels, and announce listeners."""
         now = time.monotonic() + EARLY_SECONDS
         if now >= self._look_at:
             self._look_at = self._remind(ANNOUNCE_SECONDS)
             await connection.execute("SELECT 1")
             await self._leave_unused(connection)
         if now >= self._announce_at and self._channels.jobs in self._listening:
-            # Two are enough: each of them announces to all others, and the two to each other.
+            # Two announcers are enough: all other processes receive both, and each of the two receives the other.
             if len(self._announcers) < 2:
                 self._signs.add([HERE])
             self._announcers.clear()

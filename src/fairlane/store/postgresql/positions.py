@@ -1,4 +1,4 @@
-"""Positions of waiting jobs, from what the server counts in one call."""
+"""The positions of waiting jobs, computed from what the server counts in one call."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class _Answer(msgspec.Struct):
 _answer = msgspec.json.Decoder(_Answer)
 
 MOST_PLACES = 5 * EXACT_PLACES
-"""Places are counted up to here. Each costs a look at a row, so counting further is left to a sample."""
+"""Places are counted up to this number. Counting reads a row for each; beyond it, a sample gives an estimate."""
 
 
 async def read_positions(view: View, ids: Sequence[str]) -> list[JobPosition | None]:
-    """Where jobs stand; None for whatever does not wait."""
+    """The positions of jobs by id; None for jobs that do not wait and for unknown ids."""
     asked = wanted(ids)
     if not asked:
         return [None] * len(ids)

@@ -23,7 +23,7 @@ class Reader(ABC):
 
     @abstractmethod
     def _view(self) -> reading.View:
-        """The schema at this moment."""
+        """A view of the schema at the time of the clock."""
 
     async def schedules(self) -> list[StoredSchedule]:
         return await reading.schedules(self._view())

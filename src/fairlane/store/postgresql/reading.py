@@ -33,13 +33,13 @@ from ..shared.stored_settings import read_settings, readable
 from .database import Record
 
 LONG_SECONDS = 60.0
-"""For a look at everything there is: filters that fit few of many jobs."""
+"""The timeout of a read that may examine every job, because its filters match few of them."""
 
 _lanes = msgspec.json.Decoder(list[tuple[str | None, int, int, bool, float | None]])
 
 
 class Source(Protocol):
-    """What runs statements: the pool, or a single connection."""
+    """Runs statements: the pool, or a single connection."""
 
     async def fetch(self, sql: str, *args: Any, timeout: float | None = None) -> list[Record]:
         """All rows of one statement."""
@@ -49,7 +49,7 @@ class Source(Protocol):
 
 
 class View:
-    """The way to the tables for readers, and the time that counts: None is the server's."""
+    """Runs named queries, at the time of an injected clock; None stands for the server's clock."""
 
     def __init__(self, source: Source, sql: Mapping[str, str], now: float | None, lease: float | None) -> None:
         self._source = source
@@ -67,7 +67,7 @@ class View:
 
 
 def storable(text: str) -> bool:
-    """Whether the server could hold a text at all: not one with a NUL, or out of half characters."""
+    """Whether the server can store a text: not with a NUL character or lone surrogates."""
     if "\0" in text:
         return False
     if text.isascii():
@@ -80,7 +80,7 @@ def storable(text: str) -> bool:
 
 
 def wanted(ids: Iterable[str]) -> list[str]:
-    """The ids that can be known, each once."""
+    """The ids that can exist in the store, each once."""
     return [id for id in dict.fromkeys(ids) if storable(id)]
 
 
@@ -93,9 +93,9 @@ async def get(view: View, ids: Sequence[str]) -> list[Job | None]:
 
 
 async def find(view: View, where: Filter, limit: int, cursor: str | None) -> Page:
-    """A page, newest first: the narrowest filter picks the index, the others are checked job by job."""
+    """A page, newest first: the most selective filter picks the index, the others are checked job by job."""
     check_page(limit)
-    # One more than the page shows, to know whether there is a next one.
+    # Read one job more than the page shows, to know whether there is a next page.
     rows = await view.all(
         "read_page", None if where.state is None else where.state.value, where.queue, where.lane, where.task,
         where.sticky, where.worker, where.error_group, position_of(cursor), limit + 1, timeout=LONG_SECONDS,
@@ -159,7 +159,7 @@ async def lanes(view: View, queue: str, limit: int, cursor: LanesCursor | None =
 
 
 async def declined(view: View, limit: int) -> list[DeclinedTask]:
-    """Tasks that workers declined jobs of, the longest waiting first."""
+    """Tasks with jobs that workers declined, the longest waiting first."""
     rows = await view.all("read_declined", check_page(limit), MOST_DECLINED, view.lease)
     return [
         DeclinedTask(queue=queue, task=task, waiting=waiting, since=since, known=known)
@@ -183,7 +183,7 @@ async def session(view: View, id: str) -> Session:
 
 
 async def _task_sets(view: View, sessions: Sequence[Record]) -> dict[str, tuple[str, ...]]:
-    """The sets of tasks that sessions know, each once."""
+    """The task sets of sessions, each read once."""
     wanted = {row["task_set"] for row in sessions} - {None}
     rows = await view.all("read_task_sets", list(wanted)) if wanted else []
     return {id: tuple(tasks) for id, tasks in rows}
@@ -226,7 +226,7 @@ async def bindings(view: View, pool: str | None, key: str | None, limit: int) ->
 
 
 async def leader(view: View) -> Term | None:
-    """The present term."""
+    """The current term; None if there is no leader."""
     row = await view.one("read_leader", view.lease)
     if row is None or row[3] <= 0:
         return None

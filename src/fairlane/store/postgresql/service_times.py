@@ -1,4 +1,4 @@
-"""How fast a queue is served: the slots that are there for it, and how long its jobs take."""
+"""How fast a queue is served: the slots of its workers, and how long its jobs take."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .reading import View
 
 
 class Service:
-    """A queue as it looks to a caller that was rejected."""
+    """What determines when a full queue has room again."""
 
     def __init__(self, settings: QueueSettings, seconds: float | None, workers: list[Worker], lanes: int) -> None:
         self.settings = settings
@@ -30,7 +30,7 @@ class Service:
 
 
 async def service(view: View, queue: str, class_: int) -> Service | None:
-    """What is known of a queue for a class; None for a queue that is unknown."""
+    """The service of a queue for jobs of a class; None for an unknown queue."""
     row = await view.one("read_service", view.lease, queue, class_, MANY_LANES)
     if row is None:
         return None
@@ -40,7 +40,7 @@ async def service(view: View, queue: str, class_: int) -> Service | None:
 
 
 async def room(view: View, where: Mapping[str, Any]) -> float | None:
-    """Seconds until a full queue, or a full lane of it, has probably room for one more; None where that is unknown."""
+    """Seconds until a full queue, or a full lane of it, probably has room for one more job; None if unknown."""
     found = await service(view, where["queue"], where["class"])
     if found is None:
         return None

@@ -1,7 +1,7 @@
-"""Settings of queues on their way into the tables: what counts is computed here, and stored beside what was said.
+"""Merges changes of queue settings. The effective settings are stored beside the declaration and the override.
 
-A change is read, computed and written with the stamp it was read with. A change in between has raised the
-stamp: then nothing is written, and it is computed anew.
+A merged change is written with the stamp that was read before. If another process changed the settings meanwhile, the
+stamp is higher: then nothing is written, and the caller reads and merges again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .database import Record
 
 
 class _Queue(msgspec.Struct):
-    """A queue while changes are laid over it."""
+    """The settings of a queue while changes are merged into them."""
 
     stamp: int = 0
     version: int = 0
@@ -41,7 +41,7 @@ class _Queue(msgspec.Struct):
 
 
 def changes_of(changes: Sequence[SettingsChange], rows: Iterable[Record]) -> str:
-    """Changes as `configure` takes them, out of rows (name, stamp, version, declared, override) as they were read."""
+    """The argument of `configure`: changes merged into rows of (name, stamp, version, declared, override)."""
     queues = {
         name: _Queue(stamp, version, *read_settings(name, declared, override)[:2])
         for name, stamp, version, declared, override in rows
@@ -70,7 +70,7 @@ def _change(name: str, queue: _Queue) -> dict[str, Any]:
 
 
 def _rule(rule: LaneRule) -> dict[str, Any]:
-    # A key that this rule speaks of, and no other rule: what holds by it alone.
+    # The terms of a key that matches this rule, if it were the only one.
     alone = terms(QueueSettings(lanes=(rule,)), rule.prefix or "any")
     return {
         "pattern": rule.pattern,

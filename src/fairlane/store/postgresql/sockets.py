@@ -1,4 +1,4 @@
-"""What can be learned of a connection below the driver, which has no way to its socket but the transport."""
+"""Checks of a connection below the driver. Its socket is only accessible through the driver's private transport."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def socket_of(connection: Any) -> socket.socket | None:
 
 
 def is_alive(connection: Any) -> bool:
-    """Whether the connection is open, and the server has sent nothing on it unasked."""
+    """Whether the connection is open and has no unrequested data from the server; closes it if it has."""
     if is_closed(connection):
         return False
     sock = socket_of(connection)
@@ -27,14 +27,14 @@ def is_alive(connection: Any) -> bool:
 
 
 def notice_silence(connection: Any) -> None:
-    """Let the kernel find out that the other side has vanished."""
+    """Let the kernel detect that the server is gone."""
     sock = socket_of(connection)
     if sock is not None:
         sockets.notice_silence(sock)
 
 
 def abort(connection: Any) -> None:
-    """Close the connection for the other side too, without an event loop."""
+    """Shut the connection down without using its event loop."""
     sock = socket_of(connection)
     if sock is not None:
         sockets.abort(sock)

@@ -1,10 +1,10 @@
-"""The texts of this store for one schema: named queries, migrations, functions and grants.
+"""The SQL texts of this store for one schema: named queries, migrations, functions and grants.
 
-In every `.sql` file the schema is written ``fairlane.``, and loading puts the quoted name of the chosen one there. The
-rule: ``fairlane.`` is the schema wherever a name may begin, in texts too (``nextval('fairlane.arrival')``). It is not
-after a letter, a digit or a dot, where it is the end or the middle of a longer name. Settings that functions make use
-of are therefore called ``fairlane_step.…``. The name of a function of the library gets the library's version, and
-``fairlane.LIBRARY`` is that version itself.
+In every `.sql` file the schema is written ``fairlane.``, and loading replaces that by the quoted name of the chosen
+schema. It is replaced wherever a name may begin, in string literals too (``nextval('fairlane.arrival')``), but not
+after a letter, a digit, an underscore or a dot, where it is a part of a longer name. Settings that functions use are
+therefore called ``fairlane_step.…``. The name of a library function gets the version of the library, and
+``fairlane.LIBRARY`` is replaced by that version itself.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _NEEDS = re.compile(r"^-- needs: (\d+)$", re.MULTILINE)
 
 
 def quoted(name: str) -> str:
-    """A name as it stands in a statement."""
+    """A name as a quoted identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def placed(text: str, schema: str) -> str:
-    """The text, with the schema put where ``fairlane.`` stands for it, and functions by their names in the database."""
+    """The text with ``fairlane.`` replaced by the schema, and with the names that functions have in the database."""
     functions, prefix = library.names(), f"{quoted(schema)}."
 
     def name(match: re.Match[str]) -> str:
@@ -47,7 +47,7 @@ def queries(schema: str) -> dict[str, str]:
 
 
 def grants(kind: str, role: str, schema: str = SCHEMA) -> str:
-    """What the owner of the schema runs to make a role a ``worker``, a ``producer`` or a ``viewer``."""
+    """The statements by which the owner of the schema makes a role a ``worker``, a ``producer`` or a ``viewer``."""
     name, place = quoted(role), f"SCHEMA {quoted(schema)}"
     text = re.sub(r"\bSCHEMA fairlane\b", lambda _: place, queries(schema)[f"grant_{kind}"])
     return re.sub(rf"\bfairlane_{kind}\b", lambda _: name, text)
@@ -60,18 +60,18 @@ class Change(msgspec.Struct, frozen=True):
     name: str
     script: str
     needs: int
-    """Code that knows this migration can work with the schema, and newer code can; older code cannot."""
+    """A migration: code that knows it can work with the schema, older code cannot."""
 
 
 @lru_cache(maxsize=16)
 def library_scripts(schema: str) -> tuple[str, ...]:
-    """What installs the function library."""
+    """The scripts that install the function library."""
     return tuple(placed(script, schema) for script in library.scripts())
 
 
 @lru_cache(maxsize=16)
 def changes(schema: str) -> tuple[Change, ...]:
-    """The migrations in their order."""
+    """The migrations in order."""
     return tuple(_change(migration, schema) for migration in load_migrations(PACKAGE))
 
 

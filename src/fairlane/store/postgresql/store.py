@@ -1,5 +1,5 @@
-"""The store on PostgreSQL. Every verb that writes is one call of one function in the schema: one round trip, one
-transaction, and no lock that a frozen client could hold."""
+"""The store on PostgreSQL. Every verb that writes is one call of one function in the schema: one round trip and one
+transaction, so a client that freezes holds no lock."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from .wakeups import ServerWakeups, wakeups_for
 
 MOST_REMEMBERED_SEQS = 200_000
 RENEWAL_SECONDS = 5.0
-"""A renewal that is not answered is better sent again while there is lease left."""
+"""The timeout of a renewal: short, so that it can be repeated before the lease ends."""
 ONE_FIRST, ONE_TOLD = 2, 4
-"""What the answer of `enqueue_one` is made of."""
+"""Bits in the answer of `enqueue_one`: workers should be notified; they were, with the commit."""
 USUAL_EXCHANGE = 19  # the arguments of `exchange` without payloads
 NUMBER = "SELECT id FROM fairlane.queue WHERE name = $1"
 
@@ -50,7 +50,7 @@ class PostgresqlStore(Declarations):
         self._wakeups = self._make_wakeups()
         self._batchers: WeakKeyDictionary[asyncio.AbstractEventLoop, EnqueueBatcher] = WeakKeyDictionary()
         self._seqs: dict[str, int] = {}
-        """The numbers of jobs claimed through this object: where to look first, never an answer."""
+        """The numbers of jobs claimed through this object: hints for look-ups, which are verified."""
         self._numbers: dict[str, int] = {}
         self._calls: dict[tuple[str, int], str] = {}
         self._locks: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
@@ -59,7 +59,7 @@ class PostgresqlStore(Declarations):
 
     @classmethod
     async def open(cls, url: str, *, clock: Clock | None = None, create: bool = True) -> Self:
-        """Open the schema a URL names, made and migrated when it is new and this role may do so."""
+        """Open the schema of a URL; with `create`, make it if it does not exist. Migrates it if necessary."""
         store = cls(parse(url), clock)
         try:
             await migrator.migrate(store._database, create=create)
@@ -93,7 +93,7 @@ class PostgresqlStore(Declarations):
         return call
 
     async def _call(self, name: str, *values: Any, timeout: float | None = None, sent: int = 0) -> Record:
-        """Call a verb's function with the time behind its arguments, and announce the topics it returns."""
+        """Call a verb's function with the clock's readings as last arguments, and announce the topics it returns."""
         row = await self._call_quietly(name, *values, timeout=timeout, sent=sent)
         topics = row.get("topics")
         if topics:
@@ -167,8 +167,8 @@ class PostgresqlStore(Declarations):
 
     async def _enqueue_several(self, jobs: Sequence[NewJob], patience: float) -> list[Enqueued]:
         values = encoding.job_columns(jobs)
-        # Large calls of one event loop go one after the other, so that they arrive in the order they were made. This
-        # one was made ready while another was under way.
+        # Large calls of one event loop are sent one after the other, so that they arrive in the order of the calls.
+        # Encoding is done before, while another call is in progress.
         async with self._lock("enqueue") if len(jobs) > MOST_SHARED else nullcontext():
             row = await self._stored(jobs, "enqueue", *values, f"{patience * 1000:.0f}ms")
         if row["arriving"] and any(job.delay or job.run_at is not None for job in jobs):
@@ -182,7 +182,7 @@ class PostgresqlStore(Declarations):
         ]
 
     async def _enqueue_one(self, jobs: Sequence[NewJob], patience: float) -> list[Enqueued]:
-        """The hottest path, for a job that is new and has nothing special."""
+        """The hottest path: for one plain job that is due."""
         [job] = jobs
         values = encoding.job_values(job, self._wakeups.enqueue_channel)
         now, lease = self._clock.readings()
@@ -203,8 +203,8 @@ class PostgresqlStore(Declarations):
             self.announce((queue_topic(job.queue),))
 
     async def _admit(self, jobs: Sequence[NewJob]) -> None:
-        """Admit jobs with due times that were stored while another call had the locks. They are safe, but would become
-        due only once the next call of the queue has admitted them."""
+        """Admit jobs with due times that were stored while another call had the locks. A failure is ignored: they are
+        stored, but do not become due before another call has admitted them."""
         with suppress(Busy, StoreUnavailable):
             await self._call("admit_queues", list({job.queue for job in jobs}))
 
@@ -228,14 +228,13 @@ class PostgresqlStore(Declarations):
             self.announce(row["topics"])
 
     async def claim(self, session: str, claim: Claim) -> list[Claimed]:
-        # Claims of one session go one after the other: on two connections their numbers could overtake each other.
+        # Claims of one session are sent one after the other: on two connections a higher number could arrive first.
         async with self._lock(f"claim {session}"):
             found = await self._claim_one(session, claim) if claim.notified and claim.total > 0 else None
             return list((await self._exchange_once(session, (), claim)).claimed) if found is None else found
 
     async def _claim_one(self, session: str, claim: Claim) -> list[Claimed] | None:
-        """The quickest way to the only job there is, or to the answer that there is none; None if there is more to
-        decide."""
+        """A fast path that starts a single job or finds that there is none. None if the general claim is needed."""
         queue, *others = {ask.queue: None for ask in claim.asks if ask.queue is not None} or [None]
         number = None if queue is None or others else await self._number(queue)
         if queue is None or number is None:
@@ -282,7 +281,7 @@ class PostgresqlStore(Declarations):
         return finished
 
     def _lock(self, name: str) -> asyncio.Lock:
-        """The lock of this name in this event loop, which is dropped when no call uses it."""
+        """The lock of this name in this event loop; dropped when no call uses it."""
         key = (id(asyncio.get_running_loop()), name)
         lock = self._locks.get(key)
         if lock is None:
@@ -302,7 +301,7 @@ class PostgresqlStore(Declarations):
         return arguments
 
     def _take_in(self, transitions: Sequence[Transition], row: Record) -> tuple[Finished, encoding.Broken]:
-        """The answer to an exchange, with all that follows from it here."""
+        """Read the answer to an exchange, remember the numbers of claimed jobs, and announce topics."""
         verdicts = encoding.verdicts_of([t.held for t in transitions], row) if transitions else ()
         claimed, broken = encoding.claimed_of(row)
         topics = ["job:" + t.held.id for t in transitions]
@@ -326,9 +325,9 @@ class PostgresqlStore(Declarations):
     async def finish_on(
         self, connection: Connection, session: str, transitions: Sequence[Transition]
     ) -> tuple[Sequence[Verdict], Sequence[str]]:
-        """Write what a session decided on a connection that has a transaction open; it commits with that.
+        """Apply transitions of a session in the open transaction of a connection.
 
-        Answers also with the topics to publish once it has.
+        Returns the verdicts, and the topics to publish after the commit.
         """
         arguments = self._exchange_arguments(session, transitions, None)
         row = await connection.fetchrow(self._function("exchange", len(arguments)), *arguments)
@@ -373,7 +372,7 @@ class PostgresqlStore(Declarations):
         return Promoted(**{field: row[field] for field in Promoted.__struct_fields__})
 
     def _announce_promoted(self, queues: Sequence[str]) -> None:
-        """Jobs of these queues were promoted. Where workers need a notification, the answer has its topic."""
+        """Called when jobs of these queues were promoted. Does nothing here: the answer has the topics to notify."""
 
     async def admit(self, *, limit: int = 1_000, term: int | None = None) -> Admitted:
         row = await self._pass("admit", limit, term)
@@ -426,7 +425,7 @@ class PostgresqlStore(Declarations):
         return await migrator.migrate(self._database)
 
     async def counters(self) -> dict[str, int]:
-        """What the server has counted."""
+        """Counters of the server, see `health.counters`."""
         return await health.counters(self._database)
 
     async def close(self) -> None:

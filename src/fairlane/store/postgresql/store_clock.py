@@ -1,23 +1,23 @@
-"""The time of calls: the server's, unless a test injects a clock."""
+"""The clock of calls: the server's, unless a test injects another one."""
 
 from __future__ import annotations
 
 from ..clock import Clock
 
 BOOT_SECONDS = 1e9
-"""Readings of two boots lie further apart than any lease is long."""
+"""Added to monotonic readings per boot: leases of an earlier boot have run out in any case."""
 
 
 class StoreClock:
-    """The readings that calls pass to functions: none, so that those read the server's clock, or two of an injected
-    clock, the second of which is for leases and terms."""
+    """The time that calls pass to functions: two readings of an injected clock, the second of which is for leases and
+    terms. Without one both are None, and the functions read the server's clock."""
 
     def __init__(self, clock: Clock | None) -> None:
         self._clock = clock
         self._boots: list[str] = []
 
     def readings(self) -> tuple[float | None, float | None]:
-        """Now, and now for leases."""
+        """The current time, and the current time for leases."""
         if self._clock is None:
             return None, None
         boot = self._clock.boot()

@@ -1,8 +1,8 @@
 """`fairlane.store.transactions.Transactions` on PostgreSQL: jobs that commit together with the user's own rows.
 
-Storing is one statement on the user's connection, which locks nothing that others need. Completing is a transaction on
-a connection of the store's: the locks of the line are taken in its last moment, right before the commit, and a process
-that freezes just there is cut off by the server.
+Jobs are stored by one statement on the user's connection, which takes no lock that other calls need. A job is completed
+in a transaction on a connection of the store: the locks on the queue are taken right before the commit, and if the
+process freezes after that, the server closes the connection.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ QUEUES = """SELECT n, fairlane.queue_number(n), current_database()::text
 FROM (SELECT x AS n FROM unnest($1::text[]) x ORDER BY x OFFSET 0) g"""
 LAST_MOMENT = """SELECT current_setting('transaction_isolation'),
 set_config('idle_in_transaction_session_timeout', '5000', true)"""
-"""From here on the transaction holds locks that others wait for: a process that stops for 5 s is cut off."""
+"""Run before the locks are taken that other calls wait for: the server ends a transaction that is then idle for 5 s."""
 REPORT = """INSERT INTO fairlane.progress (seq, value) SELECT j.seq, $2 FROM fairlane.job j WHERE j.id = $1
 ON CONFLICT (seq) DO UPDATE SET value = excluded.value"""
 END_SECONDS = 3.0
 
 
 class StoredJob(NamedTuple):
-    """What is kept of a job until the transaction that stored it has committed."""
+    """The fields of a job that are kept until the transaction that stored it has committed."""
 
     queue: str
     priority: Priority
@@ -50,7 +50,7 @@ class StoredJob(NamedTuple):
 
 
 class Finishing(Protocol):
-    """What is needed of the store."""
+    """The part of the store that transactions use."""
 
     def announce(self, topics: Collection[str]) -> None:
         """Publish topics of a call that has committed."""
@@ -61,11 +61,11 @@ class Finishing(Protocol):
     async def finish_on(
         self, connection: Connection, session: str, transitions: Sequence[Transition]
     ) -> tuple[Sequence[Verdict], Sequence[str]]:
-        """Write what a session decided, in the transaction open on a connection; also the topics to publish then."""
+        """Apply transitions in the open transaction of a connection. Returns also the topics to publish afterwards."""
 
 
 class PostgresqlTransactions:
-    """What the store on PostgreSQL has beyond the port."""
+    """The transactions of the store on PostgreSQL."""
 
     def __init__(self, store: Finishing, database: Database, clock: StoreClock, channel: str | None) -> None:
         self._store = store
@@ -79,8 +79,8 @@ class PostgresqlTransactions:
         self._numbers: dict[str, int] = {}
         """Queues that exist, with their numbers."""
         self._name = ""
-        """The database, as the server calls it."""
-        # Apart from those of the store's own calls, which must not wait for bodies.
+        """The name of the database, read from the server."""
+        # Separate connections: the store's own calls must not wait for bodies.
         self._bodies = Database(database.address)
         self._rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
@@ -91,12 +91,12 @@ class PostgresqlTransactions:
     # -- storing -----------------------------------------------------------------------------------------------------
 
     async def prepare(self, jobs: Sequence[NewJob]) -> None:
-        """Make the queues that are new. Made in the user's transaction, one would keep others waiting for its end."""
+        """Create new queues. If one were created in the user's transaction, other calls would wait for its end."""
         for job in jobs:
             if job.kind is not JobKind.JOB or job.cron is not None:
                 raise InvalidInput("job", "only plain jobs can be stored inside a transaction of yours")
         self._loop = asyncio.get_running_loop()
-        # What follows may use connections of the user alone.
+        # Renewed here, because storing uses only connections of the user.
         await self._database.renew_use()
         new = {job.queue for job in jobs} - self._numbers.keys()
         if new:
@@ -113,7 +113,7 @@ class PostgresqlTransactions:
         return answers
 
     def enqueue_here(self, connection: object, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """Store jobs in the transaction that is open on a connection for plain code."""
+        """Store jobs in the transaction that is open on a connection for synchronous code."""
         run = blocking_driver_of(connection)
         with self._translated():
             answers = _answers(run(connection, self._statement, self._request(jobs)))
@@ -121,9 +121,12 @@ class PostgresqlTransactions:
         return answers
 
     def _announce_after_commit(self, connection: object, jobs: Sequence[NewJob], answers: Sequence[Enqueued]) -> None:
-        """Where no NOTIFY is part of the transaction, and its end can be seen here. Otherwise the leader finds them."""
+        """Announce jobs after the commit, if the transaction sends no NOTIFY itself and its end can be detected.
+
+        Otherwise the leader finds them.
+        """
         loop = self._loop
-        # Jobs for one worker wait for the leader, which alone has the lock to admit them.
+        # Jobs for one worker wait for the leader: only its pass takes the lock of the pool, which admitting them needs.
         stored = [
             StoredJob(job.queue, job.priority, job.id)
             for job, answer in zip(jobs, answers, strict=True)
@@ -133,7 +136,7 @@ class PostgresqlTransactions:
             return
 
         def committed() -> None:
-            # The loop may be closed by now. This runs in the user's thread.
+            # Runs in the user's thread. The loop may be closed by now.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._store.announce_stored, stored)
 
@@ -196,12 +199,12 @@ class PostgresqlTransactions:
     # -- completing --------------------------------------------------------------------------------------------------
 
     async def begin(self) -> BodyTransaction:
-        """Begin a transaction on a connection that no other call uses until it ends. Waits while all are in use."""
+        """Begin a transaction on a connection of its own. Waits while all connections for bodies are in use."""
         room = self._rooms.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._bodies.address.pool))
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(room)
             connection: Any = await stack.enter_async_context(self._bodies.connection())
-            # What is written about the line depends on seeing what others have committed by then.
+            # Completing the job must see what other calls committed before it got the locks.
             transaction = connection.transaction(isolation="read_committed")
             await transaction.start()
             return BodyTransaction(self._store, self._bodies, connection, transaction, stack.pop_all())
@@ -212,7 +215,7 @@ class BodyTransaction:
     """A transaction in which a body writes, and in which its job is completed."""
 
     broken: FairlaneError | None = None
-    """Never: the server itself says what is wrong."""
+    """Always None: only the server ends such a transaction, and the next statement then raises its error."""
 
     def __init__(
         self, store: Finishing, database: Database, connection: Any, transaction: Any, holding: AsyncExitStack
@@ -227,7 +230,7 @@ class BodyTransaction:
         _bodies[id(connection)] = self
 
     async def commit(self, session: str, transition: Transition, progress: bytes | None) -> bool:
-        """Write how the job ends, and commit; False when the claim was lost."""
+        """Apply the transition of the job and commit; False if the claim was lost."""
         topics: Sequence[str] | None = None
         try:
             topics = await self._commit(session, transition, progress)
@@ -259,20 +262,20 @@ class BodyTransaction:
         if not verdict.accepted:
             return None
         if progress is not None:
-            # Not before: a report that is on its way keeps the job, and would wait for what is written here.
+            # Only now: a report in flight locks the row of the job first, and would wait for this row: a deadlock.
             await connection.execute(self._report, transition.held.id, progress)
         await self._transaction.commit()
         return topics
 
     async def roll_back(self) -> None:
-        """Undo everything."""
+        """Roll back, and return the connection."""
         with contextlib.suppress(Exception):
             async with asyncio.timeout(END_SECONDS):
                 await self._transaction.rollback()
         await self._give_back()
 
     async def _give_back(self) -> None:
-        """Let the next body find the connection as this one did; if that cannot be, it is closed."""
+        """Reset the connection and return it; if that fails, close it."""
         _bodies.pop(id(self.connection), None)
         try:
             async with asyncio.timeout(END_SECONDS):
@@ -285,7 +288,7 @@ class BodyTransaction:
 
 
 _bodies: dict[int, BodyTransaction] = {}
-"""The open ones, by their connection, which some drivers' wrappers forbid to hash."""
+"""Open transactions by the `id` of their connection, because wrappers of drivers need not be hashable."""
 
 
 class _Answer(msgspec.Struct):

@@ -1,7 +1,7 @@
-"""Connections of the user's, of whatever driver: how each is recognised, and how one statement is run on it.
+"""Connections of users: recognises their drivers, and runs one statement on them.
 
-A driver is recognised by the names of its classes, and nothing is imported here that the user has not imported. The
-statement takes one text and answers with one, so that no driver's ways with types come into it.
+A driver is recognised by the names of its classes, so that no driver is imported unless the user has imported it. The
+statement takes and returns one text, so it does not depend on how a driver converts types.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ SUPPORTED = (
 )
 NO_TRANSACTION = "has no open transaction; begin one, or use enqueue"
 MISSING = ("3F000", "42883", "42P01", "42704", "42703")
-"""There is no such schema, function, table, type or column."""
+"""Errors for a schema, function, table, type or column that does not exist."""
 _after_commit: WeakKeyDictionary[Any, list[Callable[[], None]]] = WeakKeyDictionary()
-"""What to call after the open transaction of a session of SQLAlchemy."""
+"""The functions to call after the open transaction of each session of SQLAlchemy."""
 
 
 class Statement(NamedTuple):
-    """``SELECT a function of one text``, in the ways drivers write parameters."""
+    """A call of a function of one text, in the parameter style of each driver."""
 
     function: str
-    """With its quoted schema."""
+    """Its name with the quoted schema."""
 
     @property
     def numbered(self) -> str:
@@ -53,18 +53,18 @@ AsyncRun = Callable[[Any, Statement, str], Awaitable[str]]
 
 
 class Driver(NamedTuple):
-    """A kind of connection. Of the two ways to run the statement it has one."""
+    """A kind of connection. Either `run` or `run_async` is given."""
 
     in_transaction: Callable[[Any], bool]
-    """Whether what is run on it now belongs to a transaction that the user will end."""
+    """Whether a statement would now run in a transaction that the user ends."""
     run: Run | None = None
     run_async: AsyncRun | None = None
     after_commit: Callable[[Any, Callable[[], None]], None] | None = None
-    """Calls a function when the transaction has committed. It may call it after a rollback too."""
+    """Calls a function after the commit of the transaction, and possibly after a rollback too."""
 
 
 def async_driver_of(connection: object) -> AsyncRun:
-    """How to use a connection in asynchronous code, in the transaction that is open there."""
+    """The function that runs the statement on a connection for asynchronous code. Checks that a transaction is open."""
     driver = _driver_of(connection)
     if driver.run_async is None:
         raise InvalidInput("connection", f"belongs to plain code; use {BLOCKING_CALL} there")
@@ -73,7 +73,7 @@ def async_driver_of(connection: object) -> AsyncRun:
 
 
 def blocking_driver_of(connection: object) -> Run:
-    """How to use a connection in plain code, in the transaction that is open there."""
+    """The function that runs the statement on a connection for synchronous code. Checks that a transaction is open."""
     driver = _driver_of(connection)
     if driver.run is None:
         raise InvalidInput("connection", f"belongs to asynchronous code; use {ASYNC_CALL} there")
@@ -82,14 +82,14 @@ def blocking_driver_of(connection: object) -> Run:
 
 
 def call_after_commit(connection: object, function: Callable[[], None]) -> None:
-    """Call a function when the open transaction has committed, if the driver can tell; perhaps after a rollback too."""
+    """Call a function after the open transaction was committed or rolled back, if the driver supports that."""
     after_commit = _driver_of(connection).after_commit
     if after_commit is not None:
         after_commit(connection, function)
 
 
 def own_error(exc: BaseException, schema: str) -> FairlaneError | None:
-    """What an error of the statement means to us; None when it is the user's own affair, such as a lost connection."""
+    """Fairlane's error for one that the statement raised; None if that is raised unchanged (a lost connection)."""
     error: Any = exc
     while error is not None:
         code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
@@ -156,7 +156,7 @@ def _psycopg(connection: Any, statement: Statement, request: str) -> str:
     from psycopg import Cursor
     from psycopg.rows import tuple_row
 
-    # Cursors and rows as we know them, whatever the application has chosen for itself.
+    # With the default cursor and rows: the application may have configured others on the connection.
     with Cursor(connection, row_factory=tuple_row) as cursor:
         [(answer,)] = cursor.execute(statement.formatted.encode(), (request,)).fetchall()
         return str(answer)
@@ -173,7 +173,7 @@ async def _psycopg_async(connection: Any, statement: Statement, request: str) ->
 
 
 def _psycopg_began(connection: Any) -> bool:
-    """Without autocommit the driver itself begins one with the next statement."""
+    """Without autocommit the driver begins a transaction with the next statement."""
     return not connection.autocommit or connection.info.transaction_status != 0
 
 
@@ -207,7 +207,7 @@ async def _sqlalchemy_session_async(session: Any, statement: Statement, request:
 
 
 def _sqlalchemy_began(connection: Any) -> bool:
-    """Unless its driver commits every statement, one is begun with the next statement."""
+    """Unless the driver is in autocommit mode, a transaction begins with the next statement."""
     if connection.dialect.name != "postgresql":
         raise _unknown(connection)
     return not connection.connection.dbapi_connection.autocommit
@@ -220,7 +220,7 @@ def _sqlalchemy_began_async(connection: Any) -> bool:
 def _sqlalchemy_session_committed(session: Any, function: Callable[[], None]) -> None:
     from sqlalchemy import event
 
-    # A scoped session stands for that of the thread or task, and an asynchronous one for one that is not.
+    # A scoped session is a proxy for the session of the thread or task, an asynchronous one for a synchronous one.
     session = getattr(session, "registry", lambda: session)()
     session = getattr(session, "sync_session", session)
 
@@ -232,8 +232,8 @@ def _sqlalchemy_session_committed(session: Any, function: Callable[[], None]) ->
 
 
 def _sqlalchemy_ended(session: Any, transaction: Any) -> None:
-    """After a COMMIT or a ROLLBACK, which comes to the same here: one listener suffices, and nothing is left behind."""
-    # Savepoints have a parent.
+    """Call the functions after a commit or a rollback, so that one listener suffices and no function is kept."""
+    # The transaction of a savepoint has a parent.
     if transaction.parent is None:
         functions, _after_commit[session] = _after_commit[session], []
         for function in functions:
@@ -241,7 +241,7 @@ def _sqlalchemy_ended(session: Any, transaction: Any) -> None:
 
 
 def _later(_: Any) -> bool:
-    """A session chooses its connection when it is used, so that is looked at then."""
+    """True: a session chooses its connection when it is used, and that is checked then."""
     return True
 
 
@@ -260,7 +260,7 @@ def _django_began(connection: Any) -> bool:
 
 
 def _django_committed(connection: Any, function: Callable[[], None]) -> None:
-    # Django refuses it where the user has turned autocommit off instead.
+    # `on_commit` raises an error in a transaction that was begun by turning autocommit off.
     if connection.in_atomic_block:
         connection.on_commit(function)
 
@@ -283,4 +283,4 @@ DRIVERS: dict[tuple[str, str], Driver] = {
     ("django", "BaseDatabaseWrapper"): _DJANGO,
     ("django", "ConnectionProxy"): _DJANGO,
 }
-"""By the package and the name of a class among the connection's own and its bases."""
+"""By package and name of a class: that of the connection or one of its bases."""

@@ -1,8 +1,9 @@
 """Wake-ups between processes that share a schema, by LISTEN and NOTIFY.
 
-Two channels for each schema: one for ``job:`` topics, which are many, and one for all the others. They go over a
-connection that belongs to the wake-ups alone (`notifier.py`); `shared/subscriptions.py` has the promises. The
-store that the lease keeper's thread opens borrows the connection of the one that its process has open already.
+Each schema has two channels: one for ``job:`` and ``place:`` topics, which are many, and one for all others. Topics are
+sent and received on a connection that is used for nothing else (`notifier.py`); `shared/subscriptions.py` states the
+guarantees. The store that the lease keeper's thread opens borrows the connection of the store that its process already
+has open.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .notifier import Channels, Notifier
 
 
 class ServerWakeups(Wakeups, Protocol):
-    """The wake-ups of this store, and how statements send some of them."""
+    """The wake-ups of this store, and the channels on which statements send some of them."""
 
     @property
     def enqueue_channel(self) -> str | None:
@@ -35,7 +36,7 @@ class ServerWakeups(Wakeups, Protocol):
         """The same for jobs stored in a user's transaction."""
 
     def was_sent(self, topics: Collection[str]) -> None:
-        """Topics that a transaction has sent itself."""
+        """Called with topics that a committed transaction has sent itself."""
 
     def close(self) -> None:
         """Close every subscription and the connection. Closing twice is harmless."""
@@ -52,18 +53,18 @@ class NotifyWakeups(NotifiedWakeups[Notifier]):
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be used, and is this process's own."""
+        """Whether it is not closed, and was made by this process and not before a fork."""
         return not self._closed and self._pid == os.getpid()
 
     def was_sent(self, topics: Collection[str]) -> None:
-        """Topics that a transaction has sent itself: delivered here too, unless they come back from the server."""
+        """Deliver topics that a transaction has sent itself here too, unless the server delivers them here."""
         if not self._closed and not (self._listen and self._notifier.listens(jobs=False, others=True)):
             self._notice_fork()
             self._subscriptions.deliver(topics)
 
 
 class BorrowedWakeups:
-    """The wake-ups of another store object, as long as those are open; then its own."""
+    """Uses the wake-ups of another store object while those are open, and after that its own."""
 
     def __init__(self, lender: NotifyWakeups, make: Callable[[], NotifyWakeups]) -> None:
         self.enqueue_channel = lender.enqueue_channel
@@ -85,12 +86,12 @@ class BorrowedWakeups:
             self._wakeups().publish(topics)
 
     def was_sent(self, topics: Collection[str]) -> None:
-        """Topics that a transaction has sent itself."""
+        """Called with topics that a committed transaction has sent itself."""
         if not self._closed:
             self._wakeups().was_sent(topics)
 
     def subscribe(self, topics: Iterable[str], on_delivery: Callable[[], None] | None = None) -> TopicSubscription:
-        """Listen from the running event loop."""
+        """Subscribe in the running event loop."""
         if self._closed:
             raise RuntimeError("the wake-ups were closed; open the store again")
         subscription = self._wakeups().subscribe(topics, on_delivery)
@@ -115,7 +116,7 @@ _door = threading.Lock()
 
 
 def wakeups_for(address: Address) -> NotifyWakeups | BorrowedWakeups:
-    """The wake-ups of a new store object; in a thread beside the program's work, those of another one if possible."""
+    """The wake-ups of a new store object; in a background thread, those of another store object if possible."""
     key = (address.dsn, address.schema, address.listen)
 
     def make() -> NotifyWakeups:
