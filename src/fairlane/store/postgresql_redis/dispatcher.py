@@ -1,4 +1,4 @@
-"""Hands tokens to Redis after the commit, without a caller that waits for it.
+"""Pushes tokens to Redis after the commit; no caller waits for that.
 
 A job that becomes claimable gets a token in the list of its queue and class. Where a call knows which jobs these are,
 their tokens are pushed at once. Otherwise the queues are counted in PostgreSQL, once for all calls of a few
@@ -58,7 +58,7 @@ def claimable_of(row: Any) -> Claimable:
 
 
 class Outbox:
-    """What waits to be sent to one server."""
+    """The tokens and counts that wait to be sent to one server."""
 
     def __init__(self) -> None:
         self.tokens: dict[tuple[str, Priority], tuple[int, str]] = {}
@@ -68,7 +68,7 @@ class Outbox:
         self.sending = False
 
     def add_counted(self, found: Claimable) -> None:
-        """Of a queue that was counted twice, the last count is sent."""
+        """Add counts of queues; a later count of a queue replaces an earlier one."""
         before = {} if self.counted is None else self.counted.jobs
         self.counted = found._replace(jobs={**before, **found.jobs})
 
@@ -96,14 +96,14 @@ class Dispatcher:
         self._send_soon(shard)
 
     def count(self, queues: Collection[str]) -> None:
-        """Count the claimable jobs of queues soon, and push the tokens that lack."""
+        """Count the claimable jobs of queues soon, and push missing tokens."""
         self._uncounted.update(queues)
         if not self._counting:
             self._counting = True
             self.spawn(self._count_all())
 
     def reconcile(self) -> None:
-        """Begin a pass of the leader over all queues; if one is counting, another follows that sees what came since."""
+        """Begin a pass of the leader over all queues. If one is counting, another follows, for jobs added meanwhile."""
         self._sweep_again = True
         if not self._sweeping:
             self._sweeping = True
@@ -114,7 +114,7 @@ class Dispatcher:
         self.spawn(_quietly(shard.run(script, keys, arguments)))
 
     async def drain(self) -> None:
-        """Wait for what is on its way, for a limited time."""
+        """Wait for calls in progress, for a limited time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
                 # What was counted is then pushed by another task.

@@ -56,7 +56,7 @@ async def _state(shard: Shard) -> dict[str, str] | FairlaneError:
 
 
 async def _refused_topics(shard: Shard) -> str:
-    """Why the server takes no topics; empty if it does. Nobody listens to the channel."""
+    """Why the server rejects topics; empty if it accepts them. No process listens to the channel of the test."""
     try:
         await shard.call("PUBLISH", f"{shard.keys.prefix}doctor", "")
     except NotAllowed as exc:

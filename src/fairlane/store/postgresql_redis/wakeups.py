@@ -32,8 +32,8 @@ class Notifiers:
         ]
 
     def send(self, topics: Collection[str]) -> None:
-        """Send topics by the first server that answers; by all while none is known to."""
-        # A frozen server is there for a while: calls with a short deadline notice it long before the notifier does.
+        """Send topics through the first server that answers; through all while none is known to answer."""
+        # `is_well` too: calls have short deadlines, so they detect a frozen server long before the notifier.
         there = [each for shard, each in zip(self._shards, self._all, strict=True) if each.is_there and shard.is_well]
         for each in there[:1] or self._all:
             each.send(topics)
@@ -48,7 +48,7 @@ class Notifiers:
         return all(listening)
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all notifiers."""
         for each in self._all:
             each.close()
 
@@ -78,7 +78,7 @@ class TokenWakeups(NotifiedWakeups[Notifiers]):
         super().publish(topics)
 
     def was_sent(self, topics: Collection[str]) -> None:
-        """No transaction sends any."""
+        """Do nothing: no transaction sends topics itself."""
 
     def work(self, queues: Iterable[str], on_delivery: Callable[[], None]) -> TokenWork:
         """Announce work to a worker of the running event loop, by tokens."""

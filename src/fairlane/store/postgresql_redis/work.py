@@ -37,9 +37,9 @@ from .shard import CALL_SECONDS, CONNECT_SECONDS, LONGEST_PAUSE, SHORTEST_PAUSE,
 BLOCK_SECONDS = 1.0
 """How long a blocking call waits. After it, the worker looks whether a leader sweeps."""
 PATIENCE = 10.0
-"""Polls are so much rarer while every server answers and a leader sweeps."""
+"""By this factor polls are rarer while every server answers and a leader sweeps."""
 FLUSH_SECONDS = 0.1
-"""How long tokens of claims that were full may stay: while there is a backlog they wake nobody in vain."""
+"""How long tokens of jobs that were claimed without them may stay: during a backlog they cause no empty claims."""
 
 Source = tuple[str, Priority]
 """A queue and a class: what a list is for."""
@@ -86,7 +86,7 @@ class TokenWork:
 
     @property
     def patience(self) -> float:
-        """Polls are the net below tokens; without tokens they are all there is."""
+        """How many intervals to wait before a poll: more while tokens arrive, one when polls are all there is."""
         return PATIENCE if all(popper.is_well for popper in self._poppers) else 1.0
 
     @property
@@ -103,13 +103,13 @@ class TokenWork:
         return shared if worker is None else [*shared, worker_topic(worker)]
 
     def deliver(self) -> None:
-        """Have the worker claim."""
+        """Notify the worker, which then claims."""
         if not self._closed:
             self._on_delivery()
 
     def deliver_from_anywhere(self) -> None:
         """The same, from any thread."""
-        # Nobody waits in a loop that is closed.
+        # Nothing waits in a loop that is closed.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self.deliver)
 
@@ -117,11 +117,11 @@ class TokenWork:
         self._room = classes
         self._waits = True
         if self._answering:
-            # The claim for these was not answered.
+            # The claim for these tokens was not answered.
             self._held, self._answering = self._answering + self._held, []
         self._give_back(lambda token: token.source[1] not in classes)
         if self._held:
-            # They came while a claim was under way that did not take their jobs.
+            # They arrived during a claim that did not take their jobs.
             self.deliver()
             return
         for popper in self._poppers:
@@ -182,7 +182,7 @@ class TokenWork:
         self._dispatcher.run(shard, "interrupt", [key], [])
 
     def _hold_unanswered(self, claim: Claim, jobs: Sequence[Claimed], taken: Counter[Source]) -> None:
-        """Hold on to tokens whose list the claim has not looked through: its slots were filled by other jobs."""
+        """Keep tokens of lists that the claim did not search to the end, because other jobs filled its slots."""
         left = taken.copy()
         answered = []
         for token in self._answering:
@@ -247,7 +247,7 @@ class Popper:
         self._connect = connector(shard.address)
         self._interruption = shard.keys.interruption(secrets.token_hex(8))
         self._generation: bytes | None = None
-        """What the last sweep left."""
+        """What the last sweep stored."""
         self._sweeps = False
         """Whether a leader sweeps."""
         self._answers = False
@@ -288,7 +288,7 @@ class Popper:
                 finally:
                     connection.close()
             except Exception as exc:
-                # It was answered since the last failure, or this is another one of a row.
+                # Failures are counted in a row: start again if the server has answered since the last one.
                 failures = 1 if self._answers else failures + 1
                 self.shard.failed(translate_connecting(exc, self.shard.address))
                 self._answers = self._sweeps = False
@@ -340,7 +340,7 @@ class Popper:
         return queues
 
     def _note(self, generation: Any) -> None:
-        """Take in what the last sweep left; None: there was none for a while."""
+        """Process the generation that the last sweep stored; None: there was no sweep for a while."""
         self._sweeps = generation is not None
         self._judge()
         if generation is None:
@@ -357,5 +357,5 @@ class Popper:
             (self._sweeps and (self._answers or not self._wanted) and self._work.receives_topics),
         )
         if was_well and not self.is_well:
-            # The next poll is far away.
+            # Claim now: the next poll was set for the long interval.
             self._work.deliver()
