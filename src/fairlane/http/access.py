@@ -32,7 +32,7 @@ COOKIE = "fairlane_token"
 """The cookie of a browser that is signed in. Browsers do not tell the ports of a host apart, so the port of the service
 follows in its name."""
 GUESS_SECONDS = 1.0
-"""Least seconds between two reads of the tokens for an unknown one that somebody signs in with."""
+"""Least seconds between two reads of the tokens because an unknown one was used to sign in."""
 
 
 class Scope(StrEnum):
@@ -180,7 +180,7 @@ class Access:
         return None
 
     async def signing_in(self, secret: str) -> Caller | None:
-        """The caller with a token that may be new. Anyone may ask, so wrong ones cost a read a second at most."""
+        """The caller with a token that may be new. Any client may try, so wrong ones cost at most a read a second."""
         if not self.fresh:
             await self.refresh()
         found = self.known(secret)

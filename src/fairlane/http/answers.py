@@ -22,7 +22,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class Disconnected(Exception):
-    """The client has gone; nobody reads an answer."""
+    """The client has disconnected; the answer would not be read."""
 
 
 class Answer:

@@ -213,6 +213,6 @@ class SharedAnswers:
 
 
 def _retrieved(task: asyncio.Task[Any]) -> None:
-    """Take note of an error: nobody may be waiting for it."""
+    """Retrieve the error of a read, which asyncio would log if no caller waits for it."""
     if not task.cancelled():
         task.exception()

@@ -260,7 +260,7 @@ class Endpoint:
             return await operation.handler(exchange)
         finally:
             if operation.scope in (Scope.OPERATE, Scope.ADMIN):
-                # Who has changed something wants to see it.
+                # The caller has changed something, and expects to see it in what it reads next.
                 service.shared.forget()
                 service.diagnosis.forget()
 

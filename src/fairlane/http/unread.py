@@ -1,7 +1,7 @@
 """Ends connections whose client still sends when its request is answered.
 
-A server reads and discards the rest of such a body, for ever if it never ends. Closing at once would be no better: what
-is under way then resets the connection, and the client may lose the answer. So the answer says that the connection
+A server reads and discards the rest of such a body, for ever if it never ends. Closing at once would be no better: data
+in transit would reset the connection, and the client might lose the answer. So the answer says that the connection
 closes, the rest is read for a moment, and then it is closed.
 """
 

@@ -96,7 +96,7 @@ def _view(exchange: Exchange, caller: Caller, *, cookie: bool) -> dict[str, Any]
 
 def _cookie(exchange: Exchange, value: str, seconds: int) -> tuple[bytes, bytes]:
     path = str(exchange.scope.get("root_path", "")).rstrip("/") + "/"
-    # A proxy that ends TLS says so; claiming it falsely only hurts the one who claims it.
+    # A proxy that ends TLS sends this header. A client that forges it only loses its own cookie.
     secure = "; Secure" if "https" in (exchange.scope.get("scheme"), exchange.header("x-forwarded-proto")) else ""
     text = f"{cookie_name(exchange.headers)}={value}; Path={path}; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
     return (b"set-cookie", text.encode("latin-1"))

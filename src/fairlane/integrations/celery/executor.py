@@ -164,10 +164,10 @@ class CeleryExecutor:
             self._end(delivery, delivery.given_back())
 
     def end_lost(self, runs: Iterable[Run]) -> None:
-        """Nothing: Celery reports every end."""
+        """Do nothing: Celery reports every end."""
 
     async def close(self) -> None:
-        """Nothing: the pool belongs to Celery."""
+        """Do nothing: the pool belongs to Celery."""
 
     # -- called in the worker's main thread --------------------------------------------------------------------------
 

@@ -105,7 +105,7 @@ def digest_of(payload: bytes) -> str:
 
 
 def following(payload: bytes, previous: bytes) -> bytes:
-    """The payload of a retry, which still tells what the job was sent with."""
+    """The payload of a retry, which keeps the digest of the message that the job was sent with."""
     message = stored_message(payload)
     message.first = digest_of(previous)
     return msgspec.json.encode(([], _Envelope(message)))
@@ -169,7 +169,7 @@ class LocalMessage(Message):
         self.delivery.refused("Celery could not decode the message")
 
     def ack_log_error(self, logger: Any, errors: Any, multiple: bool = False) -> None:
-        """Nothing: the end of the job is written by its request."""
+        """Do nothing: the end of the job is written by its request."""
 
     def reject_log_error(self, logger: Any, errors: Any, requeue: bool = False) -> None:
         """Called without a request for an unknown task or content that is not accepted."""

@@ -49,7 +49,7 @@ STATE = "FAIRLANE"
 
 
 class Entry(msgspec.Struct, array_like=True, frozen=True):
-    """Who records, and up to where."""
+    """Which worker records, and up to where."""
 
     owner: str
     """Empty when its worker has left."""
@@ -166,7 +166,7 @@ class RoleOfLeader:
         return self._leads()
 
     async def release(self) -> None:
-        """Nothing: the store elects another leader."""
+        """Do nothing: the store elects another leader."""
 
 
 class ResultRecorder:

@@ -130,7 +130,7 @@ class _Nowhere:
     """Where a message reports to that is only read."""
 
     def refused(self, why: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def _is_stored(task: Any, request: Context) -> bool:

@@ -38,7 +38,7 @@ class AgentStep(bootsteps.StartStopStep):
         return True
 
     def start(self, parent: Any) -> None:
-        """Nothing: the agent starts when Celery's consumer does, after the pool has forked its processes."""
+        """Do nothing: the agent starts when Celery's consumer does, after the pool has forked its processes."""
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         """Called with each new connection to the broker."""

@@ -29,7 +29,7 @@ from .reconciler import Reconciler
 
 MOST_QUEUES = 1_000
 MISSED_BEATS = 5
-"""So many heartbeats in a row are missed by a worker that is considered dead."""
+"""A worker that misses this many heartbeats in a row is considered dead."""
 RECOUNT_PAUSE = 0.3
 ATTRIBUTE = "fairlane_balancer"
 """Where an application keeps its balancer, for the command line."""

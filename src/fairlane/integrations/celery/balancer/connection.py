@@ -35,7 +35,7 @@ SCHEMES = {
 TIMEOUT = 1.0
 """Seconds to connect, and to wait for a reply."""
 MOST_UNREAD = 16
-"""So many replies are left unread: reading them at once saves a system call for each."""
+"""How many replies are left unread: reading them together saves a system call for each."""
 SHORTEST_PAUSE = 0.5
 LONGEST_PAUSE = 5.0
 READ_SIZE = 65_536

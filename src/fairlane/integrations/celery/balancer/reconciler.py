@@ -22,13 +22,13 @@ from .publishing import Publisher
 log = logging.getLogger(__name__)
 
 DEEP_EVERY = 10
-"""Every so many looks, queues are read although their numbers agree."""
+"""After this many looks, queues are read even if their numbers agree."""
 DEEP_LIMIT = 10_000
 """Queues with more messages are not read while their numbers agree."""
 REST_FACTOR = 50
-"""After a look, rest for so many times its CPU time: it takes at most 2 % of a core, however long the queues are."""
+"""The rest after a look, as a multiple of its CPU time: at most 2 % of a core, however long the queues are."""
 LOCK_INTERVALS = 3
-"""A worker that reconciles and is silent for so many intervals is replaced by another."""
+"""After this many intervals of silence the reconciling worker is replaced by another one."""
 STALE_SECONDS = 3_600.0
 """Age from which a lease of an empty queue is closed where messages cannot be listed."""
 
@@ -79,7 +79,7 @@ class Reconciler:
             lost, uncounted = self._last
             confirms = bool(lost or uncounted)
             found = self._compare(store, queues, deep or confirms or self._looks % DEEP_EVERY == 0)
-            # What is new at a look that confirms is not looked at again: a busy queue would be read all the time.
+            # What a confirming look finds first is not confirmed next: a busy queue would be read all the time.
             self._last = (set(), {}) if confirms else found
             return self._correct(store, lost & found[0], {key: found[1][key] for key in uncounted.keys() & found[1]})
 
