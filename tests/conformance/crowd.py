@@ -17,7 +17,7 @@ from fairlane.model.job import NewJob
 from .reopening import open_again
 
 QUEUES = tuple(f"crowd-{number}" for number in range(5))
-"""Several, so that nothing but the key and its pool is what they have in common."""
+"""Several, so that the calls have only the key and its pool in common."""
 PATIENCE = 60.0
 
 
@@ -39,10 +39,10 @@ async def warm_up(url: str) -> None:
 
 
 async def send(url: str, rounds: int, number: int, barrier: Barrier) -> None:
-    """Send one job in each round, together with all the others."""
+    """Send one job in each round, at the same moment as all other processes."""
     store = await open_again(url)
     try:
-        # Whatever is made by the first call is there: the race is about the jobs alone.
+        # Whatever the first call creates exists by now: only the jobs themselves race.
         await store.queues()
         for round in range(rounds):
             barrier.wait(PATIENCE)
@@ -52,7 +52,7 @@ async def send(url: str, rounds: int, number: int, barrier: Barrier) -> None:
 
 
 def play(url: str, rounds: int, number: int, barrier: Barrier) -> None:
-    """One process of the crowd. If it fails, nobody waits for it."""
+    """One process of the crowd. If it fails, the others do not wait for it."""
     try:
         asyncio.run(send(url, rounds, number, barrier))
     except BrokenBarrierError:
@@ -63,7 +63,7 @@ def play(url: str, rounds: int, number: int, barrier: Barrier) -> None:
 
 
 def main(url: str, processes: str, rounds: str) -> int:
-    """Let the crowd play, and count those that failed."""
+    """Run the crowd. Returns how many processes failed."""
     asyncio.run(warm_up(url))
     forking = multiprocessing.get_context("fork")
     barrier = forking.Barrier(int(processes))

@@ -1,4 +1,4 @@
-"""How sessions die in this suite: they stay silent past their lease, and a pass declares it."""
+"""How sessions die in this suite: they do not renew until their lease is over, and a pass declares them dead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LONG = 100_000.0
 
 
 async def die(kit: Kit, worker: Worker) -> Rescued:
-    """Let `worker` be silent until it is declared dead. A session that must survive needs a longer lease."""
+    """Let `worker` be silent until it is declared dead. Sessions that must survive need a longer lease."""
     kit.clock.advance(worker.session.lease + 1)
     rescued = await kit.store.rescue()
     assert worker.id in rescued.declared

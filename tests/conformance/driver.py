@@ -1,8 +1,8 @@
 """Runs every verb on a store and on the model, and compares them after each step.
 
-The driver holds what a fleet of processes would remember (which claims they made, what they wrote), so that a machine
-can repeat any of it later. Times are chosen so that no two of them ever meet: leases end at .3, due times at .2,
-expiries at .1 of a half second, and the clock moves by halves.
+The driver keeps what a fleet of processes would remember (the claims they made, what they wrote), so that a machine can
+repeat any of it later. Times are chosen so that no two of them are equal: leases end at .3, due times at .2, expiries
+at .1 of a half second, and the clock moves by halves.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Driver:
         self.clock.advance(seconds)
 
     def both(self, verb: str, *args: Any, **options: Any) -> Any:
-        """Call a verb on the store and on the model, and compare. None where it was refused, as it had to be."""
+        """Call a verb on the store and on the model, and compare. None if it was rejected, as the model requires."""
         spelled = [spell(arg) for arg in args] + [f"{name}={spell(value)}" for name, value in options.items()]
         self.calls.append(f"await store.{verb}({', '.join(spelled)})")
         reply: Any
@@ -87,7 +87,7 @@ class Driver:
             raise
 
     def fail(self, what: str) -> NoReturn:
-        """Give up, telling what was wrong and every call that led there."""
+        """Fail with what was wrong and every call that led to it."""
         self.broken = True
         steps = "\n".join(self.calls)
         raise Mismatch(f"{what}\n\nafter these calls:\n{steps}")
@@ -134,7 +134,7 @@ class Driver:
         return self.ended
 
     def _changed_finals(self, sight: Sight) -> list[str]:
-        """Final is final: not even the time of it may change."""
+        """A final job stays final: not even its times may change."""
         found = []
         for id, job in sight.jobs.items():
             if id in self.finals and self.finals[id] != _ending(job):
@@ -144,7 +144,7 @@ class Driver:
         return found
 
     def _exceeded_limits(self, sight: Sight) -> list[str]:
-        """No lane and no queue starts anything beyond its limit. A limit may be lowered below what runs already."""
+        """No lane and no queue starts a job beyond its limit, which may be lowered below what runs already."""
         records = self.model.records
         load: dict[tuple[str, str | None], int] = {}
         limits: dict[tuple[str, str | None], int | None] = {}
@@ -175,7 +175,7 @@ class Driver:
         self.both("enqueue", list(jobs))
 
     def claim(self, session: str, claim: Claim) -> None:
-        """Claim, every other time as a notified worker, which may not make a difference."""
+        """Claim; every second time as a notified worker, which must make no difference."""
         claim = msgspec.structs.replace(claim, notified=claim.number % 4 < 2)
         if self.both("claim", session, claim) is not None:
             self.last_claims[session] = claim
@@ -199,7 +199,7 @@ class Driver:
         return [Held(job.id, job.fence) for job in self.model.records.held_by(session)]
 
     def drain(self) -> None:
-        """Let every old session die and new ones do what is left: each job must come to its end, and only once."""
+        """Let every old session die and new ones run what is left: each job must end, exactly once."""
         records = self.model.records
         self._resume()
         self.advance(60.0)
@@ -249,7 +249,7 @@ class Driver:
         return id
 
     def _work_off(self, worker: str) -> int:
-        """Start what there is and complete it; how much that was."""
+        """Start all jobs and complete them. Returns how many that were."""
         asks = [Ask(source, priority, 200) for priority in Priority for source in (None, *SERVED)]
         number = self.model.records.sessions[worker].claim + 1
         self.claim(worker, Claim(number=number, asks=tuple(asks), total=200))
@@ -271,7 +271,7 @@ class Driver:
 
 
 def spell(value: Any) -> str:
-    """A value as code, without what is as usual."""
+    """A value as code, without fields that have their defaults."""
     if isinstance(value, msgspec.Struct):
         said = []
         for info in msgspec.structs.fields(value):

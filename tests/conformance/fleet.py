@@ -1,7 +1,7 @@
-"""Random lives of a fleet, the first half: processes that come and go, and what clients ask for.
+"""Random sequences of calls, part one: processes that come and go, and requests of clients.
 
-A rule whose numbers pick nothing (no session yet, nothing running) does nothing, so that shrinking stays simple. Where
-the rules of a store do not say what must happen, the machine does not go: those places are marked as unsaid.
+A rule whose numbers select nothing (no session yet, nothing running) does nothing, so that shrinking stays simple. The
+machine makes no call whose result is unspecified; comments say where.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ T = TypeVar("T")
 
 
 def pick(things: Sequence[T], number: int) -> T | None:
-    """One of `things`, if there is any."""
+    """One of `things`; None if there are none."""
     return things[number % len(things)] if things else None
 
 
 class Fleet(RuleBasedStateMachine):
-    """One life of a store."""
+    """One random sequence of calls on a store."""
 
     open_store: Callable[[ManualClock], Awaitable[Store]]
     """Makes an empty store; set in the class, because Hypothesis makes the instances."""
@@ -85,11 +85,11 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(index=st.sampled_from([None, None, 5, 6]), slots=st.sampled_from([1, 2, 4]), reserved=flags, away=flags)
     def start_worker(self, index: int | None, slots: int, reserved: bool, away: bool) -> None:
-        """A worker registers, now and then under an index that is taken."""
+        """A worker registers, sometimes under an index that is taken."""
         holders = [s for s in self.records.sessions.values() if s.is_worker and s.index == index]
         present = next((s for s in holders if s.present), None)
         if index is not None:
-            # Who gets an index, and its bindings, between the end of a lease and the pass that notices it is unsaid.
+            # Which session has an index between the end of a lease and the pass that notices it is unspecified.
             kept = any(b.active and b.index == index for b in self.records.bindings)
             if present is None:
                 unsaid = kept and all(self.expired(s) for s in holders)
@@ -128,7 +128,7 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(session=numbers, forgotten=few, old=few, stopping=st.sampled_from([False, False, False, True]))
     def renew(self, session: int, forgotten: list[int], old: list[int], stopping: bool) -> None:
-        """A renewal that leaves out some of what is recorded, and names claims from before. The dead try it too."""
+        """A renewal that omits some recorded claims and names earlier ones. Dead sessions try it too."""
         known = pick(list(self.records.sessions.values()), session)
         if known is not None:
             held = self.driver.held(known.new.id)
@@ -141,7 +141,7 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(session=numbers, begun=st.sampled_from(["all", "none", "some"]))
     def leave(self, session: int, begun: str) -> None:
-        """A process stops, or its supervisor says that it died."""
+        """A process stops, or its supervisor reports that it died."""
         known = pick(list(self.records.sessions.values()), session)
         if known is not None:
             held = self.driver.held(known.new.id)
@@ -158,7 +158,7 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(job=numbers, changed=st.sampled_from([False, False, True]))
     def enqueue_again(self, job: int, changed: bool) -> None:
-        """The same id is sent once more, with the same content or with other."""
+        """The same id is sent again, with the same content or with other content."""
         sent = [new for new in self.driver.sent.values() if new.id in self.records.jobs]
         known = pick([new for new in sent if new.kind is not JobKind.CLEANUP], job)
         if known is not None:
@@ -171,12 +171,12 @@ class Fleet(RuleBasedStateMachine):
         expires=st.sampled_from([None, 4.1]),
     )
     def wait_for_turn(self, waiter: int, newcomer: bool, lane: str, expires: float | None) -> None:
-        """A waiter joins the line for a turn; a lane without a limit has none to give."""
+        """A waiter requests a turn; in a lane without a limit that is rejected."""
         if newcomer:
             new = NewSession(id=self.next_id("waiter"), kind=SessionKind.WAITER, lease=LEASE)
             self.driver.both("register", new)
         waiters = [s for s in self.records.sessions.values() if s.new.kind is SessionKind.WAITER]
-        # Whether an expired waiter is still live enough to get in line is unsaid.
+        # Whether an expired waiter still counts as live for a request is unspecified.
         known = pick([s for s in waiters if not (s.present and self.expired(s))][::-1], waiter)
         if known is not None:
             turn = NewJob(
@@ -214,7 +214,7 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(["k1", "k2", "k3"]), with_cleanup=flags)
     def release(self, key: str, with_cleanup: bool) -> None:
-        """Let a key go; while it drains, the same call is repeated."""
+        """Release a key; while it drains, repeat the call."""
         binding = active(self.records, "default", key)
         if binding is not None and binding.state is BindingState.DRAINING:
             cleanup = self.cleanups.get(key)

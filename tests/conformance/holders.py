@@ -1,4 +1,4 @@
-"""The suite's own record of who holds which job under which fence, kept without asking the store.
+"""The suite's own record of which session holds which job under which fence, kept without reading the store.
 
 It knows the rules of one queue without lanes, limits or priorities, which is all that fencing needs. Each
 answer of the store is compared with it, and then taken over.
@@ -30,12 +30,12 @@ class Holding:
     due: float = 0.0
 
     def wait(self, now: float, delay: float) -> None:
-        """Nobody holds it; it waits again, after `delay`."""
+        """No session holds it; it waits again, after `delay`."""
         self.holder = None
         self.state, self.due = (S.SCHEDULED, now + delay) if delay else (S.PENDING, 0.0)
 
     def end(self, state: JobState) -> None:
-        """Nothing may change it any more."""
+        """It is final: nothing may change it any more."""
         assert not self.state.final
         self.holder = None
         self.state = state
@@ -43,17 +43,17 @@ class Holding:
 
 @dataclass
 class Holders:
-    """Who holds what."""
+    """Which session holds which job."""
 
     jobs: dict[str, Holding]
     leases: dict[str, float] = field(default_factory=dict)
-    """Session → when its lease ends; a session that is over is not in here."""
+    """The end of the lease of each session that is not over."""
     written: dict[tuple[str, Held], tuple[Move, JobState]] = field(default_factory=dict)
     claims: list[tuple[str, Held]] = field(default_factory=list)
-    """Every claim there ever was, for writers that come late."""
+    """Every claim so far, for late writes."""
 
     def of(self, session: str) -> list[Held]:
-        """What a session holds."""
+        """The claims that a session holds."""
         return [Held(id, job.fence) for id, job in self.jobs.items() if job.holder == session]
 
     def waiting(self) -> int:
@@ -166,7 +166,7 @@ class Holders:
                 self.give_back(held, now)
 
     def promote(self, now: float) -> int:
-        """Let time pass, and tell how many jobs came due."""
+        """Let time pass. Returns how many jobs became due."""
         due = [job for job in self.jobs.values() if job.state is S.SCHEDULED and job.due <= now]
         for job in due:
             job.wait(now, 0.0)

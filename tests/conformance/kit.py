@@ -1,4 +1,4 @@
-"""Short words for what the suite does all the time. Nothing here knows which store it speaks to."""
+"""Short names for what the suite does often. Independent of the store under test."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Kit:
         return (await self.job(id)).state
 
     async def positions(self, id: str) -> JobPosition | None:
-        """Where one job stands."""
+        """The position of a job."""
         [position] = await self.store.positions([id])
         return position
 
@@ -120,7 +120,7 @@ class Worker:
         return worker
 
     def everything(self, total: int) -> Claim:
-        """A claim that asks the inbox and every queue of this worker, class by class."""
+        """A claim that asks for jobs of the inbox and of every queue of this worker, class by class."""
         asks = [Ask(source, p, total) for p in Priority for source in (None, *self.session.queues)]
         return Claim(number=self.kit.number(), asks=tuple(asks), total=total)
 
@@ -151,7 +151,7 @@ class Worker:
         return await self.finish(*(fail(_held(job), Reason.ERROR, error) for job in jobs))
 
     async def retry(self, *jobs: Claimed | Held, delay: float = 0.0) -> Finished:
-        """Let jobs be tried again after an error."""
+        """Retry jobs after an error."""
         return await self.finish(*(retry(_held(job), delay, Reason.ERROR, "boom") for job in jobs))
 
     async def hand_back(self, *jobs: Claimed | Held) -> Finished:
@@ -159,7 +159,7 @@ class Worker:
         return await self.finish(*(hand_back(_held(job)) for job in jobs))
 
     async def decline(self, *jobs: Claimed | Held, patience: float = UNKNOWN_TASK_SECONDS) -> Finished:
-        """Give back jobs whose tasks this worker does not know."""
+        """Decline jobs, because their tasks are unknown to this worker."""
         return await self.finish(*(decline(_held(job), "no such task", patience=patience) for job in jobs))
 
     async def renew(self, *held: Claimed | Held, claim: int | None = None, stopping: bool = False) -> Renewal:

@@ -1,4 +1,4 @@
-"""Random lives of a fleet, the second half: claims and what becomes of them, the leader's passes, settings, time."""
+"""Random sequences of calls, part two: claims and their results, the leader's passes, settings, time."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ terms = st.sampled_from(["none", "none", "present", "old"])
 
 
 class Machine(Fleet):
-    """One life of a store."""
+    """One random sequence of calls on a store."""
 
     # -- claims --------------------------------------------------------------------------------------------------
 
     @rule(session=numbers, wanted=claims, total=totals)
     def claim(self, session: int, wanted: tuple[Ask, ...], total: int) -> None:
-        """A worker claims; ended and dead ones try it too."""
+        """A worker claims; ended and dead workers try it too."""
         known = pick(self.workers(), session)
         if known is not None:
             self.driver.claim(known.new.id, Claim(number=known.claim + 2, asks=wanted, total=total))
 
     @rule(wanted=st.lists(wishes, min_size=1, max_size=3), session=numbers, total=totals)
     def enqueue_and_claim(self, wanted: list[Wish], session: int, total: int) -> None:
-        """Jobs come, and a worker is there."""
+        """Jobs are sent, and there is a worker."""
         self.enqueue(wanted)
         self.claim(session, EVERYTHING, total)
 
     @rule(session=numbers, late=flags)
     def claim_oddly(self, session: int, late: bool) -> None:
-        """The reply to a claim was lost, or a claim that was overtaken comes late."""
+        """The reply to a claim was lost, or a claim that was overtaken arrives late."""
         known = pick(self.workers(), session)
         if known is None or not known.claim:
             return
@@ -76,7 +76,7 @@ class Machine(Fleet):
         later=st.sampled_from([2, 2, 2, -1]),
     )
     def finish(self, session: int, ends: list[tuple[int, str]], wanted: tuple[Ask, ...] | None, later: int) -> None:
-        """A session ends some of what it runs, and may claim with it; a claim that comes late spoils the whole call."""
+        """A session ends some of its jobs, and may claim in the same call; a late claim fails the whole call."""
         busy = [s for s in self.records.sessions.values() if self.records.held_by(s.new.id)]
         known = pick(busy, session)
         if known is None:
@@ -91,7 +91,7 @@ class Machine(Fleet):
 
     @rule(session=numbers, total=totals, ends=st.lists(outcomes, min_size=1, max_size=4), goes_on=flags)
     def claim_and_finish(self, session: int, total: int, ends: list[str], goes_on: bool) -> None:
-        """A worker claims, ends what it got in one way and another, and may claim the next with it."""
+        """A worker claims, ends its jobs in different ways, and may claim the next ones in the same call."""
         known = pick([s for s in self.workers() if s.present], session)
         if known is not None:
             self.claim(self.workers().index(known), EVERYTHING, total)
@@ -150,7 +150,7 @@ class Machine(Fleet):
 
     @rule(start=numbers, fences=st.integers(-1, 1))
     def report(self, start: int, fences: int) -> None:
-        """Progress under a fence that counts, or counted, or never was given out."""
+        """Progress under a current fence, an earlier one, or one that was never assigned."""
         earlier = pick(self.driver.starts, start)
         if earlier is not None:
             held = Held(earlier[1].id, earlier[1].fence + fences)
@@ -164,7 +164,7 @@ class Machine(Fleet):
 
     @rule(seconds=st.sampled_from([2.5, 6.0, 0.5, 16.0]), kept=st.sampled_from([True, True, False]), promoted=flags)
     def advance(self, seconds: float, kept: bool, promoted: bool) -> None:
-        """Time passes; as a rule processes renew meanwhile, and the promoter sees what is due."""
+        """Time passes; usually processes renew meanwhile, and the promoter runs."""
         self.driver.advance(seconds)
         if kept:
             self.beat()
@@ -187,7 +187,7 @@ class Machine(Fleet):
 
     @rule(session=st.sampled_from(["ann", "bob"]), term=terms, resigns=st.sampled_from([False, False, True]))
     def lead(self, session: str, term: str, resigns: bool) -> None:
-        """A session stands for leadership, extends a term, perhaps another's or an old one, or gives it up."""
+        """A session stands for leadership, extends a term (perhaps of another session, or an old one), or resigns."""
         number = self.term(term)
         if resigns and number is not None:
             self.driver.both("resign", number)
@@ -198,7 +198,7 @@ class Machine(Fleet):
 
     @rule(settings=work_settings, newer=st.sampled_from([1, 1, 0, -1]))
     def configure(self, settings: WorkSettings, newer: int) -> None:
-        """Another declaration, which counts unless it is older than the one there is."""
+        """Another declaration, which is ignored if it is older than the stored one."""
         version = self.records.queue("work").version + newer
         self.driver.both("configure", [SettingsChange(queue="work", declared=settings.declared(), version=version)])
 
@@ -209,7 +209,7 @@ class Machine(Fleet):
         declared=flags,
     )
     def limit_or_pause(self, queue: str, paused: bool | None, limit: int | None, declared: bool) -> None:
-        """An operator pauses, resumes or limits a queue, or takes the override back; or the code says so."""
+        """An operator pauses, resumes or limits a queue, or clears the override; or a declaration does so."""
         if declared:
             change = SettingsChange(queue="mail", declared=QueueSettings(limit=limit))
         elif paused is None:
@@ -236,7 +236,7 @@ def _declinable(job: JobRecord) -> bool:
 
 
 def transition(job: JobRecord, outcome: str, held: Held | None = None) -> Transition:
-    """A holder's decision. What a turn, a clean-up or a sticky job cannot do, or nobody said, becomes what it can."""
+    """A holder's decision. One that the job does not allow, or whose effect is unspecified, is replaced."""
     held = held or Held(job.id, job.fence)
     if job.new.kind is JobKind.TURN and outcome not in ("complete", "fail", "cancel"):
         outcome = "complete"

@@ -37,7 +37,7 @@ async def _register(store: Store) -> tuple[str, int | None]:
 
 
 async def claim(store: Store, number: int) -> Any:
-    """Start and complete jobs until there are none; tell every start, and how full the narrow lane was."""
+    """Start and complete jobs until there are none. Returns the starts, and the most jobs of the lane at once."""
     session, _ = await _register(store)
     starts: list[tuple[str, int]] = []
     fullest = 0
@@ -50,20 +50,20 @@ async def claim(store: Store, number: int) -> Any:
         if claimed:
             await store.finish(session, [complete(job.held) for job in claimed])
             continue
-        # Nothing to start now is not nothing left: a lane may be held by another process.
+        # No job can start now, but some may be left: another process may hold the lane.
         if not (await store.find(Filter(state=JobState.PENDING, queue=QUEUE), limit=1)).jobs:
             break
     return {"starts": starts, "fullest": fullest}
 
 
 async def elect(store: Store, number: int) -> Any:
-    """Stand once, and tell the term that was won."""
+    """Try to become leader once. Returns the term that was won."""
     term = await store.lead(f"manager-{number}", lease=60)
     return term.number if term is not None and term.session == f"manager-{number}" else None
 
 
 async def reelect(store: Store, number: int) -> Any:
-    """Stand again and again, resign whenever it was won, and tell all terms."""
+    """Try to become leader repeatedly, resigning each time. Returns the terms that were won."""
     won = []
     for _ in range(REPEATS):
         term = await store.lead(f"manager-{number}", lease=60)
@@ -82,7 +82,7 @@ async def bind(store: Store, number: int) -> Any:
 
 
 async def unique(store: Store, number: int) -> Any:
-    """Send jobs whose unique values the other processes use too, and tell whose job it became."""
+    """Send jobs whose unique values the other processes use too. Returns each holder and whether it was created."""
     answers = []
     for value in range(REPEATS):
         job = NewJob(id=f"{value}-from-{number}", task="task", queue=QUEUE, unique=f"once-{value}")
@@ -91,7 +91,7 @@ async def unique(store: Store, number: int) -> Any:
 
 
 async def same(store: Store, number: int) -> Any:
-    """Send jobs under ids that the other processes use too, and tell which were made here."""
+    """Send jobs under ids that the other processes use too. Returns the ids that were created here."""
     answers = []
     for value in range(REPEATS):
         answers += await store.enqueue([NewJob(id=f"same-{value}", task="task", queue=QUEUE)])
@@ -99,12 +99,12 @@ async def same(store: Store, number: int) -> Any:
 
 
 async def register(store: Store, number: int) -> Any:
-    """Become a worker, and tell the index."""
+    """Register as a worker. Returns the index."""
     return (await _register(store))[1]
 
 
 async def send(store: Store, number: int) -> Any:
-    """Send jobs in several calls, and tell their ids."""
+    """Send jobs in several calls. Returns their ids."""
     ids = [f"{value}-from-{number}" for value in range(REPEATS * 4)]
     for start in range(0, len(ids), 4):
         await store.enqueue([NewJob(id=id, task="task", queue=QUEUE) for id in ids[start : start + 4]])

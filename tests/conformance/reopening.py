@@ -12,7 +12,7 @@ from . import conftest
 
 
 async def open_again(url: str, clock: Clock | None = None, *, create: bool = True) -> Store:
-    """A store of its own at `url`; without `clock` it goes by its real one."""
+    """A store of its own at `url`, on the real clock unless `clock` is given."""
     opening = conftest.open_store(url, clock=clock, create=create)  # type: ignore[attr-defined]  # imported there
     store: Store = await opening
     return store

@@ -17,7 +17,7 @@ def bulk(kit: Kit, lane: str | None, count: int, **fields: Any) -> list[NewJob]:
 
 
 async def run(worker: Worker, starts: int, *, batch: int = 1) -> list[Claimed]:
-    """Start and complete exactly `starts` jobs, `batch` at a time, and tell them in that order."""
+    """Start and complete exactly `starts` jobs, `batch` at a time. Returns them in that order."""
     ran: list[Claimed] = []
     while len(ran) < starts:
         claimed = await worker.claim(min(batch, starts - len(ran)))
@@ -28,7 +28,7 @@ async def run(worker: Worker, starts: int, *, batch: int = 1) -> list[Claimed]:
 
 
 async def drain(worker: Worker, *, batch: int = 100) -> list[str]:
-    """Start and complete whatever there is, and tell the ids in the order of their starts."""
+    """Start and complete all jobs. Returns the ids in the order of their starts."""
     ran: list[str] = []
     while claimed := await worker.claim(batch):
         ran += [job.id for job in claimed]

@@ -189,7 +189,7 @@ async def test_a_lone_stopping_worker_leaves_a_new_key_unbound(kit: Kit) -> None
 
 
 async def _lose(kit: Kit, *staying: Worker) -> int:
-    """Let the leases of all others end, and tell how many bindings were lost."""
+    """Let the leases of all other workers end. Returns how many bindings were lost."""
     kit.clock.advance(16)
     for worker in staying:
         await worker.renew()

@@ -24,7 +24,7 @@ async def _children(kit: Kit, parent: str) -> list[Job]:
 
 
 async def _workers(kit: Kit, parent: str) -> list[str | None]:
-    """Whom the copies of a broadcast are for."""
+    """The workers that the copies of a broadcast are for."""
     return [child.worker for child in await _children(kit, parent)]
 
 

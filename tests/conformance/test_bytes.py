@@ -1,4 +1,4 @@
-"""A claim is bounded by bytes as well as by number: an answer that a slow link cannot carry in time helps nobody."""
+"""A claim is limited by bytes as well as by number: an answer that arrives after its deadline is useless."""
 
 from __future__ import annotations
 

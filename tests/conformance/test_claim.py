@@ -227,7 +227,7 @@ async def test_a_late_claim_under_a_number_before_an_empty_one_strands_nothing(k
     await kit.enqueue(id="job")
     await store.claim(worker.id, late)
 
-    # Its reply reaches nobody: the session has gone on to the next number, and says so when it renews.
+    # The reply is ignored: the session has made a later claim, whose number it names when it renews.
     renewal = await worker.renew(claim=empty.number)
 
     assert await kit.state("job") is JobState.PENDING

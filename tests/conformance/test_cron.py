@@ -17,7 +17,7 @@ EVERY_MINUTE = Timetable(every=60.0)
 
 
 def schedule(name: str = "nightly", timetable: Timetable = EVERY_MINUTE, job: bytes = b"{}") -> Schedule:
-    """A schedule that fires every minute, unless told otherwise."""
+    """A schedule that fires every minute by default."""
     return Schedule(name=name, timetable=timetable, job=job)
 
 
@@ -28,7 +28,7 @@ async def stored(store: Store, name: str = "nightly") -> StoredSchedule:
 
 
 async def fire(kit: Kit, name: str, slot: float) -> bool:
-    """Enqueue the job of a slot as the scheduler does, and tell whether it was new."""
+    """Enqueue the job of a slot as the scheduler does. Returns whether it was new."""
     new = kit.new(id=f"cron:{name}:{slot:.0f}", cron=CronSlot(name, slot))
     [answer] = await kit.store.enqueue([new])
     return answer.created

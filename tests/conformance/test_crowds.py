@@ -39,7 +39,7 @@ async def shared(store_url: str) -> AsyncIterator[Store]:
 
 
 async def _sent_at_once(store: Store, url: str) -> list[list[Binding]]:
-    """Let the crowd send, and tell the bindings that each round has made. Every job waits where its key is bound."""
+    """Let the crowd send. Returns the bindings that each round has created. Every job waits where its key is bound."""
     crowd = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.conformance.crowd", url, str(PROCESSES), str(ROUNDS)),
         stderr=asyncio.subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Jobs of tasks that a worker does not know: given back uncharged, left alone for a while, failed only after a day."""
+"""Jobs of tasks that a worker does not know: returned uncharged, offered again later, failed only after a day."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ async def _old(kit: Kit, *queues: str, **fields: Any) -> Worker:
 
 
 async def _new(kit: Kit, *queues: str, **fields: Any) -> Worker:
-    """A worker that knows both."""
+    """A worker that knows both tasks."""
     return await kit.worker(*queues, tasks=("other", "task"), **fields)
 
 
 async def _offered_again(kit: Kit, worker: Worker, id: str) -> Claimed:
-    """Let the time of a bound job come, and claim it."""
+    """Wait until a bound job is due, and claim it."""
     due = (await kit.job(id)).due_at
     assert due is not None
     kit.clock.advance(due - kit.clock.now())

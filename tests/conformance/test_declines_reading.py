@@ -1,4 +1,4 @@
-"""What readers are told of jobs whose task no worker, or not every worker, knows."""
+"""What readers see of jobs whose task is unknown to all workers, or to some of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def _old(kit: Kit, *queues: str, **fields: Any) -> Worker:
 
 
 async def _new(kit: Kit, *queues: str, **fields: Any) -> Worker:
-    """A worker that knows both."""
+    """A worker that knows both tasks."""
     return await kit.worker(*queues, tasks=("other", "task"), **fields)
 
 
@@ -96,7 +96,7 @@ async def test_a_set_of_tasks_is_forgotten_with_the_last_worker_that_has_it(kit:
     await workers[0].leave()
     kit.clock.advance(10)
     await kit.store.prune(KEEP_NOTHING)
-    # Registered anew it is known anew, whatever was forgotten meanwhile.
+    # Workers that declare the same tasks later know them, even if the stored set was deleted meanwhile.
     await kit.worker(tasks=names)
     await kit.worker(tasks=tuple(reversed(names)))
     assert (await _position_of(kit, id)).gate is not Gate.UNKNOWN_TASK

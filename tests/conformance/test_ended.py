@@ -38,7 +38,7 @@ class Reader:
         self.limit = limit
 
     async def read(self) -> list[EndedJob]:
-        """All that is new; the same job more than once is allowed, and counted once."""
+        """All new jobs; a job may be returned more than once, and is counted once."""
         found: dict[str, EndedJob] = {}
         more = True
         while more:
@@ -49,7 +49,7 @@ class Reader:
         return list(found.values())
 
     async def ids(self) -> set[str]:
-        """The ids of all that is new."""
+        """The ids of all new jobs."""
         return {job.id for job in await self.read()}
 
 
@@ -213,7 +213,7 @@ async def test_what_ends_between_two_pages_is_not_lost(kit: Kit) -> None:
     ids = [await kit.enqueue() for _ in range(9)]
     await kit.store.cancel(ids[3:6])
     first = await kit.store.ended(feed.cursor, limit=2)
-    # In the same moment and with a lower number, and then in an earlier moment.
+    # These end at the same moment but have lower numbers; those below end at an earlier time.
     await kit.store.cancel(ids[:3])
     second = await kit.store.ended(first.cursor, limit=2)
     kit.clock.step_wall(-20)

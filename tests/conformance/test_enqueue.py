@@ -1,4 +1,4 @@
-"""Enqueueing: batches are atomic, an id is one job for good, and refused input leaves no trace."""
+"""Enqueueing: batches are atomic, an id stands for one job for ever, and rejected input leaves no trace."""
 
 from __future__ import annotations
 

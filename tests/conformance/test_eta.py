@@ -1,5 +1,5 @@
-"""How good the estimate of a start is: a worker goes through a backlog, and what waiting jobs were told is compared
-with when they really started."""
+"""The accuracy of estimates: a worker runs a backlog, and the estimates of waiting jobs are compared with the times at
+which they really started."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SPREAD = 0.3
 WORTH_TELLING = 2.0
 """Service times. Shorter waits are a matter of luck: of whose run happens to end next."""
 MOST_WRONG, SELDOM_WORSE = 0.25, 0.4
-"""The relative error of half of what is told, and of nine tenths of it."""
+"""The largest relative error of half of the estimates, and of nine tenths of them."""
 LOOK_EVERY = 7
-"""Ends of jobs between two looks at everything that waits."""
+"""How many jobs end between two reads of all positions."""
 
 
 class Day:
-    """A worker whose jobs take about a second each, and what those that wait are told on the way."""
+    """A worker whose jobs take about a second each, and the estimates of waiting jobs meanwhile."""
 
     def __init__(self, kit: Kit, *, slots: int = 4, reserved: Reserved = UNRESERVED, seed: int = 1) -> None:
         self.kit = kit
@@ -45,7 +45,7 @@ class Day:
         self.errors: list[float] = []
 
     async def work(self, jobs: list[NewJob]) -> None:
-        """Run `jobs` to the end, and judge what they were told."""
+        """Run `jobs` to the end, and check the estimates."""
         self.worker = await self.kit.worker(slots=self.slots.total, reserved=self.slots.reserved, lease=LONG)
         await self._run(bulk(self.kit, "before", 5 * self.slots.total), looks=False)
         await self._run(jobs, looks=True)
@@ -69,7 +69,7 @@ class Day:
         assert not self.waiting
 
     async def _turn(self, ended: str | None) -> None:
-        """End a job, and start what there is room for, as a worker asks for it."""
+        """End a job, and claim for the free slots as a worker does."""
         if ended is not None:
             job = self.held.pop(ended)
             self.running[job.priority] -= 1

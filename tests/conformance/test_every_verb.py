@@ -14,13 +14,13 @@ PROPERTIES = {name for name, member in vars(Store).items() if isinstance(member,
 
 
 def verbs_of(port: type) -> set[str]:
-    """What a store can do."""
+    """The verbs of a store."""
     functions = {name for name, member in vars(port).items() if inspect.isfunction(member)}
     return {name for name in functions | PROPERTIES if not name.startswith("_")}
 
 
 class Uses:
-    """What one piece of source asks of a store, and which names it calls besides."""
+    """The verbs that a piece of source calls on a store, and the names of other functions that it calls."""
 
     def __init__(self, node: ast.AST) -> None:
         self.verbs: set[str] = set()
@@ -35,7 +35,7 @@ class Uses:
         if isinstance(function, ast.Name):
             self.calls.add(function.id)
         elif isinstance(function, ast.Attribute):
-            # What is called on anything but a store may be a helper of that name.
+            # A call on anything but a store may be that of a helper of this name.
             (self.verbs if _is_store(function.value) else self.calls).add(function.attr)
 
 
@@ -57,7 +57,7 @@ def functions_of(sources: Iterable[str]) -> dict[str, list[Uses]]:
 
 
 def verbs_used(tests: Iterable[str], helpers: Iterable[str]) -> set[str]:
-    """The verbs that the tests reach. All that stands in a test module counts as a part of its tests."""
+    """The verbs that the tests reach. The code at module level counts as a part of its tests."""
     functions = functions_of(helpers)
     used: set[str] = set()
     seen: set[str] = set()
@@ -72,7 +72,7 @@ def verbs_used(tests: Iterable[str], helpers: Iterable[str]) -> set[str]:
 
 
 def sources_of(suite: Path) -> tuple[list[str], list[str]]:
-    """The suite's tests and the modules they share; what prepares a store for them proves nothing."""
+    """The suite's tests and the modules they share. Modules that only prepare stores do not count."""
     modules = [path for path in suite.rglob("*.py") if path.name not in ("conftest.py", Path(__file__).name)]
     tests = [path for path in modules if path.name.startswith("test_")]
     return [path.read_text() for path in tests], [path.read_text() for path in modules if path not in tests]

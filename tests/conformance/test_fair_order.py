@@ -1,4 +1,4 @@
-"""Who starts next among lanes: newcomers before backlogs, shares by weight and cost, no credit, no debt."""
+"""Which lane starts next: newcomers before backlogs, shares by weight and cost, no credit, no debt."""
 
 from __future__ import annotations
 

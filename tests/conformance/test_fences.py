@@ -1,7 +1,7 @@
 """Random interleavings, a thousand in a full run: no stale write is ever taken, and every job ends exactly once.
 
-A handful of jobs, a few sessions that are slow, die, leave or repeat themselves. What must happen is known
-from the suite's own record of who holds which (job, fence); the store is asked and compared after every step.
+There are a few jobs, and a few sessions that are slow, die, leave or repeat calls. The suite's own record of the
+holder of each (job, fence) says what must happen; the store is compared with it after every step.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Interleaving:
         self.holders.claimed(worker.id, worker.last_claim, total, claimed)
 
     async def finish(self) -> None:
-        """Write something about a job: mostly as its holder, else late, twice, or under another's name."""
+        """Write something about a job: mostly as its holder, sometimes late, twice, or as another session."""
         worker = self.any_worker()
         own = self.holders.of(worker.id)
         if own and self.rng.random() < 0.5:
@@ -131,7 +131,7 @@ class Interleaving:
         )
 
     async def renew(self) -> None:
-        """Renew, perhaps having missed the last reply, perhaps naming what was lost long ago."""
+        """Renew; sometimes as if the last reply was lost, sometimes naming claims that were lost long ago."""
         worker = self.any_worker()
         held = self.holders.of(worker.id)
         known = [each for each in held if self.rng.random() < 0.8]

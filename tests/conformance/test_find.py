@@ -51,7 +51,7 @@ async def test_unknown_ids_are_none_in_their_place(kit: Kit, store: Store) -> No
     assert await store.get([]) == []
 
 
-# What no job can be called, a shell or a browser can still ask for; a lone surrogate is an undecodable argument.
+# No job can have these ids, but a shell or a browser can still send them; an undecodable argument has surrogates.
 IMPOSSIBLE = ["", "\x00", "a\x00b", "\udcff", "x" * 10_000]
 
 

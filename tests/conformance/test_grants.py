@@ -146,7 +146,7 @@ async def test_a_claim_that_meets_an_expired_job_hands_its_place_on(kit: Kit) ->
     second = await kit.enqueue(lane="lane")
     kit.clock.advance(6)
     worker = await kit.worker()
-    # The claim may start the next one itself, or leave that to the call which its hint causes.
+    # The claim may start the next job itself, or leave that to the next call, for which it sends a hint.
     started = await worker.claim_ids(10) or await worker.claim_ids(10)
     assert started == [second]
     assert (await kit.job(first)).reason is Reason.EXPIRED

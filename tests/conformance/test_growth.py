@@ -1,4 +1,4 @@
-"""Verbs that take many jobs at once cost as many times more as there are more jobs, and no more than that."""
+"""Verbs that take many jobs at once: their cost grows in proportion to the number of jobs, and no faster."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_four_times_the_jobs_cost_no_more_than_twice_that(
 
 
 async def _measured_once(opener: Opener, prepared: Callable[[Kit, int], Awaitable[Action]], jobs: int) -> float:
-    """The seconds that the action takes for so many jobs, in a new store."""
+    """The seconds that the action takes for this many jobs in a new store."""
     clock = ManualClock()
     kit = Kit(await opener(clock), clock)
     try:

@@ -1,4 +1,4 @@
-"""A place that nobody can use: in an unordered lane it moves on after two seconds, in an ordered one it stays."""
+"""A place whose holder cannot start: in an unordered lane it moves on after two seconds, in an ordered one it stays."""
 
 from __future__ import annotations
 

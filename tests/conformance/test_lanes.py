@@ -34,7 +34,7 @@ def _some_end(rng: Random, job: Claimed) -> Transition:
 
 
 async def _check_places(kit: Kit) -> None:
-    """No lane runs more than it may, and after every worker has claimed none runs less without a reason."""
+    """No lane runs more jobs than its limit, and after every worker has claimed none runs fewer without a reason."""
     jobs = [
         job for state in ("scheduled", "pending", "running") for job in await everything(kit, state=JobState(state))
     ]

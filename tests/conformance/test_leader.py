@@ -44,7 +44,7 @@ async def _term(kit: Kit, session: str, *, lease: float = 10.0) -> int:
 
 
 async def _stands_in_vain(kit: Kit, session: str, *, leader: str) -> bool:
-    """The session stands, and is answered with the term of the leader, which it does not change."""
+    """The session tries to become leader, and the answer is the term of the current leader, unchanged."""
     before = await kit.store.leader()
     answer = await kit.store.lead(session, lease=30)
     assert answer is not None

@@ -1,4 +1,4 @@
-"""Leaving and taking over: what becomes of a session's jobs, and who gets its index."""
+"""Leaving and taking over: what happens to the jobs of a session, and which session gets its index."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ async def test_only_live_workers_that_serve_a_queue_are_counted(kit: Kit) -> Non
 
 
 async def _random_steps(kit: Kit, rng: Random, steps: int) -> None:
-    """Let a small fleet do everything that jobs can go through, in an order nobody planned."""
+    """Let a small fleet do everything that can happen to jobs, in an arbitrary order."""
     held: dict[str, tuple[Worker, list[Claimed]]] = {}
     queues = ("default", "limited")
     waiter = await kit.waiter(lease=1e6)

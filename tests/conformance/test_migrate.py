@@ -56,7 +56,7 @@ async def test_reading_does_not_create_a_missing_store(store_url: str, clock: Ma
         looking = await open_again(store_url, clock, create=False)
         assert (await looking.get(["job"]))[0] is not None
         await looking.close()
-        # Once while another has it open, once when nobody has.
+        # Once while another process has it open, and once while none has.
         await made.close()
 
 

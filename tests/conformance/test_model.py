@@ -1,4 +1,4 @@
-"""Random lives of a store, compared with the model after every step."""
+"""Random sequences of calls on a store, compared with the model after every step."""
 
 from __future__ import annotations
 

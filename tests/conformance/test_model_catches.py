@@ -1,7 +1,7 @@
-"""The comparison with the model can fail: stores that misbehave in one way each are found out.
+"""The comparison with the model can fail: it detects stores each of which has one fault.
 
-Every fault is one that real queues had. A store that shows it is wrapped around a right one at the port, so that
-nothing but the fault differs.
+Every fault is one that real queues had. A faulty store is a wrapper around a correct one, so that it differs only in
+the fault.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Faulty:
 
 
 class FinishesWithoutFence(Faulty):
-    """Every writer is taken for the holder."""
+    """Every writer is treated as the holder."""
 
     async def finish(self, session: str, transitions: Sequence[Transition], *, claim: Claim | None = None) -> Finished:
         verdicts: list[Verdict] = []
@@ -79,7 +79,7 @@ class SwallowsCancels(Faulty):
 
 
 class ClaimsTwice(Faulty):
-    """A claim hands out what an earlier one handed out already."""
+    """A claim returns jobs that an earlier claim has returned."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -93,7 +93,7 @@ class ClaimsTwice(Faulty):
 
 
 class RescuesInWordsOnly(Faulty):
-    """The rescuer says whom it declared dead, and leaves them alive."""
+    """The rescuer reports sessions as declared dead, but leaves them alive."""
 
     async def rescue(self, *, limit: int = 1_000, declare: bool = True, term: int | None = None) -> Rescued:
         done = await self.store.rescue(limit=limit, declare=False, term=term)
@@ -110,14 +110,14 @@ class ChargesHandBacks(Faulty):
 
 
 class ForgetsUniqueValues(Faulty):
-    """Two jobs with the same unique value both get in."""
+    """Two jobs with the same unique value are both stored."""
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         return await self.store.enqueue([msgspec.structs.replace(job, unique=None, unique_for=None) for job in jobs])
 
 
 class OverrunsLanes(Faulty):
-    """Lanes have one place more than they are given, and readers do not see it."""
+    """Lanes have one place more than their limit, and readers do not see it."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -150,14 +150,14 @@ def _with_rules(settings: QueueSettings, changed: Mapping[LaneRule, LaneRule]) -
 
 
 class LetsClassesWait(Faulty):
-    """What is asked first is served last."""
+    """Asks are served in reverse order."""
 
     async def claim(self, session: str, claim: Claim) -> list[Claimed]:
         return await self.store.claim(session, msgspec.structs.replace(claim, asks=claim.asks[::-1]))
 
 
 class ExtendsOldTerms(Faulty):
-    """A leader that lost its term gets it extended, as long as nobody else leads."""
+    """A leader that lost its term gets it extended, as long as no other session leads."""
 
     async def lead(self, session: str, *, lease: float, term: int | None = None) -> Term | None:
         extended = await self.store.lead(session, lease=lease, term=term)
@@ -165,7 +165,7 @@ class ExtendsOldTerms(Faulty):
 
 
 class KeepsOldPayloads(Faulty):
-    """A retry that changes the payload is taken for one that does not."""
+    """A retry that changes the payload is treated as one that does not."""
 
     async def finish(self, session: str, transitions: Sequence[Transition], *, claim: Claim | None = None) -> Finished:
         unchanged = [msgspec.structs.replace(t, payload=None) for t in transitions]
@@ -173,7 +173,7 @@ class KeepsOldPayloads(Faulty):
 
 
 class SkipsEnds(Faulty):
-    """The feed of ended jobs leaves out what is on every other page."""
+    """The feed of ended jobs omits the jobs of every other page."""
 
     async def ended(self, after: str | None, *, limit: int = 1_000) -> EndedPage:
         page = await self.store.ended(after, limit=limit)
@@ -195,7 +195,7 @@ FAULTS = {
     SkipsEnds: "and the feed of ended jobs has None",
     KeepsOldPayloads: "payload is .*, by the rules|was handed out as",
 }
-"""Every fault, and the words by which the comparison must tell it."""
+"""Every fault, and the words with which the comparison must report it."""
 SOUGHT = sized([RenewsTheDead, ClaimsTwice, SwallowsCancels, KeepsOldPayloads], list(FAULTS))
 """Faults of this run: of a session, of a claim, of a cancel and of a record; in a full run all of them."""
 

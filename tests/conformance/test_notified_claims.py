@@ -41,7 +41,7 @@ async def test_a_notified_worker_claims_the_same_jobs_as_one_that_polls(
     for notified in (False, True):
         worker = await kit.worker(slots=slots, index=0)
         assert await worker.claim(slots) == []
-        # In lanes of their own each time: who has had more comes later.
+        # Each time in new lanes: a lane that was served more starts later.
         ids = [
             await kit.enqueue(**job | ({"lane": f"{job['lane']} {notified}"} if "lane" in job else {})) for job in jobs
         ]

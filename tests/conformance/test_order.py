@@ -35,7 +35,7 @@ LANES = (
 
 @dataclass
 class Lane:
-    """The jobs that wait, by arrival; how many run; when it will have been served; its turn, if it has one."""
+    """Waiting jobs by arrival, the number of running ones, the finish time, and the tag if its next job may start."""
 
     limit: int
     weight: float
@@ -63,7 +63,7 @@ class Order:
         return self.lanes[key]
 
     def _settle(self) -> None:
-        """Who may start something and had no turn gets one; who may not has none."""
+        """Give a tag to each lane whose next job may start and that has none; remove the tags of all others."""
         for lane in self.lanes.values():
             if not lane.waiting or lane.running >= lane.limit:
                 lane.tag = None
@@ -115,7 +115,7 @@ class Order:
 
 
 class Run:
-    """A random life of a queue, and what must start in it."""
+    """A random sequence of calls on a queue, and the jobs that must start."""
 
     def __init__(self, kit: Kit, worker: Worker, rng: Random, lanes: list[str | None]) -> None:
         self.kit, self.worker, self.rng, self.lanes = kit, worker, rng, lanes
@@ -145,7 +145,7 @@ class Run:
         self._started(claim, await self.kit.store.claim(self.worker.id, claim))
 
     async def finish(self) -> None:
-        """Some of what runs ends, mostly all of it and mostly well, and the next may be claimed with that."""
+        """End some running jobs, mostly all of them and mostly as completed; the same call may claim the next."""
         self.rng.shuffle(self.running)
         count = self.rng.choice([len(self.running), len(self.running), len(self.running) // 2, 1])
         ending, self.running = self.running[:count], self.running[count:]
@@ -168,7 +168,7 @@ class Run:
             self._started(claim, list(finished.claimed))
 
     async def cancel(self) -> None:
-        """Not in a limited lane, where the place of a job that leaves is handed on."""
+        """Not for a limited lane, where the place of a job that ends is granted to the next one."""
         waiting = [job for lane in self.order.lanes.values() if lane.limit > 2 for _, job in lane.waiting]
         if waiting:
             job = self.rng.choice([*waiting, waiting[0]])
@@ -184,7 +184,7 @@ async def test_jobs_start_in_the_order_of_the_rule_whatever_calls_look_like(
     await kit.settings("default", *RULES)
     run = Run(kit, await kit.worker(slots=10_000), Random(seed), lanes)
     for _ in range(60):
-        # Something always waits: a store may forget the turns of a queue in which nothing does.
+        # Some job always waits: a store may forget the tags of a queue in which none does.
         while sum(len(lane.waiting) for lane in run.order.lanes.values()) < 60:
             await run.enqueue()
         act = run.rng.choice([run.claim, run.claim, run.enqueue, run.finish, run.finish, run.finish, run.cancel])

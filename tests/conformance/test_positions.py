@@ -65,7 +65,7 @@ async def test_a_job_that_waits_for_a_retry_is_counted_in_a_lane_that_was_paused
 
 
 BEYOND = 4_300
-"""Jobs that wait beyond those whose places every store counts."""
+"""Waiting jobs beyond those whose places every store counts."""
 RULES = {
     "no limit": LaneRule(pattern="user"),
     "ordered": LaneRule(pattern="user", limit=1),

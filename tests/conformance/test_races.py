@@ -35,18 +35,18 @@ JOBS = 300
 
 @pytest.fixture
 async def shared(store_url: str) -> AsyncIterator[Store]:
-    """The store that the processes meet at, on its real clock."""
+    """The store that the processes share, on its real clock."""
     opened = await open_again(store_url)
     yield opened
     await opened.close()
 
 
 async def _race(role: str, url: str) -> list[Any]:
-    """Let processes play `role`, all from the same moment, and tell what each saw."""
+    """Run `role` in several processes that start at the same moment. Returns what each of them reported."""
     with tempfile.TemporaryDirectory() as folder:
         start = Path(folder, "start")
         os.mkfifo(start)
-        # They begin when nobody is left who could write to it.
+        # Each waits for the end of a FIFO, which they all see when its last writer closes it.
         gun = os.open(start, os.O_RDWR)
         racers = [Racer(role, url, number, start) for number in range(PROCESSES)]
         try:
@@ -72,13 +72,13 @@ class Racer:
         self.process = Fork("tests.conformance.race_worker", arguments, source=start, output=self._output)
 
     def ready(self) -> bool:
-        """Whether it stands at the start."""
+        """Whether it waits for the start."""
         said = self._output.read_text() if self._output.exists() else ""
         assert self.process.poll() is None, said
         return said == "ready\n"
 
     def seen(self) -> Any:
-        """What it saw, once it has ended."""
+        """What it reported, once it has ended."""
         said = self._output.read_text()
         assert self.process.wait() == 0, said
         return json.loads(said.removeprefix("ready\n"))
@@ -182,7 +182,7 @@ async def test_jobs_sent_by_several_processes_all_arrive_each_with_its_own_numbe
     shared: Store, store_url: str
 ) -> None:
     sent = [id for each in await _race("send", store_url) for id in each]
-    # Calls that met at the queue may have left their jobs to the next one that looks.
+    # Calls that found the queue locked may have left their jobs to be admitted by the next call.
     await shared.admit()
     jobs = [job for job in await shared.get(sent) if job is not None]
     assert len(jobs) == len(sent)

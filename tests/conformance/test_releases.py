@@ -105,7 +105,7 @@ async def test_a_claim_that_cancels_the_last_job_of_a_key_as_expired_lets_its_cl
     cleanup = _cleanup(kit)
     assert await kit.store.release("default", "plan", cleanup) is Release.DRAINING
     kit.clock.advance(6)
-    # By the next claim at the latest: this one may not look at its queue again.
+    # At the latest the next claim starts it: this one may not examine its queue again.
     assert [*await worker.claim_ids(10), *await worker.claim_ids(10)] == [cleanup.id]
 
 
@@ -268,7 +268,7 @@ async def test_cancelling_the_clean_up_ends_the_draining(kit: Kit) -> None:
     await kit.store.release("default", "plan", cleanup)
     await kit.store.cancel([cleanup.id])
     assert await kit.state(cleanup.id) is JobState.CANCELLED
-    # Nobody is left to end it: a binding without a clean-up and without jobs must not drain for ever.
+    # No job is left whose end would release it: such a binding must not drain for ever.
     assert (await _binding(kit)).state in (BindingState.RELEASED, BindingState.OPEN)
     assert await worker.claim(10) == []
 

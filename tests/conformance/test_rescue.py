@@ -22,7 +22,7 @@ STEADY = Backoff(base=10.0, factor=1.0, jitter=False)
 
 
 async def start(kit: Kit) -> Claimed | None:
-    """Start what there is on a new worker, after letting every back-off pass; the worker then dies."""
+    """Start all jobs on a new worker, after every back-off is over; the worker then dies."""
     kit.clock.advance(301)
     await kit.store.promote()
     worker = await kit.worker()
@@ -138,7 +138,7 @@ async def test_a_suspect_is_cleared_once_its_body_ended_by_itself(kit: Kit) -> N
     [suspect] = await heir.claim()
     assert suspect.suspect
 
-    # An error is an end too: the body ran to it, and the process lives.
+    # An error is an end too: the body ran until it raised, and the process is alive.
     await heir.finish(retry(suspect.held, 0.0, Reason.ERROR, "boom"))
 
     [job] = await heir.claim()

@@ -1,4 +1,4 @@
-"""Sessions: how they live by renewing, what a renewal tells, and how they end."""
+"""Sessions: how they stay alive by renewing, what a renewal returns, and how they end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of queues: versions, overrides, closed sets, limits and pauses, and what is refused."""
+"""Settings of queues: versions, overrides, closed sets, limits and pauses, and what is rejected."""
 
 from __future__ import annotations
 
@@ -317,7 +317,7 @@ async def test_a_lane_that_is_paused_starts_nothing_of_what_waited_and_a_resumed
 
 
 async def test_a_lane_with_many_jobs_of_all_kinds_is_paused_limited_and_freed(kit: Kit) -> None:
-    """More than a store looks at in one go, some of which hold or wait for something else."""
+    """More jobs than a store changes in one step; some of them hold a place or wait behind a gate."""
     worker = await kit.worker(slots=2_000)
     kinds: list[dict[str, Any]] = [
         {},
@@ -353,7 +353,7 @@ async def test_a_lane_with_many_jobs_of_all_kinds_is_paused_limited_and_freed(ki
     rest = await worker.claim(2_000)
     assert len(rest) == 1_201 - 260 - 10
     assert (await kit.store.recount()).differences == ()
-    # Those that came later start later, though their numbers are lower.
+    # Jobs that arrived later start later, although their numbers are lower.
     late = {job.id for job in jobs[2::8]}
     plain = {job.id for job in jobs[0::8]}
     order = [job.id in late for job in rest if job.id in late | plain]

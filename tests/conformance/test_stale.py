@@ -1,4 +1,4 @@
-"""Writers that lost their job: refused, counted, and without any effect, whatever they try to write."""
+"""Writers that lost their job: their writes are rejected, counted, and have no effect, whatever they are."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def test_a_session_that_left_is_stale_and_not_an_error(kit: Kit) -> None:
 
     finished = await worker.finish(*every_move(job.held))
 
-    # That it never began it is what the store has written already.
+    # The store itself has taken the job back as one that never began, so that move is a repetition.
     assert [verdict.acceptance for verdict in finished.verdicts] == [*[STALE] * 5, Acceptance.REPEATED, STALE]
     assert await kit.state("job") is PENDING
 

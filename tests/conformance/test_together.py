@@ -1,4 +1,4 @@
-"""Jobs that are sent in one call stand where they would stand if they had been sent one after the other."""
+"""Jobs that are sent in one call are in the same order as if they had been sent one after the other."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Pair:
         self.running: dict[str, list[Claimed]] = {TOGETHER: [], APART: []}
 
     def jobs_of(self, queue: str, jobs: list[NewJob]) -> list[NewJob]:
-        """The same jobs for a queue, those for a worker for its own one."""
+        """The same jobs for a queue; those for one worker name the worker of that queue."""
         index = self.workers[queue].session.index
         return [
             msgspec.structs.replace(
@@ -72,7 +72,7 @@ class Pair:
                 await worker.complete(*ending)
 
     async def looks(self, queue: str) -> tuple[Any, ...]:
-        """Where everything stands, how much there is of it, and what is found by a look."""
+        """The positions of all jobs, the counts, and the jobs that readers find."""
         ids = [job.id for job in self.jobs_of(queue, self.jobs)]
         positions = [
             each and (each.gate, each.place, each.of, each.exact, each.queue_ahead, each.lane_limit)
@@ -110,7 +110,7 @@ async def _pair(kit: Kit) -> Pair:
 async def test_sending_together_is_sending_one_after_the_other(kit: Kit, seed: int) -> None:
     rng, pair = Random(seed), await _pair(kit)
     for _ in range(12):
-        # One that comes later has a number already: numbers and arrivals are not the same.
+        # A scheduled job has a number but no arrival: numbers and arrivals are not the same.
         await pair.send([kit.new(delay=1_000.0, lane="a")])
         jobs = [
             kit.new(
@@ -122,7 +122,7 @@ async def test_sending_together_is_sending_one_after_the_other(kit: Kit, seed: i
             )
             for _ in range(rng.choice([1, 2, 5, 12, 40]))
         ]
-        # Those that differ in nothing but their lanes are often sent side by side.
+        # Jobs that differ only in their lanes are often next to each other.
         if rng.random() < 0.6:
             jobs.sort(key=lambda job: (job.task, job.priority))
         await pair.send(jobs)
@@ -143,7 +143,7 @@ async def test_jobs_of_one_call_know_of_each_other(kit: Kit) -> None:
     await kit.settings("default", *RULES)
     worker = await kit.worker(slots=50)
     weak = await kit.enqueue(lane="classes:1", priority=Priority.LOW)
-    # The first takes the place of the weak one, which is looked at job by job; so is what comes with it.
+    # The first takes the place of the weak one, which needs the general path, as do the other jobs of the call.
     await kit.store.enqueue(
         [
             kit.new(lane="classes:1", id="strong"),

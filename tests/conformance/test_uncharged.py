@@ -27,7 +27,7 @@ STEADY = Backoff(base=10, factor=1, jitter=False)
 
 
 async def hand_back(worker: Worker, times: int) -> None:
-    """Claim the only job there is and hand it back, so many times."""
+    """Claim the only job and hand it back, this many times."""
     for _ in range(times):
         [run] = await worker.claim()
         await worker.hand_back(run)
@@ -188,7 +188,7 @@ async def test_a_claim_that_never_began_may_wait_before_it_is_offered_again(kit:
     assert (job.attempts[-1].outcome, job.attempts[-1].state) == (Move.TAKE_BACK.value, SCHEDULED)
     repeated = await worker.finish(take_back(run.held, 5.0))
     assert repeated.verdicts == (Verdict("job", Acceptance.REPEATED, SCHEDULED),)
-    # It has not started: its time to do so still ends.
+    # It has not started, so it may still expire.
     kit.clock.advance(60)
     assert (await kit.store.promote()).expired == 1
 
@@ -274,7 +274,7 @@ async def test_a_job_that_has_started_never_expires(kit: Kit, way: Way, limit: i
     assert (await kit.store.promote()).expired == 0
     await kit.store.admit()
     assert not (await kit.state("job")).final
-    # What was asked for stays readable.
+    # The requested expiry stays readable.
     assert (await kit.job("job")).expires_at == began + 60
     [run] = await worker.claim()
     assert run.id == "job"

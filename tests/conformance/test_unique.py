@@ -1,4 +1,4 @@
-"""Names that are taken: a unique value admits one unfinished job; an id outlives the job it named."""
+"""Names that are taken: a unique value admits one unfinished job; an id stays taken after its job was deleted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PENDING = JobState.PENDING
 
 
 async def prune(kit: Kit, retention: Retention) -> int:
-    """Prune until a pass was not cut short, and count the jobs that went."""
+    """Prune until a pass was not limited. Returns how many jobs were deleted."""
     gone = 0
     for _ in range(100):
         pruned = await kit.store.prune(retention)
@@ -150,7 +150,7 @@ async def test_a_known_id_counts_before_its_unique_value(kit: Kit) -> None:
     await worker.complete(*await worker.claim())
     await kit.enqueue(id="second", unique="value")
 
-    # A client that never saw the reply must get its own job, not of the value's new owner.
+    # A client whose reply was lost must get its own job, not the job of the value's new owner.
     assert await kit.store.enqueue([first]) == [Enqueued("first", False, JobState.COMPLETED)]
 
 
@@ -208,7 +208,7 @@ async def test_an_id_that_is_used_again_is_a_new_job_to_every_process(
     await prune(kit, Retention(failed_count=0))
     assert (await kit.store.enqueue([new]))[0].created
 
-    # Claimed through one door and finished through another, which still remembers the job of old.
+    # It was claimed through one store object and finished through another, which still remembers the old job.
     other = await open_again(store_url, clock)
     try:
         [second] = await other.claim(worker.id, worker.everything(1))

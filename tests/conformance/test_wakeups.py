@@ -38,7 +38,7 @@ async def listener(store: Store, store_url: str, clock: ManualClock) -> AsyncIte
 
 
 async def _heard(subscription: Subscription, *topics: str) -> frozenset[str]:
-    """Wait until all `topics` were received, and tell everything that was."""
+    """Wait until all `topics` were received. Returns all that were."""
     received: frozenset[str] = frozenset()
     while not received.issuperset(topics):
         news = await subscription.wait(PATIENCE)
@@ -88,7 +88,7 @@ async def test_the_callback_of_a_subscription_is_called_for_every_delivery(store
 
     store.wakeups.publish([DEFAULT])
     await more_than(0)
-    # Nobody has taken what was received, and the next one wakes all the same.
+    # The topics received so far were not taken; the next one wakes all the same.
     before = len(woken)
     store.wakeups.publish(["leader"])
     await more_than(before)
@@ -169,7 +169,7 @@ async def test_publishing_without_listeners_and_to_a_closed_store_never_raises(s
 
 Verb = Callable[[], Awaitable[object]]
 Scene = Callable[[Kit], Awaitable[tuple[str, Verb]]]
-"""Arranges what is needed, and tells the topic that the verb must publish."""
+"""Arranges what a verb needs. Returns the topic that the verb must publish."""
 
 
 async def _enqueue(kit: Kit) -> tuple[str, Verb]:
@@ -350,7 +350,7 @@ SCENES: list[Scene] = [
 async def test_a_verb_notifies_the_processes_it_concerns(kit: Kit, listener: Store, scene: Scene) -> None:
     topic, verb = await scene(kit)
     subscription = listener.wakeups.subscribe([topic])
-    # Hints of the arrangement may still be on their way: the marker comes after them.
+    # Hints from the preparation may still arrive: the marker comes after them.
     subscription.listen([topic, "queue:marker"])
     kit.store.wakeups.publish(["queue:marker"])
     await _heard(subscription, "queue:marker")

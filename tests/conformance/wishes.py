@@ -1,4 +1,4 @@
-"""What Hypothesis draws from: wanted jobs and changed settings."""
+"""Hypothesis strategies: requested jobs and changed settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ flags = st.booleans()
 
 @dataclass(frozen=True)
 class Wish:
-    """A wanted job; it gets its id when it is sent."""
+    """A requested job; it gets its id when it is sent."""
 
     line: tuple[str, str | None]
     priority: Priority
@@ -45,8 +45,8 @@ class Wish:
     def request(self, id: str) -> NewJob:
         """The request for it.
 
-        Which of two turns of different classes starts first when jobs of their lane come and go in one step is unsaid,
-        and so is when a grant moves away from a job whose worker does not take it: neither is mixed here.
+        Two cases are unspecified and therefore not generated: which of two turns of different classes starts first when
+        jobs of their lane come and go in one step, and when a grant moves away from a job whose worker cannot take it.
         """
         queue, lane = self.line
         placed = lane not in ("cap:a", "gpu:a", "gpu:b")
@@ -85,8 +85,8 @@ wishes = st.builds(
 
 @dataclass(frozen=True)
 class WorkSettings:
-    """The parts of the queue `work` that change. A lane never changes whether it is ordered: what then becomes of a
-    retry that keeps its place, the rules do not say."""
+    """The settings of the queue `work` that change. A lane never changes whether it is ordered: what then happens to a
+    retry that keeps its place is unspecified."""
 
     limit: int | None
     reserved: int

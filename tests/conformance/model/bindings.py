@@ -45,7 +45,7 @@ def _choose(records: Records, pool: str, more: Counter[int] | None = None) -> in
 
 
 def _reopen(records: Records, binding: BindingRecord) -> None:
-    """A late job: a clean-up that has not begun is cancelled; one that runs is let finish, and the job waits."""
+    """A job for a draining binding: it cancels a clean-up that has not begun, else waits for its end."""
     if binding.cleanup is not None:
         cleanup = records.jobs[binding.cleanup]
         if cleanup.state is JobState.RUNNING:
@@ -95,7 +95,7 @@ def settle(records: Records) -> None:
 
 
 def lose(records: Records, pool: str, index: int) -> list[str]:
-    """Close the bindings of a worker that is gone; says of which keys. Their jobs wait unbound until `rebind`."""
+    """Close the bindings of a worker that is gone. Returns their keys. Their jobs wait unbound until `rebind`."""
     lost = [b for b in records.bindings if b.active and (b.pool, b.index) == (pool, index)]
     for binding in lost:
         binding.state = BindingState.LOST
@@ -110,14 +110,14 @@ def lose(records: Records, pool: str, index: int) -> list[str]:
 
 
 def rebind(records: Records, pool: str, keys: Collection[str] | None = None) -> None:
-    """Bind what waits unbound, if there is a worker to bind it to: the jobs of `keys`, or all."""
+    """Bind unbound jobs, of `keys` or all, if there is a worker to bind them to."""
     if records.live_workers(pool):
         unbound = _unbound(records, pool)
         _bind(records, pool, [job for job in unbound if keys is None or job.new.sticky in keys])
 
 
 def adopt(records: Records, pool: str) -> None:
-    """Any step may bind what waits unbound, as long as it binds by the rule."""
+    """Any step may bind unbound jobs, as long as it follows the rule for placement."""
     shown = {job.id for job in records.seen.jobs.values() if job.worker is not None}
     _bind(records, pool, [job for job in _unbound(records, pool) if job.id in shown])
 
@@ -131,7 +131,7 @@ def _unbound(records: Records, pool: str) -> list[JobRecord]:
 
 
 def _bind(records: Records, pool: str, jobs: list[JobRecord]) -> None:
-    """Bind waiting jobs. All keys are alike: any of them may get any of the places that the rule gives out."""
+    """Bind waiting jobs. All keys are equal: any of them may get any of the indexes that the rule yields."""
     keys = {job.new.sticky for job in jobs if job.new.sticky and active(records, pool, job.new.sticky) is None}
     ruled: Counter[int] = Counter()
     for _ in keys:
@@ -152,7 +152,7 @@ def _is_active(binding: Binding) -> bool:
 
 
 def lose_copies(records: Records) -> int:
-    """Copies of a broadcast for a worker that is gone: how long they wait for its return the rules do not say."""
+    """Copies of a broadcast for a worker that is gone: how long they wait for its return is unspecified."""
     shown = {job.id for job in records.seen.jobs.values() if job.reason is Reason.WORKER_LOST}
     present = {(s.new.pool, s.index) for s in records.sessions.values() if s.present}
     copies = [job for job in records.jobs.values() if job.parent is not None and job.waiting and job.id in shown]

@@ -14,7 +14,7 @@ from .records import Domain, JobRecord, Mismatch, Records, SessionRecord
 
 
 def refusal(records: Records, session: str, claim: Claim) -> Exception | None:
-    """Why a claim must be refused, if it must."""
+    """The error that a claim must raise, if any."""
     record = records.sessions.get(session)
     if record is None or not record.present:
         return SessionLost(session)
@@ -24,7 +24,7 @@ def refusal(records: Records, session: str, claim: Claim) -> Exception | None:
 
 
 def check(records: Records, session: str, claim: Claim, answer: Sequence[Claimed]) -> None:
-    """Follow the answer to a claim job by job: each must be one that may start next, and nothing may be left out."""
+    """Check the answer to a claim job by job: each must be one that may start next, and none may be left out."""
     record = records.sessions[session]
     if claim.number == record.claim:
         held = {job.id for job in records.held_by(session) if job.claim == claim.number}
@@ -44,7 +44,7 @@ def check(records: Records, session: str, claim: Claim, answer: Sequence[Claimed
 
 
 class _Dispatch:
-    """One claim on its way: ask by ask."""
+    """The state of one claim, ask by ask."""
 
     def __init__(self, records: Records, session: SessionRecord, claim: Claim) -> None:
         self.records = records
@@ -60,7 +60,7 @@ class _Dispatch:
             while started < self.claim.total and taken < ask.most and self._has_room(ask):
                 chosen = self._next(ask, rest)
                 if chosen is None:
-                    # What was met too late and cancelled may have opened the gate of a clean-up.
+                    # An expired job that was cancelled may have opened the gate of a clean-up.
                     self._expire()
                     chosen = self._next(ask, rest)
                 if chosen is None:
@@ -85,7 +85,7 @@ class _Dispatch:
         return slots.room(running, ask.priority) > 0 and (ask.below is None or running[ask.priority] < ask.below)
 
     def _check_nothing_left(self, ask: Ask, rest: Sequence[str]) -> None:
-        """A claim goes on to the next ask only when nothing may start, and has cancelled what it met too late."""
+        """A claim continues with the next ask only when no job may start, and has then cancelled expired jobs."""
         ready = [job for job in self._ready(ask) if self._may_not_be_left(job)]
         left = [job.id for job in ready if not self.records.past_expiry(job)]
         if left:
@@ -99,14 +99,14 @@ class _Dispatch:
         return job.new.kind is not JobKind.CLEANUP or job.id in self.ready_before
 
     def _expire(self) -> None:
-        """How far a claim looks is its own affair: it may cancel any job that is past its expiry."""
+        """How far a claim searches is unspecified: it may cancel any expired job."""
         for job in list(self.records.jobs.values()):
             pending = job.state is JobState.PENDING
             if pending and self.records.past_expiry(job) and self.records.shown_expired(job):
                 endings.end(self.records, job, JobState.CANCELLED, Reason.EXPIRED)
 
     def _may_start(self, ask: Ask) -> list[JobRecord]:
-        """The jobs of which any may start next: one for each queue, more where the rules leave something open."""
+        """The jobs of which any may start next: one for each queue, more where the rules leave a choice."""
         allowed: list[JobRecord] = []
         for late_hold in (True, False):
             for domain, heads in self._heads(ask, late_hold).items():
@@ -115,12 +115,12 @@ class _Dispatch:
         return allowed
 
     def _field(self, ask: Ask, job: JobRecord) -> dict[str | None, int]:
-        """The arrivals of those a job competes with, and its own."""
+        """The arrivals of the jobs that a job competes with, and its own."""
         heads = self._heads(ask, True).get(job.domain, {})
         return {lane: head.arrival or 0 for lane, head in heads.items()} | {job.new.lane: job.arrival or 0}
 
     def _heads(self, ask: Ask, late_hold: bool) -> dict[Domain, dict[str | None, JobRecord]]:
-        """The next job of each lane in each domain that an ask looks at."""
+        """The next job of each lane in each domain that an ask covers."""
         heads: dict[Domain, dict[str | None, JobRecord]] = {}
         for job in sorted(self._ready(ask, late_hold), key=lambda job: job.arrival or 0):
             if not self.records.past_expiry(job):
@@ -128,7 +128,7 @@ class _Dispatch:
         return heads
 
     def _ready(self, ask: Ask, late_hold: bool = True) -> Iterator[JobRecord]:
-        """The jobs of the ask that nothing holds back."""
+        """The jobs of the ask that may start."""
         for job in self.records.jobs.values():
             startable = job.state is JobState.PENDING and job.new.kind in (JobKind.JOB, JobKind.CLEANUP)
             if startable and job.new.priority is ask.priority and self._in_source(ask, job):
@@ -140,7 +140,7 @@ class _Dispatch:
         if ask.queue is not None:
             return job.new.queue == ask.queue and not placed(job) and not job.declined
         if job.declined:
-            # No session here says what it knows, so each may know it.
+            # Sessions here do not report their tasks, so each may know all of them.
             return job.new.queue in self.session.new.queues
         return job.index is not None and (job.new.pool, job.index) == (self.session.new.pool, self.session.index)
 
@@ -172,7 +172,7 @@ def _check_fields(job: JobRecord, claimed: Claimed) -> None:
         *(claimed.fence, claimed.attempt, claimed.task, claimed.queue, claimed.lane),
         *(claimed.priority, claimed.payload, claimed.retries, claimed.kind),
     )
-    # A clean-up may show the key it cleans up after.
+    # A clean-up may show the key that it belongs to.
     sticky = new.sticky if new.kind is JobKind.JOB else claimed.sticky
     if stored != ruled or claimed.backoff != new.backoff or claimed.sticky != sticky:
         raise Mismatch(f"{job.id} was handed out as {claimed}, by the rules it is {ruled}")

@@ -1,4 +1,4 @@
-"""What readers see, beside what the model says they must see."""
+"""Compares what readers see with what the model says they must see."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _standing(records: Records, job: JobRecord, sight: Sight) -> Iterator[str]:
 
 
 def _arrivals(records: Records, queue: str, sight: Sight) -> Iterator[str]:
-    """The numbers are the store's own; their order among the waiting jobs of a queue is not."""
+    """Numbers differ between store and model; only their order among the waiting jobs of a queue matters."""
     pending = [job for job in records.jobs.values() if job.new.queue == queue and job.state is JobState.PENDING]
     ruled = [job.id for job in sorted(pending, key=lambda job: job.arrival or 0)]
     numbers = {id: sight.jobs[id].arrival for id in ruled if id in sight.jobs}

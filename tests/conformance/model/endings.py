@@ -1,4 +1,4 @@
-"""Endings: every way out of running, and what a final state sets free."""
+"""Endings: every way out of running, and what a final job releases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from . import bindings, lines
 from .records import JobRecord, Mismatch, Records
 
 UNCHARGED = frozenset({Move.HAND_BACK, Move.TAKE_BACK, Move.SNOOZE, Move.DECLINE})
-"""Moves that do not use up an attempt; a hand-back only `MOST_HAND_BACKS` times in a row."""
+"""Moves that are not charged; a hand-back only `MOST_HAND_BACKS` times in a row."""
 
 
 def end(records: Records, job: JobRecord, state: JobState, reason: Reason | None = None) -> None:
@@ -25,12 +25,12 @@ def end(records: Records, job: JobRecord, state: JobState, reason: Reason | None
 
 
 def write(records: Records, job: JobRecord, transition: Transition) -> None:
-    """Apply what the holder of a running job decided."""
+    """Apply a decision of the holder of a running job."""
     move = transition.move
     if move is Move.COMPLETE:
         end(records, job, JobState.COMPLETED)
     elif job.cancel_requested or move is Move.CANCEL:
-        # Whether a start that was handed back and then cancelled is charged, the rules do not say.
+        # Whether a start that was handed back and then cancelled is charged is unspecified.
         job.charge_unsaid = move in UNCHARGED
         _refund(records, job, certain=False)
         end(records, job, JobState.CANCELLED, transition.reason if move is Move.CANCEL else Reason.BY_USER)
@@ -61,7 +61,7 @@ def write(records: Records, job: JobRecord, transition: Transition) -> None:
 
 
 def hand_back(records: Records, job: JobRecord) -> None:
-    """A body that had begun was stopped: uncharged so many times in a row, then as after a crash."""
+    """A body that had begun was stopped: uncharged the first times in a row, then as after a crash."""
     if job.returns >= MOST_HAND_BACKS:
         _charge(records, job)
         return
@@ -72,7 +72,7 @@ def hand_back(records: Records, job: JobRecord) -> None:
 
 
 def give_back(records: Records, job: JobRecord, delay: float = 0.0) -> None:
-    """The run never counted: the job waits again where it was. A cancel that was asked for comes true instead."""
+    """The run does not count: the job waits again where it was. If a cancel was requested, it is cancelled instead."""
     if job.cancel_requested:
         job.charge_unsaid = True
         _refund(records, job, certain=False)
@@ -85,7 +85,7 @@ def give_back(records: Records, job: JobRecord, delay: float = 0.0) -> None:
 
 
 def crash(records: Records, job: JobRecord) -> str:
-    """The process that ran it died. Says what became of the job: retried, failed or cancelled."""
+    """The process that ran it died. Returns the new state of the job: retried, failed or cancelled."""
     if job.new.kind is JobKind.TURN:
         end(records, job, JobState.CANCELLED, Reason.WAITER_GONE)
         return "cancelled"

@@ -28,21 +28,21 @@ Reply: TypeAlias = T | Exception
 
 
 class Model:
-    """What a store must do."""
+    """The rules of a store."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.records = Records(clock)
         self.last_term = 0
         self.leader: Term | None = None
-        """The last term there was; `leads` says whether it still counts."""
+        """The last term so far; `leads` is whether it is current."""
         self.term_ends = 0.0
 
     def see(self, sight: Sight) -> None:
-        """Take in what the store shows after a verb, before the verb is applied here."""
+        """Note what the store shows after a verb, before the verb is applied here."""
         self.records.look(sight)
 
     def settle(self) -> None:
-        """What every step does last: drop what is not used, start the turns that hold a place."""
+        """The end of every step: remove what is unused, and start turns that hold a place."""
         records = self.records
         bindings.adopt(records, "default")
         bindings.lose_copies(records)
@@ -126,7 +126,7 @@ class Model:
         wrote, state = earlier
         states = {state} if state.final else {state, job.state, JobState.SCHEDULED, JobState.PENDING}
         allowed = {Verdict(held.id, Acceptance.REPEATED, state) for state in states if state}
-        # Other words under a fence that was written already, or words of a dead session: refusing them is as good.
+        # A dead session, or another move under a fence that was written already: the store may also reject the write.
         if wrote != transition or not self.records.sessions[session].present:
             allowed.add(stale)
         if verdict not in allowed:
@@ -167,7 +167,7 @@ class Model:
         late = max((records.now - job.due_at for job in arriving if job.due_at is not None), default=None)
         for job in expired:
             endings.end(records, job, JobState.CANCELLED, Reason.EXPIRED)
-        # A binding that drains ends with its last job, also if that expires just before another one of its key arrives.
+        # A draining binding ends with its last job, even if that expires just before another job of its key arrives.
         bindings.settle(records)
         for job in arriving:
             lines.promote(records, job)
@@ -182,7 +182,7 @@ class Model:
             raise Mismatch(f"the next job is due in {min(waits)} s, the promoter got {answer.next_due}")
 
     def admit(self, *, term: int | None = None, reply: Reply[Admitted]) -> None:
-        """Bind what waits unbound. Every verb hands places on by itself: without faults there is nothing to repair."""
+        """Bind unbound jobs. Every verb passes places on by itself: without faults nothing needs repair."""
         self._check_term(term)
         answer = _answer(reply)
         _same("moved, repaired, more", (answer.moved, answer.repaired, answer.more), (0, 0, False))
@@ -193,7 +193,7 @@ class Model:
         sessions.rescue(self.records, declare=declare, reply=_answer(reply))
 
     def prune(self, retention: Retention, *, term: int | None = None, reply: Reply[Pruned]) -> None:
-        """Nothing here ever gets as old as retention allows."""
+        """Nothing here gets old enough for retention."""
         self._check_term(term)
         _same("pruned jobs", _answer(reply).jobs, 0)
 
@@ -201,7 +201,7 @@ class Model:
 
     @property
     def leads(self) -> Term | None:
-        """The present term."""
+        """The current term."""
         return self.leader if self.records.clock.monotonic() < self.term_ends else None
 
     def _check_term(self, term: int | None) -> None:

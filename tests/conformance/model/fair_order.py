@@ -14,17 +14,17 @@ Ahead = frozenset[tuple[Lane, int]]
 
 
 class FairOrder:
-    """Every state the domain can be in."""
+    """All states that the domain may be in."""
 
     def __init__(self) -> None:
         self.possible: set[Ahead] = {frozenset()}
 
     def first(self, heads: Mapping[Lane, int]) -> set[Lane]:
-        """The lanes whose next job may start now; `heads` has the arrival of each lane's next job."""
+        """The lanes whose next job may start now; `heads` has the arrival of the next job of each lane."""
         return {_first(state, heads) for state in self.possible} if heads else set()
 
     def start(self, lane: Lane, heads: Mapping[Lane, int], charge: int) -> None:
-        """The next job of `lane` started: the clock moves to its tag, and the lane's finish lies a charge behind it."""
+        """The next job of `lane` started: the clock moves to its tag, and its finish time is a charge later."""
         after: set[Ahead] = set()
         for state in self.possible:
             if _first(state, heads) == lane:
@@ -35,14 +35,14 @@ class FairOrder:
         self.possible = after
 
     def refund(self, lane: Lane, paid: int, *, certain: bool = True) -> None:
-        """The lane gets back what a start had cost; uncertain where the rules do not say whether it does."""
+        """Refund the cost of a start to the lane; both states are possible where the rules do not specify it."""
         refunded = {
             _state({other: ahead - (paid if other == lane else 0) for other, ahead in state}) for state in self.possible
         }
         self.possible = refunded if certain else self.possible | refunded
 
     def idle(self) -> None:
-        """Nothing waits here: the domain may be forgotten."""
+        """No job waits: the store may forget the domain."""
         self.possible.add(frozenset())
 
 

@@ -1,4 +1,4 @@
-"""Lines: how jobs arrive in their lane, which of them hold its places, and what starts without being claimed."""
+"""Lines: how jobs arrive in their lane, which of them hold its places, and which start without being claimed."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def wait(records: Records, job: JobRecord, delay: float, *, keeps_arrival: bool)
 
 
 def promote(records: Records, job: JobRecord) -> None:
-    """Let a scheduled job arrive, now that it is due."""
+    """Let a scheduled job arrive when it is due."""
     anew = not job.keeps_place
     if anew and job.crashed_last and job.arrival is not None:
-        # In an unordered lane the rules name both the old place (it was rescued) and a new one (it is a retry).
+        # In an unordered lane the rules name both the old place (for a rescue) and a new one (for a retry).
         anew = records.seen.jobs[job.id].arrival != records.last_arrival.get(job.id)
     arrive(records, job, anew=anew, fresh=not job.retrying)
 

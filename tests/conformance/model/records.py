@@ -1,4 +1,4 @@
-"""What the model remembers: plain records that rules change in place, and the questions several rules ask of them."""
+"""The state of the model: plain records that rules change, and queries that several rules share."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Sight:
 
 @dataclass
 class JobRecord:
-    """One job. `arrival` is the model's own number: only its order means anything."""
+    """One job. `arrival` is the model's own number: only its order is compared."""
 
     new: NewJob
     state: JobState
@@ -55,19 +55,19 @@ class JobRecord:
     fence: int = 0
     crashes: int = 0
     suspect: bool = False
-    """None where the rules do not say."""
+    """None where it is unspecified."""
     returns: int = 0
-    """How often it was handed back in a row after it had begun."""
+    """Times in a row that it was handed back after it had begun."""
     started: bool = False
-    """A body of it has begun: it does not expire any more."""
+    """Its body has begun, so it does not expire any more."""
     holder: str | None = None
     claim: int = 0
-    """The number of the claim that started it; 0 for what was never claimed."""
+    """The number of the claim that started it; 0 if it was never claimed."""
     arrival: int | None = None
     keeps_place: bool = False
     """It waits for a retry and closes its ordered lane meanwhile."""
     retrying: bool = False
-    """It waits for its time after a run, so that its sticky key is still in use."""
+    """It is scheduled after a run, so its sticky key is still in use."""
     crashed_last: bool = False
     index: int | None = None
     """The worker whose inbox it is in."""
@@ -104,7 +104,7 @@ class JobRecord:
 
     @property
     def in_line(self) -> bool:
-        """Whether it counts in its lane: arrived and not over, or gone for a retry and keeping its place."""
+        """Whether it counts in its lane: it has arrived and is not final, or keeps its place for a retry."""
         if self.new.kind is JobKind.BROADCAST:
             return False
         return self.state in (JobState.PENDING, JobState.RUNNING) or self.keeps_place
@@ -169,7 +169,7 @@ class QueueRecord:
 
 @dataclass
 class Records:
-    """Everything there is."""
+    """All records."""
 
     clock: ManualClock
     jobs: dict[str, JobRecord] = field(default_factory=dict)
@@ -179,9 +179,9 @@ class Records:
     orders: dict[Domain, FairOrder] = field(default_factory=dict)
     arrivals: int = 0
     last_arrival: dict[str, int] = field(default_factory=dict)
-    """The arrival number that the store last showed for a job before this step."""
+    """The arrival number that the store showed for a job before this step."""
     sight: Sight | None = None
-    """What the store shows after the step that the model is about to take."""
+    """What the store shows after the step that is about to be applied."""
 
     @property
     def now(self) -> float:
@@ -193,7 +193,7 @@ class Records:
         return self.sight
 
     def look(self, sight: Sight) -> None:
-        """Take in what the store shows now."""
+        """Note what the store shows now."""
         for id, shown in self.sight.jobs.items() if self.sight is not None else ():
             if shown.arrival is not None:
                 self.last_arrival[id] = shown.arrival
@@ -227,7 +227,7 @@ class Records:
         return (counts[0], counts[1], counts[2])
 
     def live_workers(self, pool: str) -> dict[int, SessionRecord]:
-        """Workers that may be given something new, by index: within their lease, and not about to stop."""
+        """Workers that may get new work, by index: their lease is not over, and they are not stopping."""
         now = self.clock.monotonic()
         return {
             s.index: s
@@ -239,7 +239,7 @@ class Records:
         return [job for job in self.jobs.values() if job.parent == parent]
 
     def past_expiry(self, job: JobRecord) -> bool:
-        """Whether it may not start any more. One that has started once may."""
+        """Whether it must not start any more because it has expired. A job that has started once does not expire."""
         if job.new.expires is None or self.now < job.enqueued_at + job.new.expires:
             return False
         return not job.started

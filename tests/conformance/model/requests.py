@@ -17,7 +17,7 @@ from .records import JobRecord, Mismatch, Records
 
 
 def enqueue(records: Records, jobs: Sequence[NewJob]) -> list[tuple[str, bool]]:
-    """Store jobs, all or none. Answers the id there is now, and whether this call made it."""
+    """Store jobs, all or none. Returns the id of each, and whether this call created it."""
     known = {job.id: job.new for job in records.jobs.values()}
     made: list[NewJob] = []
     answers: list[tuple[str, bool]] = []
@@ -41,7 +41,7 @@ def enqueue(records: Records, jobs: Sequence[NewJob]) -> list[tuple[str, bool]]:
 
 
 def answer(records: Records, answers: Sequence[tuple[str, bool]]) -> list[Enqueued]:
-    """The answers with the state that each job is in after the step."""
+    """The answers with the state of each job after the step."""
     return [Enqueued(id, created, records.jobs[id].state) for id, created in answers]
 
 
@@ -50,7 +50,7 @@ def _same_unique(one: NewJob, other: NewJob) -> bool:
 
 
 def unique_holder(records: Records, new: NewJob) -> str | None:
-    """The job that keeps another with the same unique value out."""
+    """The job that holds the unique value of another one."""
     for job in records.jobs.values():
         if _same_unique(job.new, new):
             extended = job.new.unique_for is not None and records.now < job.enqueued_at + job.new.unique_for
@@ -60,7 +60,7 @@ def unique_holder(records: Records, new: NewJob) -> str | None:
 
 
 def unique_is_unsaid(records: Records, new: NewJob) -> bool:
-    """Whether it depends on how `unique_for` is counted, from the enqueue or from the end, if the value is free."""
+    """Whether the value is free depends on how `unique_for` is counted: from the enqueue or from the end."""
     return any(
         _same_unique(job.new, new)
         and job.finished_at is not None
@@ -98,7 +98,7 @@ def _store(records: Records, new: NewJob) -> None:
 
 
 def add_copy(records: Records, parent: JobRecord, index: int) -> None:
-    """Add the copy of a broadcast for one worker, under the id that the store gave it."""
+    """Add the copy of a broadcast for one worker, under the id that the store assigned."""
     if any(copy.new.worker == index for copy in records.children(parent.id)):
         return
     name = f"{parent.new.pool}/{index}"
@@ -112,7 +112,7 @@ def add_copy(records: Records, parent: JobRecord, index: int) -> None:
 
 
 def cancel(records: Records, ids: Sequence[str]) -> None:
-    """Cancel jobs; the answer is the state that each is in afterwards."""
+    """Cancel jobs. Returns the state of each afterwards."""
     for id in ids:
         if id not in records.jobs:
             raise NotFound(id)
@@ -126,13 +126,13 @@ def cancel(records: Records, ids: Sequence[str]) -> None:
 
 
 def release(records: Records, pool: str, key: str, cleanup: NewJob | None, reply: Release) -> None:
-    """Let a key go: clean-up first and alone, release last."""
+    """Release a key: clean-up first and alone, release last."""
     binding = bindings.active(records, pool, key)
     if binding is None:
         was_released = any(
             (b.pool, b.key) == (pool, key) and b.state is BindingState.RELEASED for b in records.bindings
         )
-        # A release that is repeated when it is over may be answered like the first one, or like one of a free key.
+        # A repeated release of a released key may be answered like the first one, or like one of an unbound key.
         allowed = {Release.NOTHING, Release.RELEASED} if was_released else {Release.NOTHING}
         if reply not in allowed:
             raise Mismatch(f"{key} is not bound, and releasing it returned {reply}")

@@ -1,4 +1,4 @@
-"""Sessions: how they begin, stay and end, and what becomes of their jobs and bindings."""
+"""Sessions: how they register, renew and end, and what happens to their jobs and bindings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .records import JobRecord, Mismatch, Records, SessionRecord
 
 
 def register(records: Records, new: NewSession) -> SessionRecord:
-    """Make a session known."""
+    """Register a session."""
     now = records.clock.monotonic()
     known = records.sessions.get(new.id)
     if known is not None:
@@ -46,7 +46,7 @@ def register(records: Records, new: NewSession) -> SessionRecord:
 
 
 def _extend(records: Records, session: SessionRecord) -> None:
-    """Renew a lease. If it had run out, the pool may have a live worker again, and what waited for one is bound."""
+    """Renew a lease. If it had expired, the pool may have a live worker again, and unbound jobs are bound."""
     now = records.clock.monotonic()
     late = session.lease_ends < now
     session.lease_ends = now + session.new.lease
@@ -55,7 +55,7 @@ def _extend(records: Records, session: SessionRecord) -> None:
 
 
 def renew(records: Records, id: str, held: Sequence[Held], claim: int, stopping: bool, reply: Renewal | None) -> None:
-    """Extend the lease, take back what is not named, and check the reply to the session."""
+    """Extend the lease, take back jobs that are not named, and check the reply."""
     session = records.sessions.get(id)
     if session is None or not session.present:
         raise SessionLost(id)
@@ -72,7 +72,7 @@ def renew(records: Records, id: str, held: Sequence[Held], claim: int, stopping:
     }
     cancelled_back = {job for job in taken_back if records.jobs[job].cancel_requested}
     _check_renewal(records, id, held, mine, reply)
-    # Whether a job that is cancelled as it is taken back counts as taken back, the rules do not say.
+    # Whether a job that is cancelled while it is taken back counts as taken back is unspecified.
     if not taken_back - cancelled_back <= set(reply.taken_back) <= taken_back:
         raise Mismatch(f"{id}: {reply.taken_back} were taken back, by the rules {sorted(taken_back)}")
     for job in taken_back:
@@ -108,7 +108,7 @@ def leave(records: Records, id: str, begun: Sequence[Held] | None) -> None:
 
 
 def give_up_jobs(records: Records, session: SessionRecord, *, begun: Sequence[Held] | None) -> Counter[str]:
-    """Take back what a session runs: as after a crash what had begun (None: all), the rest uncharged."""
+    """Take back the jobs of a session: those that had begun (None: all) as after a crash, the others uncharged."""
     outcomes: Counter[str] = Counter()
     for job in list(records.jobs.values()):
         waits_here = job.new.kind is JobKind.TURN and job.waiting and job.new.waiter == session.new.id
@@ -132,7 +132,7 @@ def _take_back(records: Records, job: JobRecord) -> None:
 
 
 def rescue(records: Records, *, declare: bool, reply: Rescued) -> None:
-    """Declare sessions dead whose lease has ended, and take back their jobs and bindings."""
+    """Declare sessions with expired leases dead, and take back their jobs and bindings."""
     now = records.clock.monotonic()
     before = {id for id, job in records.jobs.items() if job.state is JobState.CANCELLED}
     dead = [s for s in records.sessions.values() if s.present and s.lease_ends < now] if declare else []
@@ -144,7 +144,7 @@ def rescue(records: Records, *, declare: bool, reply: Rescued) -> None:
     outcomes: Counter[str] = Counter()
     for session in dead:
         for job in records.jobs.values():
-            # When several die at once, one's lane may first have been handed on to a turn of the next.
+            # If several die together, the place of a job of one may first be granted to a turn of the next.
             waits_here = job.new.kind is JobKind.TURN and job.waiting and job.new.waiter == session.new.id
             job.start_unsaid |= waits_here and len(dead) > 1
         outcomes += give_up_jobs(records, session, begun=None)
@@ -155,13 +155,13 @@ def rescue(records: Records, *, declare: bool, reply: Rescued) -> None:
     ruled = ({session.new.id for session in dead}, outcomes["failed"], len(lost))
     if (set(reply.declared), reply.failed, reply.lost_bindings) != ruled:
         raise Mismatch(f"rescue returned {reply}, by the rules declared, failed, lost bindings are {ruled}")
-    # Whether clean-ups, copies and waiting turns count as rescued, the rules do not say.
+    # Whether clean-ups, copies and waiting turns count as rescued is unspecified.
     if not outcomes["retried"] - copies <= reply.retried <= outcomes["retried"] or reply.cancelled > cancelled:
         raise Mismatch(f"rescue returned {reply}, by the rules {outcomes}")
 
 
 def _index_is_held(records: Records, session: SessionRecord) -> bool:
-    """Whether another session has the index now, or has it still kept for its return."""
+    """Whether another session has the index, or the index is reserved for its return."""
     now = records.clock.monotonic()
     return any(
         other is not session
