@@ -48,7 +48,7 @@ async def still_app(url: str, clock: ManualClock) -> AsyncIterator[Fairlane]:
 
 
 async def eventually(check: Callable[[], Awaitable[bool]], seconds: float = 30.0) -> None:
-    """Wait until `check` holds; for what nobody tells."""
+    """Wait until `check` holds, for conditions without a notification."""
     async with asyncio.timeout(seconds):
         while True:
             if await check():
@@ -57,11 +57,11 @@ async def eventually(check: Callable[[], Awaitable[bool]], seconds: float = 30.0
 
 
 async def kit_of(app: Fairlane, clock: ManualClock | None = None) -> Kit:
-    """Short words for what a worker does, on the store of an application."""
+    """Short names for what a worker does, on the store of an application."""
     return Kit(await app.connection.store(), clock or ManualClock())
 
 
 def store_class(app: Fairlane) -> type[Any]:
-    """What kind of store an application has: a verb that is replaced there is replaced in every thread."""
+    """The class of an application's store: a verb that is replaced there is replaced in every thread."""
     kinds: dict[str, type[Any]] = {"sqlite": SqliteStore, "postgresql": PostgresqlStore, "redis": RedisStore}
     return kinds[app.settings.url.partition(":")[0]]

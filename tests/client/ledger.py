@@ -31,11 +31,11 @@ class Ledger(Protocol):
         """End the transaction, and close the connection."""
 
     async def close(self) -> None:
-        """Leave the database as it was."""
+        """Restore the database."""
 
 
 class SqliteLedger:
-    """In the file of the store."""
+    """In the file of a SQLite store."""
 
     def __init__(self, url: str) -> None:
         self._path = url.removeprefix("sqlite:///")

@@ -44,12 +44,12 @@ async def failed(kit: Kit, count: int, *, queue: str = "default", group: str = "
 
 
 async def states(kit: Kit, ids: Sequence[str]) -> list[str | None]:
-    """The states of jobs, None for those that are forgotten."""
+    """The states of jobs; None for deleted ones."""
     return [None if job is None else job.state.value for job in await kit.store.get(ids)]
 
 
 async def everything(kit: Kit, **where: Any) -> list[str]:
-    """Ids of what a filter finds, newest first."""
+    """The ids of the jobs that a filter finds, newest first."""
     found: list[str] = []
     cursor = None
     while True:

@@ -268,7 +268,7 @@ async def test_the_client_lists_sessions_and_waiting_jobs(app: Fairlane) -> None
 
 
 class Spans:
-    """A tracer that notes what it was asked."""
+    """A tracer that records its calls."""
 
     def __init__(self) -> None:
         self.open: list[str] = []

@@ -1,4 +1,4 @@
-"""A body may close the application it belongs to: its worker, the other bodies and their turns go on."""
+"""A body may close the application it belongs to: its worker, the other bodies and their turns continue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE = 30.0
 
 
 def closing_tasks(app: Fairlane) -> dict[str, Any]:
-    """Tasks that close the application in every way there is, and then use it once more."""
+    """Tasks that close the application in every possible way, and then use it once more."""
 
     @app.task(retries=0)
     async def other(n: int) -> int:
@@ -77,7 +77,7 @@ async def test_a_body_that_closes_the_application_does_not_stop_its_worker(app: 
         sent += [await tasks["other"].enqueue(n) for n in range(10)]
         async with working(app):
             ends = [await observer.handle(handle.id).result(PATIENCE) for handle in sent]
-            # What the body did with the application after it had closed it.
+            # The results of the calls that the body made after it had closed the application.
             assert await observer.handle(ends[0]).result(PATIENCE) >= 100
         assert ends[1:] == list(range(10))
         workers = [session for session in await observer.client.sessions() if session.kind is SessionKind.WORKER]
@@ -150,7 +150,7 @@ async def test_the_store_is_closed_when_the_application_and_its_workers_are_done
         assert mine not in closed
     assert mine in closed
     assert not app.connection.opened
-    # The application alone uses it: then the end of a worker leaves it open.
+    # Only the application uses it: then it stays open when a worker ends.
     await app.client.queues()
     async with working(app) as worker:
         await worker.ready.wait()
@@ -179,7 +179,7 @@ async def test_a_body_in_a_lab_may_close_the_application(app: Fairlane, how: str
         drained = await lab.drain()
         assert drained.failed == 0
         assert await first.state() is JobState.COMPLETED
-        # The lab lives on.
+        # The lab continues.
         assert await lab.run(await tasks["other"].enqueue(2)) == 2
 
 

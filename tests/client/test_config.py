@@ -1,4 +1,4 @@
-"""Settings from the environment: what is right is read, what is wrong is told by the name of its variable."""
+"""Settings from the environment: valid values are read, and invalid ones are reported with their variable."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ async def test_redis_without_its_postgresql_stores_nothing(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FAIRLANE_URL", raising=False)
     monkeypatch.setenv("FAIRLANE_REDIS_LOW_URL", "redis://a")
-    # Not yet here: code and the command line may still name the database.
+    # Not rejected yet: code or the command line may still name the database.
     app = Fairlane()
     with pytest.raises(
         InvalidInput, match="FAIRLANE_REDIS_LOW_URL: is only for a store on PostgreSQL; set FAIRLANE_URL"

@@ -1,4 +1,4 @@
-"""Listeners and streams: each receives every event in order, and none can disturb the code that emits."""
+"""Listeners and streams: each receives every event in order, and none can affect the code that emits them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a handle tells about a job, from its first moment to its last."""
+"""What a handle returns about a job, from its start to its end."""
 
 from __future__ import annotations
 

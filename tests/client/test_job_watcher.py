@@ -1,4 +1,4 @@
-"""Many who wait for jobs at once: what it costs, and what happens to them when the store does not answer."""
+"""Many callers that wait for jobs at once: the cost, and the behaviour when the store does not answer."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_a_thousand_waiting_callers_share_one_read_per_poll(
     handles = await _sent(app, 1_000)
     reads = Reads(await app.connection.store(), monkeypatch)
     waiting = [asyncio.create_task(handle.result()) for handle in handles]
-    # Counted by looks and not by seconds: how many looks fit into a second depends on the machine.
+    # Counted per read and not per second: how many reads fit into a second depends on the machine.
     async with asyncio.timeout(60):
         while reads.calls.count(1_000) < 3:
             reads.begun.clear()

@@ -1,4 +1,4 @@
-"""Places in line are pushed: with the poll out of the way they still come."""
+"""Places in line are pushed: with the poll made rare they are still reported."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ async def ledger(app: Fairlane, url: str) -> AsyncIterator[Ledger]:
 
 
 async def history(handle: Handle[Any]) -> list[tuple[str | None, int]]:
-    """How each claim of a job ended, and how many writes were refused after it."""
+    """How each claim of a job ended, and how many writes were rejected after it."""
     return [(attempt.outcome, attempt.refused) for attempt in (await handle.job()).attempts]
 
 
@@ -152,7 +152,7 @@ async def test_a_run_that_lost_its_job_leaves_nothing_behind(app: Fairlane, ledg
     async with working(app):
         await asyncio.wait_for(begun.wait(), 30)
         [session] = await app.client.sessions()
-        # As a rescuer does that considers the worker dead; the job is not notified, or ignores it.
+        # As a rescuer that considers the worker dead does; the worker is not notified, or ignores it.
         store = await app.connection.store()
         await store.leave(session.id)
         go_on.set()
@@ -319,8 +319,8 @@ async def test_a_transaction_that_cannot_begin_is_the_bodys_to_handle(
 async def test_a_commit_whose_answer_is_lost_is_not_repeated(
     app: Fairlane, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, heartbeat: float, refused: int
 ) -> None:
-    """The worker says retry, and is refused; or a renewal has told it before that it does not have the job any more,
-    and it says nothing."""
+    """The worker writes a retry, which is rejected; or a renewal has reported before that the job is lost, and it writes
+    nothing."""
     app.settings = msgspec.structs.replace(
         app.settings, intervals=msgspec.structs.replace(QUICK, heartbeat=heartbeat, lease=40.0)
     )
@@ -352,7 +352,7 @@ async def test_a_commit_whose_answer_is_lost_is_not_repeated(
             return lost == 1 and await history(handle) == [("completed", refused)]
 
         await eventually(told)
-    # By its end the worker has written all that it had to say.
+    # At its end the worker has written everything.
     assert lost == 1
     assert await ledger.effects() == [(handle.id, 1)]
     assert await history(handle) == [("completed", refused)]
@@ -371,7 +371,7 @@ async def test_a_lab_runs_a_body_with_its_transaction(url: str, tmp_path: Path) 
             raise Retry(delay=0)
         return int(connection.execute("SELECT count(*) FROM effect").fetchone()[0])
 
-    # A lab is on SQLite, wherever the application is.
+    # A lab is on SQLite, whatever the store of the application is.
     async with testing.embedded(app) as inside:
         handle = await effect.enqueue()
         done = await inside.drain()

@@ -1,4 +1,4 @@
-"""An enqueue that is awaited stores a job in whatever way it is awaited; one that is dropped is told about."""
+"""An enqueue that is awaited stores a job however it is awaited; one that is dropped is logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks: names, options, calls, and what is refused when one is made."""
+"""Tasks: names, options, calls, and what is rejected when one is created."""
 
 from __future__ import annotations
 

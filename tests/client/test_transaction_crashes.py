@@ -53,7 +53,7 @@ class Workers:
         return Process("worker", ["tests.client.transaction_tasks", self._url], self._environment, self._output)
 
     def kill_one(self) -> bool:
-        """Kill a worker, or a child process of one, that has got to work; whether there was any."""
+        """Kill a worker that has started work, or a child process of one. Returns whether there was any."""
         everybody = [(pid, worker) for worker in self._all for pid in (worker.pid, *worker.family()) if _works(pid)]
         if not everybody:
             return False
@@ -72,7 +72,7 @@ class Workers:
 
 
 def _works(pid: int) -> bool:
-    """Whether a process has lived for as long as it takes to begin."""
+    """Whether a process has lived for long enough to have started."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -112,7 +112,7 @@ async def test_every_effect_happens_once_however_workers_die(url: str, tmp_path:
                 more = [random.choice(tasks).call(killed) for _ in range(8)]
                 await mine.enqueue_many(more)
                 calls += more
-                # Time for some of them to begin, and for a process that was started last to get to work.
+                # Give some bodies time to begin, and the process that was started last to start work.
                 await asyncio.sleep(random.uniform(0.05, 0.3))
                 while not workers.kill_one():
                     await asyncio.sleep(0.05)

@@ -190,7 +190,7 @@ async def test_a_wait_that_takes_too_long_is_a_timeout_and_leaves_the_line(model
 
 
 async def _enter_elsewhere(app: Fairlane, **options: Any) -> None:
-    """Take a turn as another caller would: what is started inside a turn counts as inside."""
+    """Take a turn as a separate caller: code that is started inside a turn counts as inside of it."""
 
     async def enter() -> None:
         async with _turn(app, **options):
@@ -299,7 +299,7 @@ async def test_a_session_is_kept_beyond_its_lease_and_there_is_a_leader(hasty_mo
 
 
 async def _end_session(app: Fairlane) -> None:
-    """What becomes of a session that was declared dead, without the wait for it."""
+    """Do what happens to a session that is declared dead, without waiting for that."""
     [session] = await app.client.sessions()
     await (await app.connection.store()).leave(session.id)
 
@@ -334,7 +334,7 @@ async def test_a_body_that_ends_before_it_learns_of_its_loss_gets_the_error_at_t
     models: Fairlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn = _turn(models)
-    # The keeper may find out at any moment, and would cancel the task of the test.
+    # The keeper may detect the loss at any moment, and would then cancel the task of the test.
     monkeypatch.setattr(turn, "_lose_later", lambda error: None)
     await turn.__aenter__()
     await _end_session(models)

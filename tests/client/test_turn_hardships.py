@@ -33,7 +33,7 @@ async def models(url: str) -> AsyncIterator[Fairlane]:
 
 @asynccontextmanager
 async def left_open(app: Fairlane) -> AsyncIterator[None]:
-    """Let the block close loops that have connections of the application, which Python has words for."""
+    """Let the block close event loops with open connections of the application; Python warns about them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         yield
@@ -124,7 +124,7 @@ async def test_a_turn_that_waits_in_a_loop_that_was_closed_does_not_keep_the_lan
         waiting = loop.create_task(models.turn("flux", queue="models").__aenter__())
         loop.run_until_complete(asyncio.wait([waiting], timeout=0.3))
         assert not waiting.done()
-        # Kept, so that nothing of it is unwound: it is as if the thread had stopped for ever.
+        # Kept, so that none of it is unwound: as if the thread had stopped for ever.
         left.append(waiting)
         loop.close()
 

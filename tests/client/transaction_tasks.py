@@ -25,7 +25,7 @@ async def write(connection: Any, job: str, part: int) -> None:
 
 @app.task(name="effect", **OFTEN)
 async def effect(number: int) -> int:
-    """Two rows with a pause between them, before, and behind: something to be killed in."""
+    """Write two rows, with pauses before and between them in which the process can be killed."""
     await asyncio.sleep(random.uniform(0, 0.1))
     connection = await current_job().transaction()
     await write(connection, current_job().id, 1)
@@ -42,6 +42,6 @@ async def effect_apart(number: int) -> int:
 
 
 if __name__ == "__main__":
-    # As ``fairlane worker --url`` does: its child processes are not told by the environment.
+    # As ``fairlane worker --url`` does: its child processes do not get the URL from the environment.
     app.settings = msgspec.structs.replace(app.settings, url=sys.argv[1])
     asyncio.run(app.worker(slots=8).run())

@@ -1,4 +1,4 @@
-"""A process that takes a turn, says so, and holds it until it is killed."""
+"""A process that takes a turn, reports it, and holds it until it is killed."""
 
 import asyncio
 import sys
