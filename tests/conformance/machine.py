@@ -130,8 +130,8 @@ class Machine(Fleet):
 
     @rule(session=numbers, heir=st.one_of(st.none(), numbers), noticed=flags)
     def crash(self, session: int, heir: int | None, noticed: bool) -> None:
-        """A process dies without a word, or hangs: it renews no more, and its jobs go to an heir. One that was only
-        hanging comes back too late."""
+        """A process crashes or hangs; it does not renew. `noticed`: it is declared dead and another session gets its
+        jobs, before it continues too late."""
         known = pick([s for s in self.records.sessions.values() if s.present], session)
         if known is None:
             return

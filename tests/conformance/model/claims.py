@@ -95,7 +95,7 @@ class _Dispatch:
                 raise Mismatch(f"{job.id} is past its expiry, was met by {ask}, and was not cancelled")
 
     def _may_not_be_left(self, job: JobRecord) -> bool:
-        """A clean-up whose gate this claim has opened may be in a queue that it left out: the next claim has it."""
+        """Not for a clean-up whose gate this claim opened: its queue may be one that the claim has already left."""
         return job.new.kind is not JobKind.CLEANUP or job.id in self.ready_before
 
     def _expire(self) -> None:
