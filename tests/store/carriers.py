@@ -1,4 +1,4 @@
-"""The servers that carry wake-ups between processes, as far as the tests of wake-ups have to know them apart."""
+"""The servers that carry wake-ups between processes, and the differences between them that tests need to know."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Carrier(ABC):
     """A schema or a namespace without any published topics, and its server."""
 
     connections: ClassVar[int]
-    """How many it takes to listen and to publish."""
+    """How many connections are used to listen and to publish."""
     too_many_messages: ClassVar[int]
-    """A thousand publications that come within milliseconds take fewer."""
+    """A thousand publications within milliseconds use fewer messages."""
     notice_seconds: ClassVar[float]
-    """How long it may take until a server that stands still is noticed."""
+    """How long it may take until a frozen server is noticed."""
     lookalikes: ClassVar[tuple[str, ...]]
-    """Names that could be taken for each other."""
+    """Names that are similar to each other."""
 
     def __init__(self, url: str, name: str) -> None:
         self.url = url
@@ -71,11 +71,11 @@ class Carrier(ABC):
 
     @abstractmethod
     def look_every(self, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Set how often wake-ups check the server and look for channels without subscriptions."""
+        """Set how often wake-ups check the server and leave channels without subscriptions."""
 
     @abstractmethod
     def give_up_after(self, seconds: float, monkeypatch: pytest.MonkeyPatch, *, connecting: float) -> None:
-        """Let connections that are made from now on wait no longer than this for an answer."""
+        """Let connections that are opened from now on wait no longer than this for an answer."""
 
 
 class PostgresqlCarrier(Carrier):
@@ -103,7 +103,7 @@ class PostgresqlCarrier(Carrier):
             await connection.close()
 
     def connected(self) -> int:
-        """All that the database has."""
+        """All connections of the database."""
         return self._server.connected(self.url)
 
     def cut(self) -> None:
@@ -115,11 +115,11 @@ class PostgresqlCarrier(Carrier):
             )
 
     def look_every(self, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is done when listeners are announced."""
+        """Both are done when listeners are announced."""
         monkeypatch.setattr(postgresql_notifier, "ANNOUNCE_SECONDS", seconds)
 
     def give_up_after(self, seconds: float, monkeypatch: pytest.MonkeyPatch, *, connecting: float) -> None:
-        """The driver is told when it connects."""
+        """The driver gets the limits when it connects."""
         monkeypatch.setattr(postgresql_notifier, "COMMAND_SECONDS", seconds)
         monkeypatch.setattr(postgresql_notifier, "CONNECT_SECONDS", connecting)
 

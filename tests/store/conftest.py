@@ -23,7 +23,7 @@ from .settling import Settling
 
 @pytest.fixture
 async def kit() -> AsyncIterator[Kit]:
-    """A store by the server's own clock."""
+    """A store that uses the server's own clock."""
     url = server().fresh_database()
     store = await PostgresqlStore.open(url)
     yield Kit(store, ManualClock())
@@ -42,7 +42,7 @@ async def other(kit: Kit) -> AsyncIterator[Any]:
 
 @pytest.fixture
 async def settling(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Settling]:
-    """A Redis store in which the jobs of a lane whose limit changes do so one by one."""
+    """A Redis store in which the jobs of a lane whose limit changes are changed one by one."""
     clock = ManualClock()
     store = await RedisStore.open(valkey.server().fresh_namespace(), clock=clock)
     yield Settling(store, Kit(store, clock), monkeypatch)

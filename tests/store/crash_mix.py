@@ -38,11 +38,11 @@ LANES = (None, None, "narrow", "wide", "user:1", "user:2", "free")
 LEASE = 0.3
 OWN_TASK = "own"
 REFUSALS = (IndexTaken, InvalidInput, NotFound, Stale)
-"""What a store may rightly answer to a caller who knows only a part of what is going on."""
+"""Errors that a store may raise for a caller that does not know the whole state."""
 
 
 class Log:
-    """The lines of one process."""
+    """The log of one process."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -60,7 +60,7 @@ class Log:
 
 
 class Actor:
-    """One caller: a worker, a waiter, a manager and an operator in one, who does the next best thing."""
+    """One caller, which acts as a worker, a waiter, a manager and an operator, and calls verbs at random."""
 
     def __init__(self, url: str, path: Path, store: SqliteStore, log: Log, rng: Random, name: str) -> None:
         self.url = url
@@ -134,7 +134,7 @@ class Actor:
         )
 
     async def send(self, jobs: list[NewJob]) -> None:
-        """Enqueue, and tell what the store has taken."""
+        """Enqueue, and log which jobs the store has accepted."""
         for answer in await self.store.enqueue(jobs):
             self.log.write("ack", answer.id)
 
@@ -232,7 +232,7 @@ class Actor:
     async def renew(self) -> None:
         await self.store.renew(self.waiter, [], claim=0)
         held = [job.held for job in self.held.values()]
-        # Sometimes a reply was lost, and what is not named comes back to the queue.
+        # Sometimes a reply was lost, and claims that are not named are taken back.
         named = held[1:] if self.rng.random() < 0.2 else held
         renewal = await self.store.renew(self.worker, named, claim=self.number, stopping=self.rng.random() < 0.05)
         for id in [*(h.id for h in renewal.lost), *renewal.taken_back]:

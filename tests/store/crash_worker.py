@@ -31,7 +31,7 @@ def say(*words: object) -> None:
 
 
 async def use(url: str, folder: Path, number: int, seed: int) -> None:
-    """Open the store, and call one verb after the other for ever; as several callers at once, sometimes."""
+    """Open the store, and call verbs for ever; sometimes as several callers at once."""
     rng = Random(seed)
     log = Log(folder / f"log-{number}")
     store = await SqliteStore.open(url)

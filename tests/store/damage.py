@@ -45,7 +45,7 @@ REDIS: dict[str, Callable[[Any, str, bytes], Any]] = {
     "headers": lambda redis, prefix, member: redis.hset(prefix + "headers", member, b"\xff"),
 }
 HARMLESS = frozenset({"headers", "history", "price"})
-"""What is not needed to run a job."""
+"""Kinds of damage that do not keep a job from running."""
 KINDS = (
     [("sqlite", what) for what in SQLITE]
     + [("postgresql", what) for what in POSTGRESQL]

@@ -28,46 +28,46 @@ class Node:
     table: str | None
     index: str | None
     bounded: bool
-    """Whether the search has a condition; without one it goes through all of the index."""
+    """Whether the search has a condition; without one it reads the whole index."""
     rows: float
-    """Rows that it looked at, in all its rounds."""
+    """Rows that it read, in all loops."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How one statement was carried out."""
+    """The plan and execution of one statement."""
 
     text: str
     nodes: tuple[Node, ...]
 
     @property
     def indexes(self) -> set[str]:
-        """The indexes that it went by."""
+        """The indexes that it used."""
         return {node.index for node in self.nodes if node.index}
 
     @property
     def scanned(self) -> set[str]:
-        """The tables that it read from end to end."""
+        """The tables that it read completely."""
         return {node.table for node in self.nodes if node.kind == "Seq Scan" and node.table}
 
     @property
     def walked(self) -> set[str]:
-        """The indexes that it read from end to end, or until it had enough."""
+        """The indexes that it read without a condition."""
         return {node.index for node in self.nodes if node.index and not node.bounded}
 
     @property
     def rows(self) -> float:
-        """Rows of tables that it looked at. The driver's own looks at the catalog do not count."""
+        """Rows of tables that it read, without those that the driver read from the catalog."""
         return sum(node.rows for node in self.nodes if node.table and not node.table.startswith("pg_"))
 
     @property
     def sorts(self) -> bool:
-        """Whether it put rows into an order that no index gave."""
+        """Whether it sorted rows, because no index had their order."""
         return any("Sort" in node.kind for node in self.nodes)
 
 
 async def plans(connection: Any, work: Callable[[], Awaitable[object]]) -> list[Plan]:
-    """The plans of all that `work` does on the connection, which must be a superuser's."""
+    """The plans of everything that `work` runs on the connection, which must be a superuser's."""
     told: list[str] = []
 
     def receive(_: object, message: Any) -> None:

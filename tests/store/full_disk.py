@@ -28,13 +28,13 @@ LETTER = b'"' + b"x" * 3_000 + b'"'
 
 
 def allow(size: int | None) -> None:
-    """Let files grow to `size`, or as far as they like."""
+    """Limit the size of files to `size`, or remove the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
 
 
 async def fill(url: str, limit: int) -> Any:
-    """Send jobs until there is no room, look around, make room, and go on with the same store."""
+    """Send jobs until there is no room, read, free some room, and continue with the same store."""
     store = await SqliteStore.open(url)
     await store.register(NewSession(id="w", kind=SessionKind.WORKER, queues=("default",), slots=Slots(total=1000)))
     stored: list[str] = []
@@ -80,7 +80,7 @@ async def fill(url: str, limit: int) -> Any:
 
 
 async def make(url: str, limit: int) -> Any:
-    """Make a store where there is no room for one, then where there is."""
+    """Create a store where there is no room for one, then where there is."""
     allow(limit)
     try:
         await (await SqliteStore.open(url)).close()

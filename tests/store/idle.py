@@ -1,4 +1,4 @@
-"""A worker on Redis that has asked and got nothing, and is sent the next job."""
+"""A worker on Redis whose claim returned nothing, and which is pushed the next job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LISTENING = [queue_topic("default"), queue_topic("other")]
 
 
 class Idle:
-    """A worker that listens, claims with numbers of its own, and waits. The kit has a store object of its own."""
+    """A worker that listens, claims with numbers of its own, and waits. The kit has another store object."""
 
     def __init__(self, kit: Kit, store: RedisStore, worker: Worker) -> None:
         self.kit = kit
@@ -41,7 +41,7 @@ class Idle:
                 await asyncio.sleep(0.005)
 
     async def notified(self) -> bool:
-        """Whether there is something to come for, or it has come."""
+        """Whether a hint or a pushed job has arrived."""
         return bool(await self.subscription.wait(10))
 
 
@@ -54,11 +54,11 @@ async def opened(url: str, clock: ManualClock) -> AsyncIterator[RedisStore]:
 
 @asynccontextmanager
 async def idle_worker() -> AsyncIterator[Idle]:
-    """Its claim 1 returned nothing. To the store, the kit is another process."""
+    """Its claim 1 returned nothing. For the store, the kit is another process."""
     url, clock = valkey.server().fresh_namespace(), ManualClock()
     async with opened(url, clock) as here, opened(url, clock) as there:
         kit = Kit(there, clock)
-        # A queue, a task and a line are made by the first job of all, which is sent the long way.
+        # The first job of all takes the general path, because it creates the queue, the task and the lane.
         first = await kit.enqueue()
         other = await kit.enqueue(queue="other")
         worker = await kit.worker("default", "other")

@@ -19,7 +19,7 @@ sys.stdin.read()
 
 @contextmanager
 def lock_held_elsewhere(database: Path) -> Iterator[int]:
-    """Hold the lock in another process; its id."""
+    """Hold the lock in another process. Yields its id."""
     command = [sys.executable, "-c", HOLD, f"{database}-lock"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         try:

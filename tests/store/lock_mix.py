@@ -27,7 +27,7 @@ LEFT_OUT = frozenset({"reopen", "read", "recount"})
 
 
 class LockActor(Actor):
-    """One caller. Its jobs often have the ids that others use at the same moment."""
+    """One caller. Its jobs often have ids that other callers use at the same time."""
 
     connection: Any = None
 
@@ -52,11 +52,11 @@ class LockActor(Actor):
         except (*REFUSALS, Busy, Conflict, NotFound, InvalidInput):
             return
         except StoreUnavailable as exc:
-            # A term that ended in between, or a process that was declared dead: nothing else may be in the way.
+            # No call may fail because of concurrent ones.
             raise AssertionError(f"{name}: {exc}") from exc
 
     async def finish(self) -> None:
-        # What another call of this session has finished meanwhile is no more its own.
+        # Jobs that another call of this session has ended meanwhile are not its own any more.
         jobs = [self.held.pop(id) for id in self.rng.sample(sorted(self.held), min(len(self.held), 5))]
         following = self.next_claim() if self.rng.random() < 0.7 else None
         finished = await self.store.finish(self.worker, [self.some_move(job) for job in jobs], claim=following)
@@ -69,7 +69,7 @@ class LockActor(Actor):
         await self.store.rescue()
 
     async def enqueue_on(self) -> None:
-        """In a transaction of the caller's own, which stays open for a moment."""
+        """In a transaction of the caller, which stays open for a moment."""
         if self.connection is None:
             self.connection = await driver().connect(self.url)
         store = cast("PostgresqlStore", self.store)
@@ -81,7 +81,7 @@ class LockActor(Actor):
 
 
 async def main(url: str, seed: int, seconds: float) -> None:
-    """Several callers in one process, each with a store of its own half of the time."""
+    """Several callers in one process, which share a store object half of the time."""
     deadline = time.monotonic() + seconds
     stores = [await PostgresqlStore.open(url) for _ in range(2)]
     log = Log(Path(os.devnull))

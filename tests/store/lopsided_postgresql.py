@@ -11,7 +11,7 @@ from typing import Any
 from fairlane.store.postgresql.statements import placed
 
 OLD = 50
-"""One job in so many is of the rare kind, and they came first."""
+"""One job in this many is of the rare kind; these are the oldest."""
 RUNNING = 40
 
 FILL = """
@@ -90,12 +90,12 @@ SELECT setval('fairlane.arrival', {jobs});
 
 
 async def fill(connection: Any, jobs: int) -> None:
-    """Let the schema have so many jobs. What was filled before stays, and the rest is added as if it came later."""
+    """Fill the schema up to this number of jobs; the added ones are newer."""
     async with connection.transaction():
         text = FILL.format(jobs=jobs, old=OLD, ended=last_ended(jobs), running=RUNNING)
         await connection.execute(placed(text, "fairlane"))
 
 
 def last_ended(jobs: int) -> int:
-    """The number of the last job that is final; whatever came later lives."""
+    """The number of the last final job; all later jobs are live."""
     return jobs * 6 // 10

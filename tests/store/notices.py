@@ -1,4 +1,4 @@
-"""What wake-ups send through a server, seen from outside, and what tests wait for when they listen themselves."""
+"""What wake-ups send through a server, observed from outside, and conditions that listening tests wait for."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Tap:
         self.messages: list[tuple[str, list[str]]] = []
         """Channel and lines of each message: topics, or a sign."""
         self.marks: list[str] = []
-        """The lines in front of them that say who has sent them, where there are any."""
+        """The first lines of messages that name their sender, if there are any."""
         self._news = asyncio.Event()
 
     @property
     def received(self) -> list[tuple[str, str]]:
-        """Channel and topic, or sign."""
+        """Channel and topic, or sign, of each."""
         return [(channel, line) for channel, lines in self.messages for line in lines]
 
     def receive(self, channel: str, payload: str) -> None:
@@ -59,7 +59,7 @@ def threads() -> list[str]:
 
 
 async def until(subscription: TopicSubscription, *topics: str) -> frozenset[str]:
-    """Wait until all `topics` were received, and tell everything that was."""
+    """Wait until all `topics` were received. Returns all that were."""
     received: frozenset[str] = frozenset()
     while not received.issuperset(topics):
         news = await subscription.wait(10)
@@ -69,7 +69,7 @@ async def until(subscription: TopicSubscription, *topics: str) -> frozenset[str]
 
 
 async def listened_to(subscription: TopicSubscription) -> None:
-    """Wait until the server listens for a subscription, and take what it was told because that took long."""
+    """Wait until the server listens for a subscription, and take the topics that were delivered until then."""
     assert subscription._notifier is not None
     async with asyncio.timeout(10):
         while subscription.late or not subscription._notifier.listens(

@@ -60,7 +60,7 @@ class _Async:
     connection: Any = None
 
     async def begin(self) -> None:
-        """Most begin by themselves."""
+        """Most drivers begin a transaction by themselves."""
 
     async def enqueue(self, app: Fairlane, *calls: Call[Any]) -> list[Any]:
         return await app.enqueue_on(self.connection, *calls)

@@ -43,7 +43,7 @@ async def ids(connections: Connections, number: int) -> set[int]:
 
 
 async def failure(connections: Connections, *command: str | int) -> FairlaneError:
-    """The error that a call ends with; a PING, if nothing else is asked."""
+    """The error that a call raises; by default the call is a PING."""
     with pytest.raises(FairlaneError) as caught:
         await connections.call(*(command or ("PING",)))
     return caught.value

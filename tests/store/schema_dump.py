@@ -14,7 +14,7 @@ COMMITTED = Path(__file__).parent / "sqlite" / "schema.sql"
 
 
 def dump(path: Path) -> str:
-    """Everything that was created in a file, by name, without comments and in single spaces."""
+    """Everything that was created in a file, by name, without comments and with single spaces."""
     connection = sqlite3.connect(path)
     rows = connection.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite%'")
     statements = sorted(" ".join(re.sub(r"--[^\n]*", "", sql).split()) for (sql,) in rows)

@@ -36,7 +36,7 @@ class Settling:
         patch.setattr(store._functions, "call", self._dying)
 
     def let_live(self) -> None:
-        """The process that changes the rules survives from now on."""
+        """Let the process that changes the rules survive from now on."""
         self._patch.setattr(self.store._functions, "call", self._call)
 
     async def _dying(self, verb: str, *arguments: Any) -> Any:
@@ -54,7 +54,7 @@ class Settling:
         return False
 
     async def go_on(self, most: int = 1) -> bool:
-        """One step more. Returns whether that was not the last."""
+        """Take one more step. Returns whether that was not the last."""
         return bool((await self._call("settle", most))["more"])
 
     def lanes(self) -> set[tuple[str, str]]:

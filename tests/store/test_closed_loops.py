@@ -1,4 +1,4 @@
-"""A call that is left behind with a closed event loop is unwound at some time by the collector, and then in silence."""
+"""A call that is left behind with a closed event loop is unwound by the garbage collector later, without a message."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_a_call_under_way_in_a_loop_that_is_closed_ends_in_silence(
 
 
 async def _leave_behind(url: str, slow: Call) -> None:
-    """Begin a call in a loop that is closed then. The store goes on, and is closed."""
+    """Begin a call in a loop that is closed then. The store stays open, and is closed later."""
     store = await open_store(url)
 
     def call() -> None:

@@ -1,4 +1,4 @@
-"""A record that cannot be read is failed alone: what is claimed, ended and looked at beside it goes on."""
+"""A record that cannot be read fails alone: claims, endings and reads of other jobs are not affected."""
 
 from __future__ import annotations
 

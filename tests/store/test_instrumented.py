@@ -1,4 +1,4 @@
-"""The wrapper at the port tells of every call and of what came of it, and changes no answer."""
+"""The wrapper at the port emits events for every call and its result, and changes no result."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ CAPABILITIES = {"counters", "findings", "on_data_loss", "transactions"}
 
 
 class Recording:
-    """Writes down what it is asked, by the names of the port, and always gives the same answer."""
+    """Records its calls by the names of the port, and always returns the same answer."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, object]]] = []

@@ -231,7 +231,7 @@ async def _left(wakeups: Wakeups, *, jobs: bool, others: bool) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_who_comes_just_when_a_channel_is_left_is_not_left_deaf(
+async def test_a_subscription_made_while_its_channel_is_left_still_receives(
     carrier: Carrier, opened: Open, tap: Tap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     carrier.look_every(0.1, monkeypatch)

@@ -1,4 +1,4 @@
-"""Wake-ups while the server is away, slow, or only just coming."""
+"""Wake-ups while the server is down, slow, or starting."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_a_frozen_server_is_noticed_even_if_nothing_is_sent(
     carrier.give_up_after(0.5, monkeypatch, connecting=2.0)
     wakeups, other = both
     subscription = wakeups.subscribe(["queue:a"])
-    # It is looked for again and again, and found.
+    # It is retried again and again, until it is found.
     assert await subscription.wait(0.5) == NOTHING
     with mortal.frozen():
         async with asyncio.timeout(30):
@@ -142,13 +142,13 @@ async def test_of_many_callers_only_the_first_waits_for_a_frozen_server(
         subscriptions = [wakeups.subscribe([f"job:{number}"]) for number in range(10)]
         assert time.monotonic() - before < 5 * notifier.LISTEN_SECONDS
     for number, subscription in enumerate(subscriptions):
-        # They may have missed something.
+        # They may have missed topics.
         assert await subscription.wait(60) == {f"job:{number}"}
     other.publish(["job:3"])
     assert await subscriptions[3].wait(60) == {"job:3"}
 
 
-async def test_who_began_to_listen_before_the_server_did_looks_at_everything(
+async def test_a_subscription_made_before_the_server_listens_gets_every_topic(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifier, "LISTEN_SECONDS", 0.0)

@@ -1,4 +1,4 @@
-"""A link that is slower than the deadline of a call allows for: what is repeated gets more time, and arrives."""
+"""A link that is too slow for the deadline of a call: repeated calls get more time, and succeed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JOBS = 8
 
 @contextlib.asynccontextmanager
 async def slow_link(url: str, rate: float) -> AsyncIterator[str]:
-    """The same server behind a proxy that passes on so many bytes in a second, each way and on each connection."""
+    """The same server behind a proxy that forwards this many bytes per second, per direction and connection."""
     parts = urlsplit(url)
     pumps: set[asyncio.Task[None]] = set()
 

@@ -69,7 +69,7 @@ async def work(store: SqliteStore, number: int, over: asyncio.Event) -> Any:
         seconds.append(time.perf_counter() - began)
         completed += [verdict.id for verdict in finished.verdicts if verdict.acceptance is Acceptance.APPLIED]
         held = list(finished.claimed)
-        # Nothing to start now is not nothing left: the other worker may hold the narrow lane.
+        # No job can start now, but some may be left: the other worker may hold the narrow lane.
         if not held and over.is_set() and not (await store.find(WAITING, limit=1)).jobs:
             break
     return {"completed": completed, "seconds": seconds}

@@ -1,4 +1,4 @@
-"""Two stores that live through the same: whatever one of them answers, the other must answer too."""
+"""Two stores that get the same calls: whatever one of them answers, the other must answer too."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Twins:
         self.claims = 0
 
     async def both(self, verb: str, *args: Any, **options: Any) -> Any:
-        """Call a verb on both. None where both refuse it alike."""
+        """Call a verb on both. Returns None if both reject it alike."""
         answers = [await _answer(store, verb, args, options) for store in (self.one, self.other)]
         assert answers[0] == answers[1], f"{verb}{args}"
         return None if isinstance(answers[0], tuple) and answers[0][:1] == ("refused",) else answers[0]
@@ -64,7 +64,7 @@ class Twins:
         await self.both("register", NewSession(id="waiter", kind=SessionKind.WAITER, lease=1e6))
 
     async def step(self) -> None:
-        """Let something happen, most often that jobs come."""
+        """Make a random call, most often one that sends jobs."""
         likely = (self._enqueue, self._claim, self._finish) * 4 + (self._pass, self._pass, self._cancel, self._odd)
         await self.random.choice(likely)()
 
@@ -142,7 +142,7 @@ class Twins:
     # -- what readers see ------------------------------------------------------------------------------------------
 
     async def compare(self) -> None:
-        """Everything that can be asked for by name."""
+        """Compare everything that can be read by name."""
         unknown = [*self.ids, "unknown", "a\0b", "\udcff"]
         assert _jobs(await self.one.get(unknown)) == _jobs(await self.other.get(unknown))
         for verb, args in (
@@ -159,9 +159,9 @@ class Twins:
             await self.both("bindings", pool, key, limit=2)
 
     async def compare_pages(self) -> None:
-        """Every page of each filter, and of two filters together."""
+        """Compare all pages of each filter, and of two filters together."""
         for where in filters():
-            # What a cursor says is each store's own business.
+            # The cursors of the two stores need not be equal.
             cursor: str | None = None
             other_cursor: str | None = None
             while True:

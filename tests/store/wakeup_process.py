@@ -71,7 +71,7 @@ async def echoed(wakeups: AnyWakeups, times: int, url: str, name: str) -> list[f
 
 
 async def echo(wakeups: AnyWakeups) -> None:
-    """Answer a topic queue:N by job:N/T, T the time of hearing it on the clock that all processes share."""
+    """Answer a topic queue:N by job:N/T, where T is the time of receipt on the clock that all processes share."""
     subscription = wakeups.subscribe(["queue:*", "leader"])
     wakeups.publish(["session:ready"])
     while "leader" not in (received := await subscription.wait(30)):

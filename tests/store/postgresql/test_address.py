@@ -1,4 +1,4 @@
-"""URLs of stores on PostgreSQL: what they say, what is refused, and what is never shown."""
+"""URLs of stores on PostgreSQL: how they are parsed, what is rejected, and what is never shown."""
 
 from __future__ import annotations
 

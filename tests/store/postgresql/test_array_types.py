@@ -1,4 +1,4 @@
-"""Array types: what one connection learns about PostgreSQL's own types is not asked again on the next."""
+"""Array types: what one connection reads about PostgreSQL's own types is not queried again on the next one."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_a_statement_with_one_more_type_asks_about_that_one(database: Data
 
 
 async def test_a_type_of_the_user_is_asked_about_each_time(database: Database, known: dict[int, Any]) -> None:
-    # Its number means another type in another database.
+    # Its OID means another type in another database.
     await database.execute("CREATE TYPE mood AS ENUM ('fine', 'tired')")
     moods = "SELECT $1::mood[] AS moods"
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Transactions of bodies on PostgreSQL: what is theirs, and what happens when the server does not play along."""
+"""Transactions of bodies on PostgreSQL: what belongs to them, and what happens when the server fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels by NOTIFY: names of channels that the server takes, and payloads that hold all topics."""
+"""NOTIFY: names of channels that the server accepts, and payloads that contain all topics."""
 
 from __future__ import annotations
 

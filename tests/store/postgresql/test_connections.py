@@ -99,7 +99,7 @@ async def gone(watch: Database, name: str) -> None:
 
 
 async def running(watch: Database, words: str) -> int:
-    """Wait until a statement with these words runs, and tell the server's process."""
+    """Wait until a statement with this text runs. Returns the process id of the server."""
     async with asyncio.timeout(5):
         while True:
             look = (
@@ -300,7 +300,7 @@ async def test_an_event_loop_that_was_just_closed_is_forgotten(url: str, watch: 
     await asyncio.to_thread(abandon)
     [left] = database._pools.values()
     with warnings.catch_warnings():
-        # What Python says of a loop that is closed with its connections open.
+        # Python's warnings about a loop that is closed with open connections.
         warnings.simplefilter("ignore", ResourceWarning)
         await database.execute("SELECT 1")
         assert left not in database._pools.values()

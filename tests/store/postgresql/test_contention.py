@@ -1,4 +1,4 @@
-"""Two at once, and one who dies in between: what the locks of a queue must not lose, block or tangle."""
+"""Concurrent calls, and processes that die between them: queue locks lose nothing, block nothing and never deadlock."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_a_recount_repairs_fair_order_after_a_lane_was_lost_or_doubled(kit
 
 
 async def test_what_a_session_runs_is_counted_right_when_its_calls_meet(kit: Kit) -> None:
-    """Its load is changed where it was found: a call that waited for another call of the session must read it again."""
+    """A call that waited for another call of the session must read its load again, because the row has moved."""
     worker = await kit.worker(slots=40)
     await kit.enqueue_all([kit.new() for _ in range(40)])
     claimed = await worker.claim(40)
@@ -137,7 +137,7 @@ async def test_a_claim_of_the_only_job_is_repeated_when_something_else_changes_t
     await kit.enqueue(id="second")
     claim = Claim(number=kit.number(), asks=(Ask("default", Priority.NORMAL, 3),), total=3, notified=True)
     async with other.transaction():
-        # Who ends a job of the session has its load, and the claim has looked at it before.
+        # A call that ends a job of the session locks its load after the claim has read it.
         await other.execute("UPDATE fairlane.session_load SET running_normal = running_normal - 1")
         claiming = asyncio.create_task(kit.store.claim(worker.id, claim))
         await waits_for_somebody(other)
@@ -163,20 +163,20 @@ async def test_two_sessions_that_are_notified_of_one_job_start_it_once(kit: Kit)
 
 
 def holder(job: Job) -> str:
-    """The session that has a job."""
+    """The session that runs a job."""
     assert job.session is not None
     return job.session
 
 
 async def waits_for_somebody(connection: Any) -> None:
-    """Until some session of the database waits for the lock of another."""
+    """Wait until some session of the database waits for a lock."""
     async with asyncio.timeout(10):
         while not await connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
             await asyncio.sleep(0.01)
 
 
 async def test_jobs_that_end_beside_a_pass_of_the_pruner_do_not_stop_it(kit: Kit) -> None:
-    """The pass looks several times, and sees more ended jobs each time."""
+    """The pass runs several statements, and sees more ended jobs each time."""
     keep = Retention(completed_count=5)
     worker = await kit.worker(slots=200)
     await kit.enqueue_all([kit.new() for _ in range(1_000)])

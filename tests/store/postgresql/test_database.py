@@ -202,7 +202,7 @@ async def test_rows_and_arguments_are_never_shown(database: Database) -> None:
 
 
 @pytest.mark.parametrize("code", ["40001", "40P01"])
-async def test_a_collision_is_repeated_without_a_word(database: Database, code: str) -> None:
+async def test_a_collision_is_repeated_without_an_error(database: Database, code: str) -> None:
     await database.execute("CREATE SEQUENCE tries")
     collide = f"IF nextval('tries') < 4 THEN RAISE EXCEPTION USING ERRCODE = '{code}'; END IF"
     try:

@@ -1,4 +1,4 @@
-"""Deadlocks that the server has counted are shown, and calls that collided are told in the log."""
+"""Deadlocks that the server has counted are reported, and calls that collided are logged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ END $$"""
 
 
 async def _deadlock(database: Database) -> None:
-    """Two that lock one and two, and two and one."""
+    """Two transactions that take two locks in opposite orders."""
     together = asyncio.Barrier(2)
 
     async def lock(first: int, second: int) -> None:
@@ -40,7 +40,7 @@ async def _deadlock(database: Database) -> None:
                     await together.wait()
                     await connection.execute("SELECT pg_advisory_xact_lock($1)", second)
             finally:
-                # Else it tells its numbers after a second.
+                # Otherwise the server's counts appear a second later.
                 await connection.execute("SELECT pg_stat_force_next_flush()")
 
     await asyncio.gather(lock(1, 2), lock(2, 1), return_exceptions=True)
@@ -68,7 +68,7 @@ async def test_deadlocks_of_the_database_are_a_finding_and_a_metric(kit: Kit, ot
     registry = CollectorRegistry()
     Metrics(Events(), registry, counters=lambda: counters)
     assert registry.get_sample_value("fairlane_server_incidents_total", {"what": "deadlocks"}) == 1
-    # Another test may get this database.
+    # Another test may use this database.
     await other.execute("SELECT pg_stat_reset()")
 
 

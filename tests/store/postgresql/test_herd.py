@@ -55,13 +55,13 @@ class Calls:
 
 @pytest.fixture
 def calls(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """What the store does from here on."""
+    """The calls of the store from here on."""
     return Calls(kit, monkeypatch)
 
 
 @pytest.fixture
 async def patient(kit: Kit, other: Any) -> AsyncIterator[None]:
-    """A call that waits for a lock beside others waits until a test has seen it wait."""
+    """A call that waits for a shared lock waits long enough for a test to see it wait."""
     name = await other.fetchval("SELECT oid::regprocedure::text FROM pg_proc WHERE proname ~ '^lock_beside'")
     await other.execute(f"ALTER FUNCTION {name} SET lock_timeout = '60s'")
     yield
@@ -74,7 +74,7 @@ def told(worker: Worker) -> Claim:
 
 
 async def lock_queue(connection: Any) -> None:
-    """Take the lock of the queue as a call does that changes it."""
+    """Take the lock of the queue as a call that changes it does."""
     await connection.execute(
         placed(
             "SELECT fairlane.lock_some(NULL, ARRAY[(SELECT id FROM fairlane.queue WHERE name = 'default')])", "fairlane"
@@ -248,7 +248,7 @@ async def test_a_job_with_a_due_time_that_met_a_lock_is_scheduled_when_the_call_
 
 
 async def test_no_job_waits_for_a_poll_however_producers_and_workers_meet() -> None:
-    """Workers here never poll, and claim only when notified: one lost wake-up would leave a job for good."""
+    """Workers here never poll, and claim only when notified: a lost wake-up would leave a job for ever."""
     url = server().fresh_database()
     stores = [await PostgresqlStore.open(url) for _ in range(8)]
     rng = Random(1)
@@ -270,7 +270,7 @@ async def test_no_job_waits_for_a_poll_however_producers_and_workers_meet() -> N
                 while claimed:
                     done.update(job.id for job in claimed)
                     number += 1
-                    # As a worker does: what has ended and what is next, in one call.
+                    # As a worker does: write results and claim in one call.
                     more = Claim(number=number, asks=(Ask("default", Priority.NORMAL, slots),), total=slots)
                     ended = [complete(job.held) for job in claimed]
                     claimed = list((await store.finish(id, ended, claim=more)).claimed)

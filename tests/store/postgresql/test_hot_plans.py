@@ -27,9 +27,9 @@ BATCH = 50
 MOST_ROWS = 30 * BATCH
 """Rows of tables that a call for so many jobs may look at, in all its statements together."""
 TABLES = frozenset(("job", "active_job", "outcome", "attempt", "progress", "held_unique", "reserved_id", "binding"))
-"""What grows with the jobs there are, or were."""
+"""Tables that grow with the number of jobs that exist or existed."""
 FLOWS = frozenset(("flow_pkey", "flow_domain_lane_key", "lane_pkey", "lane_queue_key_key"))
-"""What grows with lanes."""
+"""Indexes that grow with the number of lanes."""
 
 
 def call(text: str, arguments: int = 0) -> str:
@@ -121,7 +121,7 @@ def collected(request: pytest.FixtureRequest) -> Iterator[Collected]:
 async def _collect(url: str, jobs: int) -> Collected:
     connection = await driver().connect(url)
     await fill(connection, FEW)
-    # Filling takes longer than a lease, and nobody renews meanwhile.
+    # Filling takes longer than a lease, and no session renews meanwhile.
     await connection.execute("UPDATE fairlane.session SET slots = 100000, lease = 1e9")
     await connection.execute("ANALYZE")
     caller = Caller(connection)

@@ -59,7 +59,7 @@ async def test_an_idle_worker_with_its_manager_holds_three_connections(
         assert [await handle.result() for handle in handles] == [2 * number for number in range(20)]
     looks: list[Counter[str]] = []
     async with asyncio.timeout(20):
-        # Those opened for the work are closed when nobody has used them for a while; then no more come.
+        # Connections opened for the work are closed when they were unused for a while; then no more are opened.
         while len(looks) < 10:
             await asyncio.sleep(0.2)
             seen = await asyncio.to_thread(held, url)
@@ -82,7 +82,7 @@ async def test_the_lease_keepers_store_listens_through_the_connection_of_the_pro
         ready.set()
         received.extend(await subscription.wait(5))
         await asyncio.to_thread(published.wait, 5)
-        # The store that it listened through is closed: it goes on by itself.
+        # The store whose connection it borrowed is closed: it opens its own.
         later = own.wakeups.subscribe(["session:b"])
         own.wakeups.publish(["session:b"])
         received.extend(await later.wait(5))

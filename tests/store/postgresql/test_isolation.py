@@ -94,7 +94,7 @@ async def test_behind_a_pooler_they_do_too_and_no_session_of_the_server_is_chang
 
 
 async def _work(store: PostgresqlStore, number: int, jobs: int) -> None:
-    """Enqueue into limited lanes and take whatever there is, until everything has ended."""
+    """Enqueue into limited lanes and run all jobs to their ends."""
     session = await store.register(
         NewSession(
             id=f"worker-{number}", kind=SessionKind.WORKER, host="h", pid=1, queues=("default",), slots=Slots(total=4)
@@ -171,7 +171,7 @@ async def test_a_job_stored_in_a_transaction_of_the_users_at_that_level_runs_onc
         users = await asyncpg.connect(url)
         transaction = users.transaction()
         await transaction.start()
-        # Its snapshot is taken here: what others store from now on it does not see.
+        # The snapshot is taken here: it does not see what other transactions store from now on.
         assert await users.fetchval("SELECT current_setting('transaction_isolation')") in LEVELS
         await double.enqueue(1)
         [handle] = await app.enqueue_on(users, double.call(2))
@@ -185,7 +185,7 @@ async def test_a_job_stored_in_a_transaction_of_the_users_at_that_level_runs_onc
         assert position is not None
         assert (position.place, position.of) == (1, 1)
 
-        # The same id was stored since: the transaction must be repeated, as with any row that another one wrote.
+        # The same id was stored since: the transaction must be repeated, as after any conflict at this level.
         transaction = users.transaction()
         await transaction.start()
         await users.fetchval("SELECT 1 FROM pg_class LIMIT 1")

@@ -1,4 +1,4 @@
-"""What few jobs have is kept beside them: always the same, and put right when it is not."""
+"""Rare attributes of jobs are in a table of their own: always consistent, and repaired if they are not."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ async def database(url: str) -> AsyncIterator[Database]:
 
 @pytest.fixture
 def switch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Switch]:
-    """From then on the code is of another version, in what is opened and called for the first time."""
+    """From then on the code is of another version, for stores opened and functions first called after that."""
 
     def forget() -> None:
         statements.queries.cache_clear()
@@ -102,7 +102,7 @@ async def test_a_library_that_was_not_used_for_long_is_removed_by_the_next(datab
     await migrate(database)
 
     assert await installed(database) == {NEW, NEWER}
-    # Nothing refers to what was removed: the tables and views work, and so does the other library.
+    # Nothing depends on what was removed: the tables and views work, and so does the other library.
     assert await database.fetch("SELECT * FROM fairlane.jobs, fairlane.sessions, fairlane.domains") == []
 
 

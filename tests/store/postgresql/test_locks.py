@@ -1,4 +1,4 @@
-"""No order of locks can deadlock: calls that take several wait for them in one order, which `0002_core.sql` tells."""
+"""Calls cannot deadlock: those that need several locks wait for them in one order, see `functions/locks.sql`."""
 
 from __future__ import annotations
 

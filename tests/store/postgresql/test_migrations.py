@@ -45,7 +45,7 @@ async def main():
 
 asyncio.run(main())
 """
-"""Migrates once it is told to, and tells the version of the schema."""
+"""Migrates when it gets a line, and prints the version of the schema."""
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ async def test_older_code_works_on_when_the_new_schema_allows_it(database: Datab
 async def test_older_code_is_refused_by_a_schema_it_cannot_use(database: Database) -> None:
     await migrate(database)
     await database.execute("INSERT INTO fairlane.migration VALUES (9001, 'later', now(), 9001)")
-    # Another one after it that needs less does not make up for it.
+    # A later migration that needs less does not change that.
     await database.execute("INSERT INTO fairlane.migration VALUES (9002, 'last', now(), 1)")
 
     with pytest.raises(SchemaMismatch, match=r"9001.*Upgrade"):
@@ -294,7 +294,7 @@ async def test_schemas_of_one_database_know_nothing_of_each_other(url: str, data
     assert await one.get(["a"]) != [None]
     assert await two.get(["a"]) == [None]
     assert await names(database, "one") == await names(database, "two")
-    # Whatever a function of the one mentions, it is not of the other, nor of the usual schema.
+    # No function of one schema refers to the other, or to the default schema.
     for schema, other in (("one", "two"), ("two", "one")):
         rows = await database.fetch(
             "SELECT proname, prosrc FROM pg_proc WHERE pronamespace = to_regnamespace($1)", quoted(schema)

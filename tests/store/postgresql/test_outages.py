@@ -1,4 +1,4 @@
-"""A server that stops, dies, freezes or throws us out: no call hangs, and the next one works when it is back."""
+"""A server that stops, dies, freezes or closes connections: no call hangs, and calls work again when it is back."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def told_soon(call: asyncio.Task[str], within: float = 1.0) -> StoreUnavai
 async def test_a_restart_while_idle_causes_no_error(mine: Server, database: Database, end: str, busy: bool) -> None:
     before = await all_in_use(database)
     if busy:
-        # The event loop stands still meanwhile, so it has received of nothing when the next call is made.
+        # The event loop is blocked meanwhile, so it has noticed nothing when the next call is made.
         getattr(mine, end)()
         mine.start()
     else:

@@ -151,7 +151,7 @@ async def test_every_driver_reports_that_another_transaction_holds_an_id(
             with pytest.raises(Busy, match="open transaction"):
                 await own.enqueue(app, held)
             await own.rollback()
-            # The connection is as good as before.
+            # The connection can be used as before.
             await own.begin()
             await own.execute("INSERT INTO orders VALUES ('after')")
             await own.commit()
@@ -284,7 +284,7 @@ async def test_a_unique_value_whose_time_is_over_can_be_taken(
     assert (await double.options(unique="once").enqueue(1)).id == fresh.id
 
 
-async def test_who_forgets_values_whose_time_is_over_does_not_wait_for_one_that_is_taken_again(
+async def test_pruning_unique_values_does_not_wait_for_one_that_is_taken_again(
     app: Fairlane, double: Task[[int], int], url: str
 ) -> None:
     worker = await (await kit_of(app)).worker()
@@ -360,7 +360,7 @@ async def test_a_worker_starts_a_committed_job_at_once(app: Fairlane, double: Ta
                 await double.enqueue(0)
                 [handle] = await own.enqueue(app, double.call(4))
                 await own.commit()
-                # Looking by itself, the worker would come after 10 s.
+                # By polling, the worker would claim after 10 s.
                 assert await handle.result(timeout=5) == 8
         finally:
             worker.stop(now=True)

@@ -1,4 +1,4 @@
-"""Connections of the user's on which no job can be stored, and what they are told."""
+"""Connections of users on which no job can be stored, and the errors that are raised."""
 
 from __future__ import annotations
 

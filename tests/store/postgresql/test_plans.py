@@ -49,7 +49,7 @@ TABLES = frozenset(
         "held_unique",
     )
 )
-"""What grows with the work there is, or was."""
+"""Tables that grow with the work there is, or was."""
 
 ENDED = last_ended(JOBS)
 FIRST_WAITING = ENDED + 2 * RUNNING + 1
@@ -97,7 +97,7 @@ PAGES: dict[str, tuple[Read, set[str]]] = {
     "failed": (_page(state=JobState.FAILED), {"outcome_state"}),
     "cancelled": (_page(state=JobState.CANCELLED), {"outcome_state"}),
 }
-"""What a page may be asked for by, and the indexes that lead there."""
+"""The filters of a page, and the indexes that they must use."""
 SORTED_BY_HAND = {
     "running": "what runs is at most what the fleet has slots for",
     "a worker": "what waits for it, runs there and ended there are three lists",
@@ -248,7 +248,7 @@ def _windows(found: list[Plan]) -> list[Plan]:
 @pytest.mark.parametrize("statistics", [NONE, FRESH, LITTLE, KEPT])
 class TestReading:
     def test_the_plans_were_seen(self, collected: Collected, statistics: str) -> None:
-        # The rules below prove nothing about a plan that nobody has told of.
+        # The rules below say nothing about a reading whose plans were not collected.
         assert collected[statistics].keys() == {name for name, _ in _readings()}
         for name, found in collected[statistics].items():
             assert any(node.index for plan in found for node in plan.nodes), name
@@ -274,7 +274,7 @@ class TestReading:
         _, indexes = PAGES[page]
         [window] = _windows(collected[statistics][page])
         assert indexes <= window.indexes <= indexes | {"session_place", "queue_pkey"}
-        # One more than the page, at most from each of three lists; and nothing that is thrown away again.
+        # One more than the page, at most from each of three lists; no rows are read in vain.
         assert window.rows <= 3 * (PAGE + 1) + 2 * RUNNING
 
     def test_pages_come_in_the_order_of_the_index(self, collected: Collected, statistics: str) -> None:
@@ -292,8 +292,8 @@ class TestReading:
         assert not too_much, pformat(too_much)
 
 
-def test_what_may_be_walked_is_walked(collected: Collected) -> None:
-    # A permission that nobody needs hides the next mistake.
+def test_every_permitted_walk_is_needed(collected: Collected) -> None:
+    # An exception that is not needed would hide the next mistake.
     walked = {
         index for each in collected.values() for found in each.values() for plan in found for index in plan.walked
     }

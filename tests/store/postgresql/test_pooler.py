@@ -62,7 +62,7 @@ def application(url: str) -> tuple[Fairlane, Any]:
 
 
 async def test_the_transactions_of_one_client_go_to_several_sessions(pooler: Pooler) -> None:
-    """Else this module would test nothing."""
+    """Without this the module would test nothing."""
     connection = await driver().connect(pooler.url, statement_cache_size=0)
     sessions = {await connection.fetchval("SELECT pg_backend_pid()") for _ in range(6)}
     await connection.execute("SET application_name = 'mine'")

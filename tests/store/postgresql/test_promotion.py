@@ -1,4 +1,4 @@
-"""Passes of the promoter on a real server: beside each other, spoiled in the middle, and over an outage."""
+"""Passes of the promoter on a real server: concurrent ones, interrupted ones, and over an outage."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EXECUTE FUNCTION public.spoil();
 
 
 async def due(kit: Kit, count: int = JOBS) -> list[str]:
-    """Jobs that nobody has promoted although their time has come."""
+    """Due jobs that were not promoted."""
     jobs = [kit.new(id=f"job-{n:02}", delay=0.01) for n in range(count)]
     await kit.store.enqueue(jobs)
     await asyncio.sleep(0.02)

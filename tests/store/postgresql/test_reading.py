@@ -120,7 +120,7 @@ READINGS: dict[str, Read] = {
 
 
 class Counted:
-    """A connection that counts the statements it is given."""
+    """A connection that counts its statements."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -163,14 +163,14 @@ async def test_a_call_is_one_round_trip(busy: Kit, connection: Any, reading: str
 
 
 async def test_nothing_that_reads_writes(busy: Kit, connection: Any) -> None:
-    # Not even as a standby sees it.
+    # Not even on a standby.
     await connection.execute("SET default_transaction_read_only = on")
 
     for read in READINGS.values():
         assert await read(view_of(connection)) != []
 
 
-async def test_who_reads_waits_for_no_writer(busy: Kit, connection: Any) -> None:
+async def test_readers_wait_for_no_writer(busy: Kit, connection: Any) -> None:
     async with connection.transaction():
         await connection.execute(placed("SELECT fairlane.lock_alone()", "fairlane"))
         for table in (
@@ -204,7 +204,7 @@ async def test_where_a_job_stands_is_read_out_of_one_snapshot(kit: Kit, connecti
         await kit.enqueue(lane="ann")
     await kit.positions("job-3")
     async with connection.transaction():
-        # The call has begun, and has yet to count, when the jobs before this one go.
+        # The call has begun, but not counted yet, when the jobs ahead of this one leave.
         await connection.execute("LOCK TABLE fairlane.flow IN ACCESS EXCLUSIVE MODE")
         reading = asyncio.create_task(kit.positions("job-3"))
         waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'fairlane.flow'::regclass"

@@ -1,4 +1,4 @@
-"""What a producer sends by SQL is checked where it arrives: a role that only sends jobs breaks nothing for others."""
+"""Jobs that a producer sends by SQL are checked in the functions: such a role cannot affect other users."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ async def test_nor_in_a_transaction_of_its_own(site: Site) -> None:
 
 
 async def refused(site: Site, call: str, field: str) -> None:
-    """As the producer; the refusal names the field, and nothing is stored."""
+    """Run it as the producer: the rejection names the field, and nothing is stored."""
     connection = await asyncpg.connect(as_role(site.url, site.role("producer")))
     with pytest.raises(asyncpg.PostgresError) as caught:
         await connection.fetchval(placed(call, SCHEMA))

@@ -1,4 +1,4 @@
-"""Wake-ups by LISTEN and NOTIFY: what is so on PostgreSQL alone. Topics are gathered, and one can do without LISTEN."""
+"""Wake-ups by LISTEN and NOTIFY, specific to PostgreSQL: topics are gathered, and LISTEN is not required."""
 
 from __future__ import annotations
 

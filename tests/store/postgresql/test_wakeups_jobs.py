@@ -1,4 +1,4 @@
-"""Wake-ups about jobs, which are many: they are sent only while a process listens, and then none is missed."""
+"""Topics about jobs, which are many: they are sent only while a process listens, and then none is missed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MARKER = "session:marker"
 
 @asynccontextmanager
 async def quiet_about_jobs(wakeups: Wakeups) -> AsyncIterator[TopicSubscription]:
-    """A subscription to other topics, whose process has found out that nobody listens to jobs."""
+    """A subscription to other topics, whose process has found out that no process listens to jobs."""
     subscription = wakeups.subscribe(["queue:any", MARKER])
     await asyncio.sleep(notifier.GRACE_SECONDS + 0.05)
     yield subscription
@@ -139,7 +139,7 @@ async def test_a_listener_announces_itself_and_answers_a_query(opened: Open, tap
     await tap.until("others", HERE, timeout=notifier.ANSWER_SECONDS + 0.5)
 
 
-async def test_who_listens_to_no_job_does_not_answer(opened: Open, tap: Tap, soon: None) -> None:
+async def test_a_process_without_job_listeners_does_not_answer(opened: Open, tap: Tap, soon: None) -> None:
     async with quiet_about_jobs(opened()) as subscription:
         await tap.send("jobs", ASK)
         assert await subscription.wait(0.3) == NOTHING
@@ -176,7 +176,7 @@ async def test_two_listeners_that_publish_detect_each_other(
     monkeypatch.setattr(notifier, "TRUST_SECONDS", 0.4)
     everybody = [opened() for _ in range(4)]
     subscriptions = [each.subscribe(["job:*", "queue:a"]) for each in everybody]
-    # Long after all that was said at the beginning has lost its worth.
+    # Long after the first announcements have expired.
     await asyncio.sleep(1.0)
     for number, publisher in enumerate(everybody):
         publisher.publish([f"job:{number}"])
@@ -184,7 +184,7 @@ async def test_two_listeners_that_publish_detect_each_other(
         await until(subscription, *(f"job:{number}" for number in range(4)))
 
 
-async def test_who_listens_to_no_job_any_more_leaves_their_channel_and_answers_no_longer(
+async def test_the_last_job_listener_leaves_the_channel_and_stops_answering(
     opened: Open, tap: Tap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifier, "ANNOUNCE_SECONDS", 0.2)

@@ -24,7 +24,7 @@ ALL = frozenset(Priority)
 
 
 async def until(holds: Callable[[], Any | Awaitable[Any]], what: str) -> Any:
-    """Wait for a condition, and return what it gave."""
+    """Wait for a condition. Returns its value."""
     found = None
     try:
         async with asyncio.timeout(PATIENCE):
@@ -40,7 +40,7 @@ async def until(holds: Callable[[], Any | Awaitable[Any]], what: str) -> Any:
 
 
 def never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have calls wait for a frozen server until it goes on."""
+    """Let calls wait for a frozen server until it continues."""
     monkeypatch.setattr(shard, "CALL_SECONDS", 10 * PATIENCE)
     monkeypatch.setattr(shard, "ANSWER_SECONDS", 10 * PATIENCE)
 
@@ -60,7 +60,7 @@ class Waiting:
         self.woken += 1
 
     async def offer(self, *classes: Priority) -> None:
-        """Wait, with room for these classes; return when the server knows."""
+        """Wait with room for these classes. Returns when the server knows."""
         self.work.offer(frozenset(classes))
         await until(
             lambda: all(
@@ -74,11 +74,11 @@ class Waiting:
         await asyncio.sleep(0.02)
 
     async def wakes(self, times: int) -> None:
-        """Wait until it was woken so often."""
+        """Wait until it was woken this many times."""
         await until(lambda: self.woken >= times, f"the worker is woken {times} times")
 
     async def claim(self, total: int = 1) -> list[Claimed]:
-        """Claim as a worker does when it was woken."""
+        """Claim as a worker does after it was woken."""
         self.work.claiming()
         claim: Claim = self.worker.everything(total)
         jobs = await self.worker.kit.store.claim(self.worker.id, claim)
@@ -108,12 +108,12 @@ class Bench:
         return self.tokens(queue, priority)
 
     async def settled(self) -> None:
-        """Wait until nothing is on its way to Redis."""
+        """Wait until no call to Redis is in progress."""
         dispatcher = self.store._dispatcher()
         await until(lambda: not dispatcher._tasks, "nothing is on its way")
 
     async def sweep(self) -> None:
-        """A pass of the leader, with what follows from it in Redis."""
+        """A pass of the leader, with its effects in Redis."""
         await self.store.admit()
         await self.settled()
 
@@ -137,7 +137,7 @@ class Bench:
         return (await self.store.counters())[f"tokens_{name}"]
 
     async def close(self) -> None:
-        """End everything."""
+        """Close everything."""
         for each in self._waiting:
             each.work.close()
         await self.store.close()

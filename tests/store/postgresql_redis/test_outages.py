@@ -1,4 +1,4 @@
-"""A Redis that is gone, frozen or back: nothing waits for it, and its priority is found by polling."""
+"""A Redis that is down, frozen or back: no call waits for it, and jobs of its priority are found by polling."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ async def test_a_redis_that_refuses_only_topics_is_not_trusted(fragile: Bench) -
 async def test_a_redis_without_memory_left_takes_tokens_all_the_same(
     fragile: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It answers blocking calls, so workers would rely on tokens that nobody can push."""
+    """It answers blocking calls, so workers would rely on tokens, although none can be pushed."""
     worker = await fragile.waiting()
     other = await fragile.waiting("other")
     await worker.offer(*ALL)
@@ -288,7 +288,7 @@ async def test_a_worker_whose_connection_is_cut_is_woken_again(fragile: Bench) -
 async def test_a_push_that_is_lost_delays_the_job_to_the_leaders_pass(
     fragile: Bench, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """A sender that dies between its commit and the push, and one that does not know what became of the push."""
+    """A sender that dies between its commit and the push, and one to which the result of the push is unknown."""
     real = Shard.run
 
     async def lost(shard: Shard, script: str, *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The leader's pass: tokens are what PostgreSQL counts, whatever has become of Redis."""
+"""The leader's pass: tokens are made to match what PostgreSQL counts, whatever happened to Redis."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_a_worker_claims_when_the_generation_changes(bench: Bench) -> None
 
 
 async def test_the_pass_reminds_the_worker_of_an_inbox(bench: Bench) -> None:
-    """Its topic was lost, and polls are rare."""
+    """The topic was lost, and polls are rare."""
     worker = await bench.waiting()
     await bench.kit.enqueue(sticky="plan")
     await worker.wakes(1)

@@ -52,7 +52,7 @@ async def test_with_one_redis_down_the_other_priority_flows_on(database: str, ow
                 await until(lambda: worker.work._held, "the token of the other server arrives")
                 assert len(await worker.claim()) == 1, f"job {count}"
                 worker.work.offer(ALL)
-            # What is urgent is in PostgreSQL, where a poll finds it.
+            # Urgent jobs are in PostgreSQL, where a poll finds them.
             await bench.kit.enqueue(priority=HIGH)
             assert len(await worker.claim()) == 1
             assert worker.work.patience == 1.0
@@ -145,7 +145,7 @@ async def test_topics_arrive_by_the_other_redis_as_soon_as_a_call_shows_that_the
                 with pytest.raises(StoreUnavailable):
                     await store._shards[0].call("GET", "x")
                 while await subscription.wait(0.1):
-                    """What was published before."""
+                    """Topics that were published before."""
                 store.wakeups.publish([job_topic("x")])
                 assert await subscription.wait(PATIENCE) == {job_topic("x")}
             subscription.close()

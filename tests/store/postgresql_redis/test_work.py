@@ -1,4 +1,4 @@
-"""How tokens reach workers: one worker for one token, and no token too many or too few when it has claimed."""
+"""How tokens reach workers: one worker for each token, and no token too many or too few after its claim."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_a_token_that_is_younger_than_an_empty_claim_stays(bench: Bench) -
     worker.work.claiming()
     claim = worker.worker.everything(1)
     jobs = await bench.store.claim(worker.worker.id, claim)
-    # Stored after the claim had looked.
+    # Stored after the claim had searched.
     late = await bench.kit.enqueue()
     await bench.has_tokens(1)
     worker.work.claimed(claim, jobs)
@@ -126,7 +126,7 @@ async def test_a_token_without_room_for_its_class_is_given_back_as_the_next(benc
     await bench.kit.enqueue()
     assert (await bench.has_tokens(2))[0] == first
     assert full.woken == 0
-    # It waits on for high, without another word of its worker.
+    # It still waits for high, although its worker has not called it again.
     await bench.kit.enqueue(priority=HIGH)
     await full.wakes(1)
     assert len(bench.tokens()) == 2

@@ -66,7 +66,7 @@ async def test_a_lane_that_is_freed_keeps_its_order_for_jobs_that_arrive_meanwhi
     [first] = await worker.claim(50)
     assert await settling.change(FREE)
     assert await settling.go_on(3)
-    # One that is late, with a number that was passed already, and others that have just come.
+    # A late one, whose number was passed already, and others that were just added.
     await worker.hand_back(first)
     late = bulk(kit, "slow", 2, priority=Priority.LOW)
     slow += [await kit.enqueue(lane="slow", priority=Priority.LOW), *[job.id for job in await kit.enqueue_all(late)]]

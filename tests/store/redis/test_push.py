@@ -1,4 +1,4 @@
-"""A worker that waits is sent the next job before it asks; what is lost on the way comes when it does."""
+"""A waiting worker is pushed the next job before it claims; a push that is lost is repeated when it does."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ async def test_a_lane_of_another_weight_is_claimed_and_a_paused_one_waits(idle: 
 
 
 async def test_a_start_ahead_is_paid_for_by_its_lane(idle: Idle) -> None:
-    """It has had its turn: of two lanes that get three jobs each after that, the other one comes first."""
+    """It was served: of two lanes that get three jobs each after that, the other one comes first."""
     first = await idle.kit.enqueue(lane="a")
     assert await idle.kit.state(first) is JobState.RUNNING
     again = [await idle.kit.enqueue(lane="a") for _ in range(2)]
@@ -155,7 +155,7 @@ async def test_a_lane_that_gets_a_limit_counts_the_job_that_is_on_its_way(idle: 
     first, second = [await idle.kit.enqueue(lane="a") for _ in range(2)]
     await idle.kit.settings("default", *RULES, rule, version=1)
     await sound(idle.kit)
-    # It was sent when there was no limit; the store goes by what it knows itself.
+    # It was sent when there was no limit; the store uses the current limit.
     [claimed] = await idle.claim(104)
     assert (claimed.id, claimed.limited) == (first, False)
     other = await idle.kit.worker()
@@ -171,7 +171,7 @@ async def test_a_lane_that_loses_its_limit_frees_jobs_behind_a_pushed_one(idle: 
     other = await idle.kit.worker()
     [claimed] = await other.claim(10)
     assert claimed.id == second
-    # The message was lost, and comes again as the answer to the claim.
+    # The message was lost, and is repeated as the answer to the claim.
     [again] = await idle.claim(104, store=idle.kit.store)
     assert (again.id, again.limited) == (first, False)
     await idle.worker.complete(again)

@@ -1,4 +1,4 @@
-"""Wake-ups by SUBSCRIBE and PUBLISH: what is so on Redis alone. Functions publish, and publishing has its own line."""
+"""Wake-ups by SUBSCRIBE and PUBLISH, specific to Redis: functions publish, and publishing has its own connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transaction of a body keeps all writers away, so it ends in time whatever its body or its event loop does."""
+"""The transaction of a body blocks all writers, so it has a time limit that neither body nor event loop can exceed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_a_body_that_blocks_its_event_loop_does_not_keep_the_file(store: S
     with pytest.raises(StoreUnavailable, match="was rolled back"):
         await opened.commit("session", complete(Held("job", 1)), None)
     assert rows(path) == 0
-    # The next of this event loop has its turn.
+    # The next transaction of this event loop begins.
     following = await asyncio.wait_for(store.transactions.begin(), PATIENCE)
     await following.roll_back()
 

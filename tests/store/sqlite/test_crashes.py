@@ -1,4 +1,4 @@
-"""Processes killed with SIGKILL at any moment of any verb: what was acknowledged stays, nothing is left half done."""
+"""Processes killed with SIGKILL in the middle of any verb: acknowledged jobs stay, and no call is half done."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ UNION ALL SELECT 'one state only', seq, state FROM fairlane_active_job WHERE seq
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """A folder on the disk, where a write takes its time; those of other tests are in memory."""
+    """A folder on the disk, where a write takes time; those of other tests are in memory."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 
 
 class Zygote:
-    """The process that makes the ones to be killed."""
+    """The process that forks the processes to be killed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -74,7 +74,7 @@ class Zygote:
             )
 
     def _order(self, *words: object) -> list[str]:
-        """Give an order and return the answer."""
+        """Send a command. Returns the answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(" ".join(map(str, words)) + "\n")
@@ -98,7 +98,7 @@ class Zygote:
         assert answer == ["reaped", str(pid), str(-signal.SIGKILL)], self.errors.read_text()
 
     def close(self) -> None:
-        """End with all that was made."""
+        """End it and all processes that it made."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -107,19 +107,19 @@ class Zygote:
 
 
 class Witness:
-    """What the killed processes have written down."""
+    """What the killed processes have logged."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.acknowledged: set[str] = set()
         self.fresh: set[str] = set()
-        """Of the acknowledged ones, those that came since the last look."""
+        """Acknowledged jobs that were logged since the last call."""
         self.ended: dict[str, str] = {}
         self.never: set[str] = set()
         self._read: dict[int, int] = {}
 
     def read(self, number: int) -> set[str]:
-        """Read what a process has added to its log, and return the verbs it is in."""
+        """Read what a process has added to its log. Returns the verbs in progress."""
         lines = (self.folder / f"log-{number}").read_text().splitlines(keepends=True)
         inside: dict[str, str] = {}
         for position, line in enumerate(lines):
@@ -162,7 +162,7 @@ def rng() -> Random:
 
 
 async def look(url: str, path: Path, ids: set[str]) -> None:
-    """A store opened anew finds a sound file, all its counts right, and every one of the jobs."""
+    """A store that is opened now finds an intact file, correct counts, and every job."""
     store = await SqliteStore.open(url)
     try:
         reader = sqlite3.connect(f"file:{path}?mode=ro", uri=True)

@@ -38,7 +38,7 @@ async def main():
 
 asyncio.run(main())
 """
-"""Opens a store once it is told to, and tells the version of the schema."""
+"""Opens a store when it gets a line, and prints the version of the schema."""
 
 WRITE_AS_NOBODY = """
 import asyncio, os, sys
@@ -298,7 +298,7 @@ def test_a_file_that_may_not_be_written_is_read_only(public: Path) -> None:
 
 
 def test_a_world_writable_file_is_written_by_any_user(public: Path) -> None:
-    # The contrast: it is the permissions that the tests before meet, and nothing else.
+    # For comparison: the tests before fail because of the permissions, and of nothing else.
     url = f"sqlite:///{public}/fairlane.db"
     asyncio.run(make(url, "b"))
     for file in public.iterdir():

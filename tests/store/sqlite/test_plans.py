@@ -192,7 +192,7 @@ def connection(
 
 
 def leave_statistics(path: Path, kind: str, small: Path) -> None:
-    """Run ANALYZE on a file, as anybody may; then let it grow old."""
+    """Run ANALYZE on a file, as any program may, and let the file grow afterwards."""
     if kind == "none":
         return
     stranger = sqlite3.connect(path)
@@ -235,7 +235,7 @@ def test_the_hot_queries_sort_nothing(connection: sqlite3.Connection) -> None:
     assert [name for name in names if any("TEMP B-TREE" in step for step in plan(connection, name))] == []
 
 
-def test_what_may_scan_does_scan(lopsided: Path) -> None:
+def test_every_permitted_scan_is_needed(lopsided: Path) -> None:
     # An exception that is not needed would hide the next mistake.
     opened = sqlite3.connect(lopsided)
     assert [name for name in MAY_SCAN if not scanned(opened, name)] == []

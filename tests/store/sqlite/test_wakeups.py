@@ -197,7 +197,7 @@ async def test_listeners_that_hang_do_not_silence_the_sender_towards_others(
     hanging = [socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(20)]
     for number, each in enumerate(hanging):
         each.bind(str(meeting_place(database) / f"jq-hanging{number}"))
-    # Together they hold more than a socket may have under way.
+    # Together they are larger than the send buffer of a socket.
     for _ in range(20):
         wakeups.publish(["queue:a", *(f"job:{number:040}" for number in range(DATAGRAM_BYTES // 60))])
         assert await subscription.wait(30) == {"queue:a"}

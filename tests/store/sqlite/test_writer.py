@@ -1,4 +1,4 @@
-"""The one thread that writes: shared commits, callers who give up or go wrong, closing, and forks."""
+"""The single thread that writes: shared commits, callers that are cancelled or fail, closing, and forks."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def until_somebody_waits(inode: int) -> None:
 
 @asynccontextmanager
 async def writer_waiting(store: SqliteStore, path: Path) -> AsyncIterator[None]:
-    """Keep the writer waiting for the lock with one job in its hands; whatever is asked meanwhile comes after that."""
+    """Keep the writer waiting for the lock with one job in its batch; later calls are in the next batch."""
     with locked(path) as inode:
         plug = asyncio.ensure_future(store.enqueue([NewJob(id="plug", task="task")]))
         await asyncio.to_thread(until_somebody_waits, inode)
@@ -138,7 +138,7 @@ async def test_calls_made_at_once_share_their_commits(store: SqliteStore, path: 
     answers = await asyncio.gather(*(store.enqueue([job(number)]) for number in range(CALLS)))
     made = commits(path) - before
     assert all(answer.created for [answer] in answers)
-    # Calls that find the writer idle go alone, so how many there are is a matter of speed; one each is none shared.
+    # Calls that find the writer idle are written alone, so their number varies; one transaction each means none shared.
     assert 1 <= made < CALLS
 
 
@@ -149,7 +149,7 @@ async def test_calls_that_wait_for_another_process_share_one_commit(store: Sqlit
         calls = [asyncio.ensure_future(store.enqueue([job(number)])) for number in range(CALLS)]
         await asyncio.sleep(0)
     await asyncio.gather(*calls)
-    # The job in the writer's hands, and all the others.
+    # The job in the writer's batch, and all the others.
     assert commits(path) - before == 2
 
 
@@ -191,7 +191,7 @@ async def test_a_call_that_fails_takes_nothing_of_the_others_with_it(store: Sqli
             assert answer == [Enqueued(f"job-{number + 1000}", True, JobState.PENDING)]
     others = [job(number + 1000) for number in range(30) if number not in wrong]
     assert None not in await known(store, others)
-    # Nothing of a call that failed is there: not what it had stored before the mistake, nor what it had cancelled.
+    # A call that failed leaves nothing: neither what it had stored before the error, nor what it had cancelled.
     assert await known(store, [job(105), job(109), job(110), job(2000)]) == [None] * 4
     [first] = await known(store, [job(0)])
     assert first is not None
