@@ -1,4 +1,4 @@
-"""A program for the tests of forks: tells what it is, or ends as it is asked to."""
+"""A program for the tests of forks: prints what it is, or ends as requested."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fairlane.model.ids import new_id
 
 
 def main(order: str = "tell", *rest: str) -> None:
-    """Do as asked."""
+    """Do what the arguments say."""
     if order == "exit":
         sys.exit(int(rest[0]))
     if order == "raise":

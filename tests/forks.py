@@ -31,11 +31,11 @@ MODULES = (
     *("fairlane.store.sqlite.store", "fairlane.store.postgresql.store"),
     *("uvicorn", "uvicorn.main", "fairlane.http.application", "fairlane.http.instance"),
 )
-"""Nothing that reads the environment: each fork has its own."""
+"""No module that reads the environment when it is imported: each fork has its own."""
 
 
 class Fork:
-    """A program, as `subprocess.Popen` has them."""
+    """A program, with the methods of `subprocess.Popen` that tests use."""
 
     def __init__(
         self,
@@ -46,14 +46,14 @@ class Fork:
         source: Path = Path(os.devnull),
         output: Path = Path(os.devnull),
     ) -> None:
-        """`source` is its standard input; all that it says, errors too, goes to the end of `output`."""
+        """`source` is its standard input; its output and errors are appended to `output`."""
         self._source = _source()
         self.pid = self._source.fork(
             module=module, arguments=[*arguments], env=dict(env), source=str(source), output=str(output)
         )
 
     def poll(self) -> int | None:
-        """Its exit code, None while it runs; negative when a signal ended it."""
+        """Its exit code; None while it runs, negative if a signal ended it."""
         return self._source.ended(self.pid)
 
     def wait(self) -> int:
@@ -68,7 +68,7 @@ class Fork:
 
 
 class Source:
-    """The process that forks, seen from the tests."""
+    """The process that forks, from the side of the tests."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -87,21 +87,21 @@ class Source:
         atexit.register(self.close, os.getpid())
 
     def close(self, owner: int) -> None:
-        """End it, if this is not a fork of its owner. Programs that still run are left to those that started them."""
+        """End it, unless this process is a fork of its owner. Programs that still run are not ended."""
         if os.getpid() == owner:
             self._orders.close()
             self._process.wait()
             self._news.close()
 
     def fork(self, **order: Any) -> int:
-        """Start a program, by what `become` takes; its process id."""
+        """Start a program, with the arguments of `become`. Returns its process id."""
         self._orders.write(json.dumps(order).encode() + b"\n")
         self._orders.flush()
         while True:
             news = self._next(None)
             assert news is not None
             if "started" in news:
-                # The number may have been that of another program, which ended long ago.
+                # An earlier program that has ended may have had the same id.
                 self._codes.pop(news["started"], None)
                 return news["started"]
 
@@ -118,7 +118,7 @@ class Source:
         return self._codes[pid]
 
     def _next(self, patience: float | None) -> dict[str, int] | None:
-        """What the process says next, None if it says nothing for so long."""
+        """The next message of the process; None if there is none within `patience` seconds."""
         while b"\n" not in self._said:
             if not select.select([self._news], [], [], patience)[0]:
                 return None
@@ -141,7 +141,7 @@ def _source() -> Source:
 
 
 def main() -> None:
-    """Fork on demand. A fork leaves the loop, and becomes the program it was made for."""
+    """Fork on request. A fork leaves the loop and becomes the requested program."""
     for module in MODULES:
         import_module(module)
     gc.freeze()
@@ -176,21 +176,21 @@ def main() -> None:
 
 
 def collect() -> None:
-    """Tell of those that have ended."""
+    """Report programs that have ended."""
     with contextlib.suppress(ChildProcessError):
         while (status := os.waitpid(-1, os.WNOHANG))[0]:
             tell(ended=status[0], code=os.waitstatus_to_exitcode(status[1]))
 
 
 def tell(**news: int) -> None:
-    """Say something to the tests."""
+    """Send a message to the tests."""
     os.write(1, json.dumps(news).encode() + b"\n")
 
 
 def become(module: str, arguments: list[str], env: dict[str, str], source: str, output: str) -> None:
-    """Be a program: in a session of its own, with its own environment, input and output."""
+    """Run a program: in a session of its own, with its own environment, input and output."""
     os.setsid()
-    # Whatever the shell thinks of it that runs the tests in the background.
+    # A shell that runs the tests in the background makes them ignore SIGINT, which is inherited.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for path, flags, numbers in (
         (source, os.O_RDONLY, [0]),

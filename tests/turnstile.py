@@ -1,4 +1,4 @@
-"""Gives a test the machine for itself: one that measures time, and would fail when others take the processors.
+"""Lets tests that measure time run alone: they would fail if other tests used the processors meanwhile.
 
 Tests run in several processes. One that is marked `alone` waits until no other runs, and keeps others from starting
 meanwhile. Tests start through a gate one by one, so that one that waits to be alone is not overtaken for ever.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 @contextmanager
 def entered(folder: Path, *, alone: bool) -> Iterator[None]:
-    """Run beside other tests or alone. `folder`: one that all processes of a run share."""
+    """Run beside other tests or alone. `folder` is shared by all processes of a run."""
     with _opened(folder / "gate") as gate, _opened(folder / "room") as room:
         fcntl.flock(gate, fcntl.LOCK_EX)
         fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)

@@ -1,1 +1,1 @@
-"""Whole systems of real processes, seen from the outside: what was sent, what ran, what the store says."""
+"""Whole systems of real processes, observed from the outside: what was sent, what ran, what the store contains."""

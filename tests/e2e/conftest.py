@@ -1,4 +1,4 @@
-"""The stage of the scenarios, once for every kind of deployment."""
+"""The stages of the scenarios: one for each kind of deployment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .world import TIMES, Stage
 
 @contextlib.contextmanager
 def deployments(kind: str) -> Iterator[MakeDeployment]:
-    """Deployments of a kind. All that are made are closed at the end."""
+    """Creates deployments of a kind, and closes all of them at the end."""
     if kind.startswith("postgresql"):
         # One for each repetition: a server that starts while another repetition measures would spoil its figures.
         prepare_servers(TIMES)
@@ -39,13 +39,13 @@ def deployment(request: pytest.FixtureRequest) -> Iterator[MakeDeployment]:
 
 @pytest.fixture
 def stage(request: pytest.FixtureRequest, tmp_path: Path, deployment: MakeDeployment) -> Stage:
-    """Where a test plays."""
+    """The stage on which a test runs its scenario."""
     return Stage(request.node.name, tmp_path, deployment)
 
 
 @pytest.fixture
 def stages(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, Stage]]:
-    """A stage of every kind, for a test that mostly waits and so plays on all of them at once."""
+    """A stage of every kind, for a test that mostly waits and so runs on all of them at once."""
     with contextlib.ExitStack() as open_ones:
         yield {
             kind: Stage(f"{request.node.name}[{kind}]", tmp_path / kind, open_ones.enter_context(deployments(kind)))

@@ -1,5 +1,5 @@
-"""The deployments the scenarios run on. The URL is all that differs, but for two hooks no URL can offer: taking the
-store down, and reading all that it holds.
+"""The deployments that the scenarios run on. They differ in their URL, and in two operations that need more than a URL:
+making the store unavailable, and reading all of its contents.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.servers.stores import EVERY_VERSION
 from tests.store.lock_holder import lock_held_elsewhere
 
 MOVING = ("expires", "claim")
-"""Columns that a heartbeat, a renewed term or a claim that finds nothing writes."""
+"""Columns that a heartbeat, a renewed term or an empty claim writes."""
 MOVING_FIELDS = (b"steps",)
 """The same on Redis: it counts everything that is written."""
 
@@ -40,10 +40,10 @@ class Deployment(Protocol):
         """Keep the store from answering inside the block."""
 
     def contents(self) -> dict[str, list[str]]:
-        """Everything it holds, table by table, without the moments at which leases and terms end."""
+        """All of its contents, by table, without the times at which leases and terms end."""
 
     def close(self) -> None:
-        """Give up whatever the end of the test does not remove by itself."""
+        """Release what the end of the test does not remove by itself."""
 
 
 class SqliteDeployment:
@@ -55,7 +55,7 @@ class SqliteDeployment:
 
     @contextlib.contextmanager
     def down(self) -> Iterator[None]:
-        # Every write of every process takes this lock first: while another process has it, none is answered.
+        # Every write of every process takes this lock first: none is answered while another process holds it.
         with lock_held_elsewhere(self._path):
             yield
 
@@ -81,9 +81,9 @@ class SqliteDeployment:
 class PostgresqlDeployment:
     """A database on a server of its own, which writes to the disk as a server in use does.
 
-    To take it down the server is frozen, not stopped. That is the outage which is hard to notice: connections stay, new
-    ones are accepted, requests are taken, nobody is answered, and what was sent is done when the server goes on, also
-    for those who have given up by then. A server that is stopped refuses, and every client notices at once.
+    To make it unavailable the server is frozen, not stopped. Such an outage is hard to detect: connections stay open,
+    new ones are accepted, requests are received but not answered, and all of them are executed when the server
+    continues, also if their clients have timed out. A stopped server rejects connections, which clients detect at once.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -12,7 +12,7 @@ from tests.sizes import FULL, sized
 
 Figure = float | int | str
 LATE = sized(20.0, 1.0)
-"""Seconds by which something may be late. Only in a full run is nothing else running, so that this is a figure."""
+"""Seconds by which something may be late. Strict only in a full run, where no other tests run."""
 
 
 def met(values: Sequence[float], limit: float) -> bool:
@@ -25,7 +25,7 @@ def met(values: Sequence[float], limit: float) -> bool:
 
 
 def record(name: str, **values: Figure) -> None:
-    """Tell one measurement."""
+    """Print and store one measurement."""
     line = msgspec.json.encode({"name": name, **values})
     sys.stdout.write(line.decode() + "\n")
     path = os.environ.get("FAIRLANE_FIGURES")
@@ -38,11 +38,11 @@ def record(name: str, **values: Figure) -> None:
 
 
 def median(values: list[float]) -> float:
-    """The middle one."""
+    """The median."""
     return sorted(values)[len(values) // 2]
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value that `share` of all do not exceed."""
+    """The value that `share` of all values do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

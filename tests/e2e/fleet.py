@@ -61,19 +61,19 @@ class Process:
         return descendants(self.pid)
 
     def stop(self) -> None:
-        """Ask it to stop, as an operator does."""
+        """Request its end by SIGTERM, as an operator does."""
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once. Its descendants are left to find out."""
+        """Kill it. Its descendants have to detect that."""
         self._send(signal.SIGKILL)
 
     def pause(self) -> None:
-        """Let it stand still."""
+        """Suspend it."""
         self._send(signal.SIGSTOP)
 
     def proceed(self) -> None:
-        """Let a paused one go on."""
+        """Continue it."""
         self._send(signal.SIGCONT)
 
     def wait(self) -> None:
@@ -146,7 +146,7 @@ class Fleet:
         name: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> Process:
-        """Start a complete instance under uvicorn, usually on a free port that its log tells."""
+        """Start a complete instance under uvicorn, usually on a free port that is read from its log."""
         return self.program("uvicorn", web, "--port", str(port), name=name, env=env)
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class Fleet:
         end_families(self._processes)
 
     def reports(self) -> Iterator[str]:
-        """The last words of every process."""
+        """The end of the output of every process."""
         for process in self._processes:
             text = process.output.read_text(errors="replace")[-LEAST_SHOWN:]
             yield f"--- {process.name}, pid {process.pid}, ended {process.ended}\n{text}"
@@ -171,7 +171,7 @@ class Fleet:
 
 
 def end_families(processes: Sequence[Process]) -> None:
-    """Leave nothing behind of processes and their descendants."""
+    """End processes and their descendants."""
     families = descendants(*(process.pid for process in processes))
     for process in processes:
         process.kill()
@@ -201,7 +201,7 @@ def descendants(*pids: int) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that only waits to be collected does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

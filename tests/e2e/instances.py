@@ -51,7 +51,7 @@ class Site:
         return ids
 
     async def status(self, id: str) -> dict[str, Any]:
-        """What the old API says of a job."""
+        """The status of a job by the old API."""
         answer = await self.http.get(f"/task/{id}")
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
@@ -80,7 +80,7 @@ async def started(world: World, *processes: Process) -> list[Site]:
 
 @contextlib.asynccontextmanager
 async def sites(world: World, count: int = 1, env: Mapping[str, str] = THREE) -> AsyncIterator[list[Site]]:
-    """So many instances."""
+    """This many instances."""
     found = await started(world, *(world.fleet.instance(name=f"web{number}", env=env) for number in range(count)))
     try:
         yield found

@@ -50,10 +50,10 @@ class Ledger:
         self.path = path
 
     def entries(self) -> list[Entry]:
-        """Everything so far, by time."""
+        """All entries, by time."""
         if not self.path.exists():
             return []
-        # What stands behind the last line end is still being written.
+        # The text after the last line end is still being written.
         lines = self.path.read_bytes().split(b"\n")[:-1]
         return sorted((msgspec.json.decode(line, type=Entry) for line in lines), key=lambda entry: entry.at)
 
@@ -86,7 +86,7 @@ class Ledger:
 
 
 def most_at_once(entries: Iterable[Entry]) -> int:
-    """The largest number of bodies that ran at the same instant, by these entries."""
+    """The largest number of bodies that ran at the same time, by these entries."""
     running: set[tuple[str, int]] = set()
     most = 0
     for entry in entries:
@@ -99,5 +99,5 @@ def most_at_once(entries: Iterable[Entry]) -> int:
 
 
 def now() -> int:
-    """The present, as entries tell it."""
+    """The current time, as entries have it."""
     return time.monotonic_ns()

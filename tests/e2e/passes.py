@@ -26,7 +26,7 @@ class Passes(msgspec.Struct):
 
     promoted: int
     longest: float
-    """Seconds of its longest pass, with all waiting for others in it."""
+    """Seconds of its longest pass, including waits for other passes."""
 
 
 async def main(go: Path, answer: Path) -> None:

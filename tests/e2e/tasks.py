@@ -53,7 +53,7 @@ def note(event: str) -> None:
 
 @contextlib.contextmanager
 def noted() -> Iterator[None]:
-    """Note the begin and the end of a body."""
+    """Write the begin and the end of a body into the ledger."""
     note(ledger.BEGIN)
     try:
         yield
@@ -69,7 +69,7 @@ def noted() -> Iterator[None]:
 
 @app.task
 async def noop() -> None:
-    """Nothing."""
+    """Do nothing."""
     with noted():
         pass
 
@@ -98,7 +98,7 @@ async def tidy(plan: str) -> None:
 
 @app.task
 async def purge(model: str) -> None:
-    """What every worker does once."""
+    """A task that every worker runs once."""
     with noted():
         pass
 
@@ -114,14 +114,14 @@ async def stumble(times: int, message: str) -> str:
 
 @app.task(backoff=QUICKLY)
 async def end_process() -> None:
-    """Take the process along, before anything else in it gets its turn."""
+    """Kill the process, before any other code in it runs."""
     note(ledger.BEGIN)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @app.task(backoff=QUICKLY)
 async def end_process_when(path: str) -> None:
-    """Take the process along once a file is there; its second and later runs do so at once."""
+    """Kill the process once a file exists; its second and later runs do so at once."""
     note(ledger.BEGIN)
     await appears(Path(path))
     os.kill(os.getpid(), signal.SIGKILL)
@@ -143,7 +143,7 @@ def compute_in_thread(seconds: float) -> None:
 
 @app.task
 def hold_interpreter(seconds: int) -> None:
-    """A call into C that does not let any other thread of the process run."""
+    """Call a C function that lets no other thread of the process run."""
     with noted():
         ctypes.PyDLL(None).sleep(seconds)
 
@@ -164,7 +164,7 @@ def rest_apart(seconds: float) -> None:
 
 @app.task(backoff=QUICKLY)
 async def hold(path: str) -> None:
-    """Run until a file is there."""
+    """Run until a file exists."""
     with noted():
         await appears(Path(path))
 

@@ -89,7 +89,7 @@ async def test_a_released_plan_is_bound_anew_and_its_history_is_kept(stage: Stag
 
 
 async def test_a_clean_up_runs_once_or_is_nothing_to_do(stage: Stage) -> None:
-    """The answer tells the two cases apart, and a subscriber to the events can count them."""
+    """The answers to the two cases differ, and a subscriber to the events can count them."""
 
     async def scenario(world: World) -> None:
         await world.workers("w0", "w1", options=ORG)

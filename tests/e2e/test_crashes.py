@@ -1,4 +1,4 @@
-"""Processes that die, stand still or hold the interpreter: what runs again, how soon, and what must not."""
+"""Processes that die, stop or block the interpreter: which jobs run again, how soon, and which must not."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_a_job_that_raises_uses_the_same_budget_on_every_worker(stage: Sta
 async def test_a_body_that_computes_for_longer_than_the_lease_runs_once(
     stages: dict[str, Stage], task: str, processes: tuple[str, ...]
 ) -> None:
-    """Another worker, with a manager in it, is there to take the job if its worker were taken for dead."""
+    """Another worker with a manager would get the job if the busy one were declared dead."""
 
     async def scenario(world: World) -> None:
         busy = world.fleet.worker(*processes, name="busy")
@@ -113,10 +113,10 @@ async def test_a_body_that_computes_for_longer_than_the_lease_runs_once(
 
 
 async def test_a_worker_that_stood_still_past_its_lease_is_refused(stage: Stage) -> None:
-    """One body has ended the moment its process goes on, another has not: the first is refused, the second stopped."""
+    """When the process continues, one body ends and its completion is rejected; the other one is stopped."""
 
     async def scenario(world: World) -> None:
-        # The one that is to be paused must not lead, so that nobody has to wait for its term as well.
+        # The worker that is paused must not lead, so that the test need not wait for the end of its term.
         first = world.fleet.worker("--no-manager", "--index", "0", name="first")
         await world.ready(first)
         go = str(world.file("go"))
@@ -141,7 +141,7 @@ async def test_a_worker_that_stood_still_past_its_lease_is_refused(stage: Stage)
         for job in jobs:
             assert (job.state, job.attempt, job.worker) == (JobState.COMPLETED, 2, "default/1")
             assert [attempt.outcome for attempt in job.attempts] == ["crashed", "completed"]
-        # The completion that came too late is on record.
+        # The history counts the late completion, which was rejected.
         assert [attempt.refused for attempt in jobs[1].attempts] == [1, 0]
         dead = [session for session in await world.client.sessions() if session.state is SessionState.DEAD]
         assert [session.pid for session in dead] == [first.pid]

@@ -47,13 +47,13 @@ class Pair(PostgresqlDeployment):
         self._server.kill()
 
     def close(self) -> None:
-        """Nobody goes on with these servers."""
+        """These servers are not used again."""
         self._servers.close()
 
 
 @contextlib.asynccontextmanager
 async def sending(world: World) -> AsyncIterator[list[str]]:
-    """Send one job after the other while the block runs, each until it is acknowledged; the ids of those that are."""
+    """Send jobs one after the other inside the block, repeating each until it is acknowledged. Yields their ids."""
     acknowledged: list[str] = []
 
     async def send() -> None:
@@ -84,7 +84,7 @@ async def test_a_standby_takes_over_and_nothing_is_lost_or_runs_again(tmp_path: 
                 await asyncio.sleep(BUSY)
                 completed = await world.jobs(state=JobState.COMPLETED)
                 with pair.standby.frozen():
-                    # Whatever is committed now is not acknowledged any more: calls end without an answer.
+                    # Commits are not acknowledged from now on: calls end without an answer.
                     await asyncio.sleep(UNANSWERED)
                     pair.fail()
                 failed, before = now(), len(acknowledged)

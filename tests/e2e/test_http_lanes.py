@@ -1,4 +1,4 @@
-"""Strict lanes through HTTP: people send to a lane, see their place change, and nobody is served out of turn."""
+"""Strict lanes through HTTP: people send to a lane, see their place change, and are served in order."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ async def test_a_lane_keeps_its_order_when_every_instance_is_killed(stage: Stage
         assert {job.state for job in jobs} == {JobState.COMPLETED}
         # Who watched and waited through it all sees the line move on, and the end.
         updates = await asyncio.wait_for(screen, 30)
-        # The fourth place: the one who is served again waits a moment as the first.
+        # Place 4: after the kill, the rescued job waits for a moment before the others.
         assert {u.position.place for u in updates if u.position is not None} <= {1, 2, 3, 4}
         assert updates[0].position is not None
         assert updates[0].position.place == 3

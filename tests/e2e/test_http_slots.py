@@ -67,7 +67,7 @@ async def test_refusals_have_a_body_and_store_nothing(stage: Stage) -> None:
             await site.client.send("tests.e2e.tasks.noop", priority="urgent")  # type: ignore[arg-type]  # the mistake
         assert (await site.http.post("/task")).status_code == 405
         assert await world.jobs() == before
-        # Nobody's mistake: the native API has three priorities, and the middle one is the default.
+        # Correct: the native API has three priorities, and the middle one is the default.
         plain = await site.client.enqueue(tasks.noop)
         assert (await plain.job()).priority is Priority.NORMAL
 
@@ -86,7 +86,7 @@ async def hold(site: Site, go: Path, count: int, priority: PriorityWord) -> list
 
 
 async def test_one_instance_keeps_to_its_slots_and_reservation(stages: dict[str, Stage]) -> None:
-    """Bodies run until they are told to end, so that a slot is free or taken whatever the speed of the machine."""
+    """Bodies run until a file exists, so that slots are free or taken however fast the machine is."""
 
     async def scenario(world: World) -> None:
         go, again = world.file("go"), world.file("again")
@@ -100,7 +100,7 @@ async def test_one_instance_keeps_to_its_slots_and_reservation(stages: dict[str,
             await world.final(*low)
             assert world.ledger.most_at_once(lambda e: e.priority == "low") == 2
             assert world.ledger.most_at_once() == 3
-            # Long enough without work that every poll, renewal and sweep has come by several times.
+            # Long enough without work that polls, renewals and sweeps have happened several times.
             await asyncio.sleep(2.5)
             high = await hold(site, again, 3, "high")
             await world.began(*high)

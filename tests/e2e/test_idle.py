@@ -1,4 +1,4 @@
-"""What waiting costs, and how soon it ends."""
+"""The cost of waiting, and how soon it ends."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .world import Stage
 
 WATCHED = sized(6.0, 10.0)
 PRUNING = Intervals(prune=2.0)
-"""The defaults, but for a pruner that comes more often, so that there is less to wait for."""
+"""The defaults, except for a pruner that runs more often, so that the test need not wait long."""
 MOST_MILLISECONDS = sized(250.0, 5.0)
 """Less than polling would take, also on a busy machine; in a full run the figure."""
 JOBS = sized(30, 100)
 
 
 async def test_an_idle_worker_uses_no_processor_and_writes_nothing(stages: dict[str, Stage]) -> None:
-    """Its heartbeat and, because it leads, its term are all that moves."""
+    """Only its heartbeat and, because it leads, its term are written."""
     async with asyncio.TaskGroup() as at_once:
         for kind, stage in stages.items():
             at_once.create_task(idles(kind, stage))
@@ -38,7 +38,7 @@ async def idles(kind: str, stage: Stage) -> None:
             return await world.client.leader() is not None
 
         await world.until(leads, "it leads")
-        # What follows from starting and from the last job comes to rest once the pruner has been there.
+        # The effects of starting and of the last job are over once the pruner has run.
         await asyncio.sleep(PRUNING.prune + 1.0)
         before, used, begun = world.deployment.contents(), worker.cpu_seconds(), time.monotonic()
         await asyncio.sleep(WATCHED)

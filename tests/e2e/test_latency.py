@@ -1,4 +1,4 @@
-"""How long a job waits once its time has come."""
+"""How long a job waits after its due time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .world import Stage
 
 JOBS = 40
 SPREAD = 1.0
-"""Seconds over which they come due."""
+"""Seconds over which the jobs become due."""
 PASS = sized(20.0, 0.5)
 """Seconds that a pass of the promoter and a claim may take together; less in a full run, where nothing else runs."""
 

@@ -1,4 +1,4 @@
-"""A store that does not answer, and a fleet that stands still: nobody is blamed for it, and nothing runs twice."""
+"""A store that does not answer, and a suspended fleet: no process is declared dead, and no job runs twice."""
 
 from __future__ import annotations
 

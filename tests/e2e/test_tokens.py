@@ -176,7 +176,7 @@ async def test_a_redis_replaced_by_an_empty_one_is_filled_again(stage: Stage) ->
 async def test_a_flush_with_a_backlog_loses_nothing_and_the_tokens_come_back(stage: Stage) -> None:
     backlog = sized(600, 100_000)
     async with stage.world() as world:
-        # Nobody serves yet, and one manager leads.
+        # No worker runs yet, and one manager leads.
         await world.ready(world.fleet.manager())
         # All slots are held until the flush: a small backlog would otherwise be done before anything was flushed.
         gate = world.file("gate")
@@ -239,7 +239,7 @@ async def test_a_worker_killed_with_a_token_in_its_hand_delays_the_job_until_the
         [first] = await world.workers("w0", options=("-c", "4"))
         await trusted(world)
         first.pause()
-        # The kernel answers for the paused one: the token is popped, and nobody claims.
+        # The kernel answers for the suspended worker: its connection receives the token, and nothing is claimed.
         ids = [await send(world, Priority.LOW)]
         first.kill()
         second = world.fleet.worker("--index", "1", "-c", "4", name="w1")
@@ -256,7 +256,7 @@ async def test_jobs_of_a_killed_worker_run_again_after_its_lease_and_end_once(st
         ids = [(await world.send(tasks.hold.options(priority=BOTH[n % 2]).call(str(gate)))).id for n in range(3)]
         await world.began(*ids)
         first.kill()
-        # Nobody else is there to claim them yet.
+        # There is no other worker yet to claim them.
         await world.ready(world.fleet.worker("--index", "1", "-c", "4", name="w1"))
         await world.began(*ids, times=2)
         gate.touch()

@@ -44,7 +44,7 @@ async def hold(
 
 
 async def in_line(world: World, turn: Turn) -> None:
-    """Wait until a turn waits."""
+    """Wait until a turn is in line."""
 
     async def waits() -> bool:
         return await world.place(turn.id) is not None
@@ -77,7 +77,7 @@ async def test_turns_of_a_lane_are_granted_strictly_in_order_of_arrival(stage: S
         await asyncio.gather(*takers)
         assert [entry.job for entry in world.ledger.begins()] == list("ABCD")
         assert world.ledger.most_at_once() == 1
-        # The first place is told when the turn gets in line; nobody is ever moved back.
+        # The first place is reported when the turn gets in line; no turn is ever moved back.
         assert [places[:1] for places in told.values()] == [[], [1], [2], [3]]
         assert all(places == sorted(places, reverse=True) for places in told.values()), told
         gaps = world.ledger.gaps("ABCD")

@@ -28,15 +28,15 @@ from .ledger import Ledger
 T = TypeVar("T")
 R = TypeVar("R")
 PATIENCE = 45.0
-"""Seconds to wait for what must happen; only a test that fails waits so long."""
+"""Seconds to wait for what must happen; only a failing test waits this long."""
 TIMES = sized(1, 5)
-"""Repetitions of a scenario, which must hold in all of them. One proves it; more find what happens rarely."""
+"""Repetitions of a scenario, which must pass each time; rare failures need many."""
 FEW_AT_ONCE = 3
-"""Repetitions that play at once on each of several stages."""
+"""Repetitions that run at once on each of several stages."""
 
 
 class World:
-    """What a scenario works with."""
+    """What a scenario works with: a deployment, its processes, a client and the ledger."""
 
     def __init__(self, directory: Path, deployment: Deployment, intervals: Intervals, app: Fairlane) -> None:
         self.directory = directory
@@ -64,7 +64,7 @@ class World:
     # -- waiting ---------------------------------------------------------------------------------------------------
 
     async def until(self, look: Callable[[], Awaitable[T]], what: str, *, patience: float = PATIENCE) -> T:
-        """The first answer that is true."""
+        """The first true answer of `look`."""
         end = time.monotonic() + patience
         while not (answer := await look()):
             assert time.monotonic() < end, f"waited {patience} s in vain until {what}"
@@ -85,7 +85,7 @@ class World:
         await self.until(known, "the processes are known to the store")
 
     async def gone(self, *processes: Process) -> list[int]:
-        """Wait until processes have ended; their exit codes."""
+        """Wait until processes have ended. Returns their exit codes."""
 
         async def ended() -> bool:
             return all(process.ended is not None for process in processes)
@@ -100,7 +100,7 @@ class World:
         return started
 
     async def began(self, *jobs: str, times: int = 1) -> None:
-        """Wait until the bodies of jobs have begun so often."""
+        """Wait until the bodies of jobs have begun this many times."""
 
         async def begun() -> bool:
             starts = self.ledger.starts()
@@ -129,11 +129,11 @@ class World:
         return [(await self.client.job(id)).state for id in ids]
 
     async def counts(self, queue: str = "default") -> Counts:
-        """What a queue holds, by state."""
+        """The counts of a queue, by state."""
         return next((q.counts for q in await self.client.queues() if q.name == queue), Counts())
 
     async def place(self, id: str) -> int | None:
-        """A job's place in its lane, None when it does not wait."""
+        """The place of a job in its lane; None if it does not wait."""
         position = await self.client.handle(id).position()
         return None if position is None else position.place
 
@@ -160,7 +160,7 @@ class World:
 
     @contextlib.asynccontextmanager
     async def sampled(self, look: Callable[[], Awaitable[T]], every: float = 0.1) -> AsyncIterator[list[T]]:
-        """Collect answers while the block runs."""
+        """Collect answers of `look` while the block runs."""
         samples: list[T] = []
 
         async def sample() -> None:
@@ -200,7 +200,7 @@ Scenario = Callable[[World], Awaitable[None]]
 
 
 class Stage:
-    """Plays scenarios on a kind of deployment, each in a world of its own."""
+    """Runs scenarios on a kind of deployment, each in a world of its own."""
 
     def __init__(self, name: str, directory: Path, make: MakeDeployment) -> None:
         self._name = name
@@ -214,7 +214,7 @@ class Stage:
     async def play(
         self, scenario: Scenario, *, times: int = TIMES, at_once: int = 5, intervals: Intervals = QUICK
     ) -> None:
-        """Play a scenario, in a full run several times; all of them must hold."""
+        """Run a scenario, several times in a full run; each time it must pass."""
         room = asyncio.Semaphore(at_once)
 
         async def once(number: int) -> None:

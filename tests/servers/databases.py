@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from psycopg import Connection
 
 MOST_FINISHED = 20
-"""So many databases that cannot be used again are kept before they are dropped together."""
+"""This many databases that cannot be used again are kept before they are dropped together."""
 LARGE = 65_536
 """Bytes from which on a table is truncated, which costs some milliseconds; below, its rows are deleted."""
 PATIENCE = 10.0
@@ -81,7 +81,7 @@ class Databases:
         self._finished: list[str] = []
 
     def fresh(self, *, migrated: bool = True) -> str:
-        """The URL of a database that nobody uses, with an empty schema or, unless `migrated`, with none."""
+        """The URL of an unused database, with an empty schema or, unless `migrated`, with none."""
         with self._lock:
             if not migrated:
                 return self._made()
@@ -125,7 +125,7 @@ class Databases:
     def _made(self, template: str = "template0") -> str:
         name = f"{self._prefix}_{next(self._numbers)}"
         with self._server() as admin:
-            # Quicker than wal_log, the default, in most of the comparisons made.
+            # Faster than `wal_log`, the default, in most of the comparisons that were made.
             admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY file_copy')
         url = _with_database(self._url(), name)
         self._all.add(url)
@@ -174,9 +174,9 @@ class Databases:
 
 
 class Template:
-    """A database with the schema as it is made, and what it takes to make another one like it again.
+    """A database with an unused schema, and what is needed to restore another one to this state.
 
-    Its hot tables check every row, so that whatever breaks one of them is found out by any test.
+    Its hot tables have checks of every row, so that any test detects a row that violates them.
     """
 
     def __init__(self, url: str) -> None:
@@ -202,7 +202,7 @@ class Template:
         self._script = script + "".join(resets)
 
     def empty(self, url: str) -> None:
-        """Bring a database that was made from this one back to how it was then."""
+        """Restore a database that was made from this one to its original state."""
         with _connected(url) as connection, connection.transaction():
             connection.execute(self._script)
             for table, seed in self._seeds.items():

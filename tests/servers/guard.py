@@ -38,7 +38,7 @@ class Guard:
         self._crashed = False
 
     def watch(self) -> None:
-        """Do as the test process says, until it says no more."""
+        """Execute the requests of the test process until there are no more."""
         wake, waker = os.pipe()
         os.set_blocking(waker, False)
         signal.set_wakeup_fd(waker)
@@ -59,7 +59,7 @@ class Guard:
                     return
 
     def close(self) -> None:
-        """End what runs, and leave nothing behind."""
+        """End the program, and remove everything."""
         program = self._program
         if program is not None:
             family = [program.pid, *children_of(program.pid)]
@@ -111,7 +111,7 @@ def end_with_parent() -> Callable[[], None] | None:
     prctl = ctypes.CDLL(None).prctl
 
     def ask() -> None:
-        # Who runs the tests in the background of a shell has it ignored, and each server would take `PATIENCE` to end.
+        # A shell that runs the tests in the background makes them ignore SIGQUIT; servers would take `PATIENCE` to end.
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)
         prctl(PR_SET_PDEATHSIG, int(signal.SIGQUIT))
 
@@ -135,7 +135,7 @@ def send(number: signal.Signals, *pids: int) -> None:
 
 
 def say(text: str) -> None:
-    """Tell the test process, if it is still there."""
+    """Send a message to the test process, if it still exists."""
     with contextlib.suppress(BrokenPipeError):
         os.write(1, text.encode() + b"\n")
 

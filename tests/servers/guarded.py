@@ -25,7 +25,7 @@ class GuardLost(Exception):
 
 
 class Guarded:
-    """A folder and the programs that run in it, one at a time. Both go when the guard does."""
+    """A folder and the programs that run in it, one at a time. Both are removed with the guard."""
 
     def __init__(self, folder: Path, account: Account, repair: list[str]) -> None:
         given = {"folder": str(folder), "account": account.ids, "repair": [*account.prefix, *repair]}
@@ -33,7 +33,7 @@ class Guarded:
         self._answers = b""
         self._released = False
         with (folder / "new").open("w") as lock:
-            # Held by the guard for as long as it lives: see `sweep`.
+            # Held by the guard while it lives: see `sweep`.
             fcntl.flock(lock, fcntl.LOCK_EX)
             Path(lock.name).rename(folder / LOCK)
             self._guard = subprocess.Popen(
@@ -49,7 +49,7 @@ class Guarded:
         self._orders, self._news = self._guard.stdin.fileno(), self._guard.stdout.fileno()
 
     def start(self, command: list[str], source: Path | None = None) -> int:
-        """Start a program, which reads from `source`; its process id."""
+        """Start a program that reads from `source`. Returns its process id."""
         order = {"command": [*self._prefix, *command], "input": str(source) if source else None}
         os.write(self._orders, json.dumps(order).encode() + b"\n")
         said = self._answer(within=PATIENCE)
@@ -58,7 +58,7 @@ class Guarded:
         return said[1]
 
     def ended(self, within: float) -> int | None:
-        """The exit code of the program as soon as it has ended; None if it runs on."""
+        """The exit code of the program once it has ended; None if it still runs after `within` seconds."""
         said = self._answer(within)
         if said is None:
             return None
@@ -66,14 +66,14 @@ class Guarded:
         return said[1]
 
     def release(self) -> None:
-        """Let all of it end, without waiting for that."""
+        """Have the guard end everything, without waiting for that."""
         if not self._released:
             self._released = True
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._orders, b"\n")
 
     def close(self) -> None:
-        """End all of it."""
+        """End everything."""
         self.release()
         if self._guard.returncode is None:
             self._guard.communicate()
@@ -94,7 +94,7 @@ class Guarded:
 
 
 def sweep(folders: list[Path]) -> None:
-    """Remove those folders whose guard was killed: a guard that lives holds the lock of its folder."""
+    """Remove folders whose guard was killed: a live guard holds the lock of its folder."""
     for folder in folders:
         with contextlib.suppress(OSError), (folder / LOCK).open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,6 @@
-"""A process that has a server, for tests of what is left of it when the process ends.
+"""A process that owns a test server, for tests of what remains of the server when the process ends.
 
-It says what it has as soon as it has it, and then does as it is told: ``freeze``, ``kill``, or nothing more.
+It prints what it owns once the server runs, and then executes the commands ``freeze`` and ``kill`` from its input.
 """
 
 from __future__ import annotations

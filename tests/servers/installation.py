@@ -1,4 +1,4 @@
-"""Where a PostgreSQL server to test with is found, and as whom it is run: it refuses to run as root."""
+"""Finds a PostgreSQL server to test with, and the account to run it as: it refuses to run as root."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Installation:
 
     @property
     def major(self) -> int:
-        """The version that counts: 18."""
+        """The major version: 18."""
         return int(self.version.partition(".")[0])
 
     def program(self, name: str) -> str:
@@ -50,20 +50,20 @@ class Installation:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """As whom the programs are run."""
+    """The account that runs the programs."""
 
     ids: tuple[int, int] | None = None
-    """User and group, when they are not our own."""
+    """User and group, if they are not those of this process."""
     prefix: tuple[str, ...] = ()
-    """What stands before each command."""
+    """What precedes each command."""
 
     @property
     def name(self) -> str:
-        """Tells templates apart: a data directory belongs to the account that made it."""
+        """Distinguishes templates: a data directory belongs to the account that created it."""
         return str(self.ids[0] if self.ids else os.geteuid())
 
     def may_run(self, program: str, folder: Path) -> bool:
-        """Whether it can reach a program and a folder."""
+        """Whether it can access a program and a folder."""
         uid, gid = self.ids or (None, None)
         groups: list[int] | None = None if uid is None else []
         try:
@@ -82,7 +82,7 @@ class Account:
 
 
 def account_for(installation: Installation, folder: Path) -> Account:
-    """As whom to run a server in `folder`, which is handed over if need be."""
+    """The account that runs a server in `folder`; the folder is given to it if necessary."""
     if os.geteuid() != 0:
         return Account()
     nobody = pwd.getpwnam("nobody")

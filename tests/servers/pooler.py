@@ -21,7 +21,7 @@ DISCARD = b"Q" + struct.pack("!i", 16) + b"DISCARD ALL\0"
 
 
 async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    """The kind of a message, and the whole of it."""
+    """The type of a message, and the whole message."""
     head = await reader.readexactly(5)
     return head[:1], head + await reader.readexactly(struct.unpack("!i", head[1:])[0] - 4)
 
@@ -126,14 +126,14 @@ class Pooler:
             pass
         finally:
             if answering is not None and not answering.done():
-                # In the middle of something: nobody else may have it.
+                # The session is in the middle of a transaction: no other client may get it.
                 answering.cancel()
                 session.writer.close()
                 self._made -= 1
             writer.close()
 
     async def _answer(self, session: Session, writer: asyncio.StreamWriter) -> None:
-        """Hand on what the server says, until its transaction is over."""
+        """Forward what the server sends, until its transaction is over."""
         kind, message = await _message(session.reader)
         while not (kind == b"Z" and message[-1:] == IDLE):
             writer.write(message)

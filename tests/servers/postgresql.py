@@ -54,15 +54,15 @@ HASTY = (
     "min_wal_size=32MB",
     "max_wal_size=64MB",
 )
-"""For a server that never has to survive a crash, and whose databases live for seconds."""
+"""For a server that need not survive a crash, and whose databases exist for seconds."""
 
 
 class ServerFailed(Exception):
-    """A server did not do as it was told; the message has the end of its log."""
+    """A server did not start or stop as requested; the message has the end of its log."""
 
 
 class DatabaseServer(Protocol):
-    """A server, ours or not."""
+    """A server of the tests, or one that was running before."""
 
     version: str
 
@@ -71,16 +71,16 @@ class DatabaseServer(Protocol):
         """The database from which others are made."""
 
     def fresh_database(self, *, migrated: bool = True) -> str:
-        """The URL of a database that nobody else uses, with an empty schema or, unless `migrated`, with none."""
+        """The URL of an unused database, with an empty schema or, unless `migrated`, with none."""
 
     def done(self, url: str) -> None:
-        """Tell that nobody uses a fresh database any more. Who does not tell keeps it until the process ends."""
+        """Take back a fresh database. One that is not taken back is kept until the process ends."""
 
     def connected(self, url: str) -> int:
         """How many connections a database has."""
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Remove everything that was created."""
 
 
 class ForeignServer:
@@ -99,12 +99,12 @@ class ForeignServer:
         self.connected = self._databases.connected
 
     def close(self) -> None:
-        """Drop what was made."""
+        """Drop the databases that were created."""
         self._databases.close(drop=True)
 
 
 class Server:
-    """A server of our own. `durable` keeps what it was asked to keep even when it is killed; it is slower."""
+    """A server of the tests. `durable`: it keeps acknowledged data even if it is killed, and is slower."""
 
     def __init__(self, name: str = "any", *, durable: bool = False) -> None:
         self._programs = installation(name)
@@ -180,15 +180,15 @@ class Server:
                 time.sleep(0.2)
 
     def stop(self) -> None:
-        """Stop it as an operator does: connections are ended, and everything is written."""
+        """Stop it as an operator does: connections are closed, and everything is written."""
         self._end(signal.SIGINT)
 
     def abort(self) -> None:
-        """Stop it at once, without writing anything; clients are told."""
+        """Stop it at once, without writing anything; clients are notified."""
         self._end(signal.SIGQUIT)
 
     def kill(self) -> None:
-        """Kill all its processes, as the end of a machine does."""
+        """Kill all its processes, as a crash of the machine does."""
         assert self.pid is not None, "it does not run"
         guard.send(signal.SIGSTOP, self.pid)  # so that it makes no more of them
         guard.send(signal.SIGKILL, *guard.children_of(self.pid))
@@ -201,11 +201,11 @@ class Server:
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """Let all its processes stand still: it accepts connections and requests, and answers nothing."""
+        """Stop all its processes with SIGSTOP: it accepts connections and requests, and answers nothing."""
         assert self.pid is not None, "it does not run"
         stopped: list[int] = []
         try:
-            # The one that starts the others first.
+            # First the process that starts the others.
             while fresh := [pid for pid in (self.pid, *guard.children_of(self.pid)) if pid not in stopped]:
                 guard.send(signal.SIGSTOP, *fresh)
                 stopped += fresh
@@ -214,12 +214,12 @@ class Server:
             guard.send(signal.SIGCONT, *stopped)
 
     def release(self) -> None:
-        """Let it end, and what it had be removed, without waiting for it."""
+        """Have it ended and its files removed, without waiting for that."""
         self._databases.close(drop=False)
         self._guarded.release()
 
     def close(self) -> None:
-        """End it and remove everything it had."""
+        """End it and remove all its files."""
         self.release()
         self._guarded.close()
         self.pid = None
@@ -306,19 +306,19 @@ def server(name: str = "any") -> DatabaseServer:
 
 
 def own_server(name: str = "any", *, durable: bool = True) -> Server:
-    """A server for one test alone, which closes it. Always ours, because it may be stopped and killed."""
+    """A server for one test, which closes it. Always a new one, because it may be stopped and killed."""
     with _lock:
         return _new(name, durable=durable)
 
 
 def borrowed_server() -> Server:
-    """A durable server that nobody else uses now."""
+    """A durable server that no other test uses at the moment."""
     with _lock:
         return _spare.pop() if _spare else _new("any", durable=True)
 
 
 def prepare_servers(count: int) -> None:
-    """Have so many servers ready to be borrowed, each with a database that is used again: borrowing is quick then."""
+    """Have this many servers ready to be borrowed, each with a database that can be used again."""
 
     def prepared(_: int) -> Server:
         made = _new("any", durable=True)
@@ -332,7 +332,7 @@ def prepare_servers(count: int) -> None:
 
 
 def give_back(taken: Server) -> None:
-    """Let another test have a borrowed server, if it still runs."""
+    """Return a borrowed server for other tests, if it still runs."""
     if not taken.running:
         taken.close()
         return
@@ -341,7 +341,7 @@ def give_back(taken: Server) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, as far as one can tell."""
+    """A port that no process listens on, as far as can be determined."""
     while True:
         # Not from the generator that tests are seeded with, which is the same in every process.
         port = secrets.choice(PORTS)
@@ -351,8 +351,8 @@ def free_port() -> int:
 
 
 def quick_place() -> Path:
-    """Where a server lives. It begins with 1,000 files, and 400 are a database: in memory they
-    take 130 ms and 12 ms, on a disk three to ten times as long."""
+    """The folder for servers. A new server has 1,000 files and a database 400: creating them takes 130 and 12 ms in
+    memory, and three to ten times as long on a disk."""
     with contextlib.suppress(OSError):
         if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ENOUGH:
             return MEMORY

@@ -19,7 +19,7 @@ FOLLOWS = "SELECT 1 FROM pg_stat_replication WHERE application_name = %s AND syn
 
 
 class Standby(Server):
-    """A copy of a running server. What is committed there from now on is here too before the client is answered."""
+    """A copy of a running server. From now on it has every commit before the client of the first server is answered."""
 
     def __init__(self, primary: Server) -> None:
         self._primary = primary
@@ -31,7 +31,7 @@ class Standby(Server):
             raise
 
     def promote(self) -> None:
-        """Let it take the place of the first one. When this returns, it can be written."""
+        """Promote it. When this returns, it can be written."""
         with contextlib.closing(psycopg.connect(self.url, autocommit=True)) as connection:
             [promoted] = connection.execute("SELECT pg_promote(wait_seconds => %s)", [int(PATIENCE)]).fetchone() or [0]
         if not promoted:
@@ -43,7 +43,7 @@ class Standby(Server):
         self._run([*copy, "--write-recovery-conf", "--checkpoint=fast", "--no-sync"])
 
     def _wait_for_each_other(self) -> None:
-        """Only now, so that the copy of the settings does not tell it to wait for a standby of its own."""
+        """Only now, so that the copied settings do not make it wait for a standby of its own."""
         with contextlib.closing(psycopg.connect(self._primary.url, autocommit=True)) as connection:
             for statement in SYNCHRONOUS:
                 connection.execute(statement)

@@ -1,8 +1,8 @@
 """Empty stores of every kind, as URLs, and which tests run on which kind.
 
 ``sqlite`` is a file, ``postgresql`` a database and ``redis`` a namespace on the shared server. ``postgresql15`` and
-``redis7.0``, or whatever versions the system has beside those of the wheels, are there to prove that an older server
-does too, and a part of the tests proves that.
+``redis7.0``, or whatever versions the system has besides those of the wheels, show that an older server works too; only
+a part of the tests runs on them.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from . import installation, postgresql, valkey
 
 KINDS = ("sqlite", "postgresql", "redis")
 COMPOSED = "postgresql_redis"
-"""PostgreSQL with tokens in Redis. Its verbs are PostgreSQL's own: it runs the tests that wake-ups touch."""
+"""PostgreSQL with tokens in Redis. Its verbs are those of PostgreSQL, so it runs only tests that involve wake-ups."""
 TRANSACTIONAL = ("sqlite", "postgresql")
-"""Those in which a user can store jobs together with other rows."""
+"""Kinds of stores in which a user can store jobs together with other rows."""
 EVERY_VERSION = "FAIRLANE_TEST_EVERY_VERSION"
-"""Set to anything, it lets all tests run on the second version too."""
+"""If this variable is set, all tests run on the second version too."""
 VERBS = frozenset(name for name in vars(Store) if not name.startswith("_"))
 
 
 class EmptyStores(Protocol):
-    """Gives out empty stores of one kind."""
+    """Provides empty stores of one kind."""
 
     def next(self, *, migrated: bool = True) -> str:
-        """The URL of another one; unless `migrated`, the first to open it makes the schema."""
+        """The URL of another one. Unless `migrated`, it gets its schema when it is first opened."""
 
     def closed(self, url: str) -> bool:
-        """Take back a store that was opened, if it is closed by now."""
+        """Take back a store that was opened, if it is closed. Returns whether it is."""
 
 
 class SqliteStores:
@@ -54,7 +54,7 @@ class SqliteStores:
         return f"sqlite:///{directory / 'fairlane.db'}"
 
     def closed(self, url: str) -> bool:
-        """A file costs nothing: it stays where it is."""
+        """True: a file is not used again."""
         return True
 
 
@@ -72,7 +72,7 @@ class PostgresqlStores:
         return url
 
     def closed(self, url: str) -> bool:
-        """A store that is open has a connection, and one that was closed has none."""
+        """Take the database back if it has no connection, as an open store has one."""
         if self._server.connected(url):
             return False
         self._given.remove(url)
@@ -80,7 +80,7 @@ class PostgresqlStores:
         return True
 
     def close(self) -> None:
-        """Give everything back."""
+        """Take all databases back."""
         for url in self._given:
             self._server.done(url)
 
@@ -92,11 +92,11 @@ class RedisStores:
         self._server = server
 
     def next(self, *, migrated: bool = True) -> str:
-        """A namespace that nobody has used."""
+        """A namespace that was not used before."""
         return self._server.fresh_namespace()
 
     def closed(self, url: str) -> bool:
-        """A store that is open has connections, and they are named after its namespace."""
+        """Whether no connection is named after the namespace, as those of an open store are."""
         return not self._server.connected(url)
 
 
@@ -108,11 +108,11 @@ class PostgresqlRedisStores:
         self._server = server
 
     def next(self, *, migrated: bool = True) -> str:
-        """A database and a namespace that nobody has used."""
+        """A database and a namespace that were not used before."""
         return with_redis(self._databases.next(migrated=migrated), {"redis": self._server.fresh_namespace()})
 
     def closed(self, url: str) -> bool:
-        """It is the database that counts."""
+        """Only the database is taken back."""
         return self._databases.closed(split_redis(url)[0])
 
 

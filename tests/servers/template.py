@@ -13,28 +13,28 @@ from pathlib import Path
 from .installation import Account, Installation
 
 SUPERUSER = "tester"
-"""Not called as the schema is: what its owner writes without a schema would be found in there."""
+"""Different from the name of the schema: a schema named like the user would be searched first for unqualified names."""
 INITDB = ("-U", SUPERUSER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "--no-instructions")
 FORM = 2
-"""Grows when a template of before must not be used any more."""
+"""Incremented when earlier templates must not be used any more."""
 CACHE = Path(__file__).resolve().parents[2] / ".pytest_cache" / "d" / "servers"
 
 
 def template_of(installation: Installation, account: Account) -> Path:
-    """The file of a version and a user. It is renamed into its place, so it is either whole or not there."""
+    """The file for a version and a user. It is renamed into place, so it is complete if it exists."""
     return _cache() / f"postgresql-{installation.version}-{account.name}-{FORM}.tar"
 
 
 @contextlib.contextmanager
 def locked(template: Path) -> Iterator[None]:
-    """The second process waits for the template of the first instead of making another."""
+    """Lock a template: a second process waits for it instead of making another one."""
     with template.with_suffix(".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def keep(data: Path, template: Path) -> None:
-    """Make a template of a data directory whose server has never been started; the lock is held."""
+    """Make a template of a data directory whose server was never started. The caller holds the lock."""
     part = template.with_suffix(".part")
     subprocess.run(["tar", "-cf", part, "-C", data.parent, data.name], check=True, capture_output=True)
     part.rename(template)

@@ -1,4 +1,4 @@
-"""Databases for tests: one that is used again cannot be told from a new one."""
+"""Databases for tests: one that is used again does not differ from a new one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def content(url: str) -> dict[str, list[tuple[Any, ...]]]:
 
 
 async def live(url: str) -> None:
-    """Let much happen in a store, and leave a table behind as a test that failed does."""
+    """Make many changes through a store, and leave a table behind as a failed test does."""
     clock = ManualClock()
     store = await open_store(url, clock=clock)
     kit = Kit(store, clock)

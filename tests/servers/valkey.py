@@ -48,11 +48,11 @@ MISSING = """no Valkey server to test with. Any of these helps:
 
 
 class NoServer(Exception):
-    """There is no Valkey or Redis server to test with, or it did not do as it was told."""
+    """There is no Valkey or Redis server to test with, or it did not start or stop as requested."""
 
 
 class ValkeyServer:
-    """A running server with an empty memory. `durable` keeps what it was asked to keep even when it is killed."""
+    """A running server with an empty memory. `durable`: it keeps acknowledged data even if it is killed."""
 
     def __init__(
         self,
@@ -100,11 +100,11 @@ class ValkeyServer:
         return self.folder / "socket"
 
     def fresh_namespace(self) -> str:
-        """The URL of a namespace that nobody else uses."""
+        """The URL of an unused namespace."""
         return f"{self.url}?namespace=test-{secrets.token_hex(6)}"
 
     def fresh_prefix(self) -> str:
-        """What the keys of such a namespace begin with."""
+        """The prefix of the keys of such a namespace."""
         return parse(self.fresh_namespace()).prefix
 
     def connected(self, url: str) -> bool:
@@ -113,7 +113,7 @@ class ValkeyServer:
         return name in self.ask("CLIENT", "LIST")
 
     def ask(self, *command: str | int) -> Any:
-        """What it answers to a command, as another client sees it."""
+        """The reply to a command that another client sends."""
         options: dict[str, Any] = {"password": self.password, "protocol": 2, "decode_responses": True}
         with redis.Redis(port=self.port, retry=Retry(NoBackoff(), 0), **options) as client:
             return client.execute_command(*command)
@@ -137,7 +137,7 @@ class ValkeyServer:
             time.sleep(0.01)
 
     def kill(self) -> None:
-        """Kill it, as the end of a machine does."""
+        """Kill it, as a crash of the machine does."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
@@ -150,18 +150,18 @@ class ValkeyServer:
         self.start()
 
     def freeze(self) -> None:
-        """Let it stand still: it accepts connections and commands, and answers nothing."""
+        """Stop it with SIGSTOP: it accepts connections and commands, and answers nothing."""
         assert self.pid is not None, "it does not run"
         guard.send(signal.SIGSTOP, self.pid)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Continue it."""
         assert self.pid is not None, "it does not run"
         guard.send(signal.SIGCONT, self.pid)
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """Let it stand still for a block."""
+        """Freeze it inside the block."""
         self.freeze()
         try:
             yield
@@ -169,7 +169,7 @@ class ValkeyServer:
             self.thaw()
 
     def close(self) -> None:
-        """End it and remove everything it had."""
+        """End it and remove all its files."""
         self._guarded.close()
         self.pid = None
 
@@ -212,7 +212,7 @@ class Watched:
 
     @property
     def url(self) -> str:
-        """The address of the present master."""
+        """The address of the current master."""
         hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
         return f"redis+sentinel://{hosts}/{self.service}"
 
