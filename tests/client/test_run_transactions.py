@@ -319,7 +319,7 @@ async def test_a_transaction_that_cannot_begin_is_the_bodys_to_handle(
 async def test_a_commit_whose_answer_is_lost_is_not_repeated(
     app: Fairlane, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, heartbeat: float, refused: int
 ) -> None:
-    """The worker writes a retry, which is rejected; or a renewal has reported the job as lost, and it writes nothing."""
+    """The worker writes a retry, which is rejected; or a renewal has reported the loss, and it writes nothing."""
     app.settings = msgspec.structs.replace(
         app.settings, intervals=msgspec.structs.replace(QUICK, heartbeat=heartbeat, lease=40.0)
     )

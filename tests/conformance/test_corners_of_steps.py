@@ -113,9 +113,7 @@ async def test_changes_of_one_queue_in_one_call_build_on_each_other(kit: Kit, st
     assert (reading.settings.limit, reading.settings.paused) == (2, True)
 
 
-async def test_who_waits_for_a_retry_holds_no_place_of_a_lane_that_is_not_ordered_any_more(
-    kit: Kit, store: Store
-) -> None:
+async def test_a_retrying_job_holds_no_place_once_its_lane_is_unordered(kit: Kit, store: Store) -> None:
     worker = await kit.worker(slots=10)
     await store.configure([SettingsChange(queue="default", version=1, declared=lanes(2, ordered=True))])
     for id in ("J1", "J2", "J3"):

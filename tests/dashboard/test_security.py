@@ -92,7 +92,7 @@ def test_a_revoked_token_ends_the_session(served: Served, open_page: OpenPage, w
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
 
 
-def test_who_may_only_read_is_offered_no_action(served: Served, open_page: OpenPage, watched: Watched) -> None:
+def test_a_reader_is_offered_no_action(served: Served, open_page: OpenPage, watched: Watched) -> None:
     watched.tolerant = True
     id = served.send("render", "ann")
     served.send("charge", "ann")

@@ -317,7 +317,7 @@ def test_a_refused_stream_says_why(served: Served, open_page: OpenPage, watched:
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
-def test_who_cannot_be_signed_out_is_told(served: Served, open_page: OpenPage, watched: Watched) -> None:
+def test_a_failed_sign_out_is_reported(served: Served, open_page: OpenPage, watched: Watched) -> None:
     watched.tolerant = True
     page = open_page()
     page.get_by_label("Token").fill(served.token("read"))

@@ -135,7 +135,7 @@ async def test_failures_are_counted_over_time(http: httpx.AsyncClient, app: Fair
     assert found["exact"]
 
 
-async def test_who_is_next_is_in_the_order_of_the_queue(http: httpx.AsyncClient) -> None:
+async def test_the_next_jobs_are_in_the_order_of_the_queue(http: httpx.AsyncClient) -> None:
     for _ in range(6):
         await send(http, "render", "ann")
     bob = await send(http, "render", "bob")

@@ -214,7 +214,9 @@ async def test_text_shows_the_running_job_behind_the_message(out: io.StringIO, j
     assert out.getvalue().endswith("WARNING worker.fetcher: half done [render job-1 attempt 2]\n")
 
 
-async def test_what_the_writer_says_about_the_job_counts_more(out: io.StringIO, job: running_job.RunningJob) -> None:
+async def test_fields_that_the_record_already_has_take_precedence(
+    out: io.StringIO, job: running_job.RunningJob
+) -> None:
     logs.configure(format="json", stream=out)
     write_inside(job, "inside", task="another")
 

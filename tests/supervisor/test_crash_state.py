@@ -33,7 +33,7 @@ def pair() -> tuple[CrashState, CrashState]:
     return ours, CrashState(os.dup(ours.fd))
 
 
-def test_empty_marks_tell_nothing() -> None:
+def test_a_new_crash_state_is_empty() -> None:
     ours, _ = pair()
     assert ours.read() == CrashReading(None, None, ())
 
