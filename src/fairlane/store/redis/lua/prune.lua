@@ -131,8 +131,8 @@ local function is_idle(queue, class)
     return step.tallied(queue, class, 'p') + step.tallied(queue, class, 'r') == 0
 end
 
--- Forget flows of empty lanes that owe nothing. In a class of a queue without any job there is no order to keep: the
--- clock moves past all flows. Continues where the last call ended.
+-- Forget flows of empty lanes that are not ahead of the clock. If a queue has no job of a class, there is no order to
+-- keep: the clock moves past all flows. Continues where the last call ended.
 local function prune_flows(limit)
     local at = call('HGET', S.p .. 'counter', 'flows_seen') or '0'
     local page = call('HSCAN', S.p .. 'flow', at, 'COUNT', math.min(limit, MOST_LOOKED_AT))
