@@ -1,8 +1,8 @@
 -- The feed of jobs that ended as failed or cancelled.
 
 -- Jobs that ended at `p_since` or later, by a transaction with the number `p_oldest` or a higher one; among those that ended at
--- `p_since` only those behind `p_seq`. Oldest end first, and one more than `p_limit`. Without `p_since`, none. A caller that knows a
--- newer transaction than there is has its numbers from another server: then all jobs.
+-- `p_since` only those behind `p_seq`. Oldest end first, and one more than `p_limit`. Without `p_since`, none. If `p_newest` is
+-- above every number that this server has assigned, the caller's numbers are from another server: then all jobs.
 --
 -- The first row has no job. It has the time, and the snapshot: every transaction with a number below `oldest` has ended, and none
 -- from `newest` on. If `p_every` seconds have passed since `p_examined_at`, it also has the lowest number of an open transaction
@@ -11,8 +11,8 @@
 -- statement of its own. So a transaction that ends meanwhile counts as open or its jobs are returned, or both.
 --
 -- A row and a lock have the number of a transaction in 32 bits, which are extended: those of a row to the highest number that has
--- ended. A row that is older than four thousand million transactions may seem newer that way, never older, so it is returned once
--- more at worst. The number may be that of a subtransaction, which is higher than that of its transaction.
+-- ended. A row that is older than four billion transactions may appear newer that way, never older, so at worst it is returned
+-- once more. The number may be that of a subtransaction, which is higher than that of its transaction.
 CREATE FUNCTION fairlane.read_ended(p_since double precision, p_seq bigint, p_oldest bigint, p_newest bigint,
     p_examined_at double precision, p_every double precision, p_limit integer, p_now double precision)
 RETURNS TABLE (seq bigint, id text, task text, queue text, kind text, state smallint, reason text, error text,
