@@ -1,5 +1,6 @@
--- Remove tokens of jobs that were claimed without them: `count` tokens, or all that are older than a claim that found nothing.
--- KEYS: a list. ARGV: count, microseconds since the claim was sent (negative: it found enough).
+-- Remove `count` tokens, whose jobs were claimed without them. After a claim that found fewer jobs than it had tokens, also
+-- remove all tokens that are older than the claim.
+-- KEYS: a list. ARGV: count, microseconds since the claim was sent (negative: it found enough jobs).
 local removed = 0
 for _ = 1, tonumber(ARGV[1]) do
     if not redis.call('LPOP', KEYS[1]) then
@@ -10,7 +11,7 @@ end
 local since = tonumber(ARGV[2])
 if since >= 0 then
     local time = redis.call('TIME')
-    -- The margin covers the time that this call was on its way.
+    -- The margin covers the time in which this call was sent.
     local sent = tonumber(time[1]) * 1000000 + tonumber(time[2]) - since - MARGIN_MICROSECONDS
     while true do
         local token = redis.call('LINDEX', KEYS[1], 0)

@@ -1,4 +1,4 @@
--- Give a token back, to be popped next. The leader may have forgotten its list meanwhile.
+-- Return a token to the end of its list from which it is popped next. The leader may have removed the list meanwhile.
 -- KEYS: the list, lists. ARGV: the token.
 redis.call('LPUSH', KEYS[1], ARGV[1])
 redis.call('PEXPIRE', KEYS[1], LIST_MILLISECONDS)

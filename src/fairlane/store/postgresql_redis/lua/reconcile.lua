@@ -1,4 +1,4 @@
--- Compare tokens with claimable jobs: add what lacks, and remove what is too much.
+-- Compare tokens with claimable jobs: add missing tokens, and remove surplus ones.
 -- KEYS: state, lists, alive, then the lists of queues that were counted.
 -- ARGV: '1' if all queues were counted, the slots of all workers, tokens lost since the last call, a name for a new generation,
 -- the generation that was last seen ('': none) and the sweeps it had then, and the claimable jobs of each list.
@@ -54,7 +54,7 @@ for _, key in ipairs(redis.call('SMEMBERS', lists)) do
         level(key, 0)
     end
 end
--- A generation that is gone, or has seen fewer sweeps than it had: this server was flushed, replaced or rolled back.
+-- If the generation is missing or has fewer sweeps than before, this server was flushed, replaced or rolled back.
 local generation = redis.call('HGET', state, 'generation')
 local sweeps = tonumber(redis.call('HGET', state, 'sweeps') or 0)
 if not generation or (generation == ARGV[5] and sweeps < tonumber(ARGV[6])) then
