@@ -30,7 +30,7 @@ SESSIONS = [DOCS / "tutorial.md", DOCS / "howto" / "django.md"]
 """The pages that are a session in a shell: their files are saved, and their commands run, one after the other."""
 SESSION_SECONDS = 250
 IMPATIENT = {"LEASE": 4, "HEARTBEAT": 1, "CAUTION": 2, "LEADER_LEASE": 4, "LEADER_RENEW": 1, "STAND": 1}
-"""So that the dead are found sooner than a reader has time to notice."""
+"""Leases that are shorter than the defaults, so that dead processes are detected soon."""
 ON_POSTGRESQL = {DOCS / "howto" / "commit-with-your-data.md"}
 """Pages whose examples find a database at FAIRLANE_URL."""
 WITHOUT_EXAMPLES = {

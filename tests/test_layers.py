@@ -33,13 +33,13 @@ LAYERS = (
 )
 STORES = {"store.sqlite", "store.postgresql", "store.redis", "store.postgresql_redis"}
 COMPOSED = {"store.postgresql_redis": {"store.postgresql", "store.redis"}}
-"""A store that is made of others may import them."""
+"""A store that is composed of other stores may import them."""
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 SMALL_LIBRARIES = frozenset({"msgspec", "cronsim"})
 OUTSIDE_WORLD = frozenset({"asyncio", "os", "selectors", "socket", "sqlite3", "subprocess", "threading", "time"})
 PURE_EXCEPT = {"model.ids": {"os", "time", "uuid_utils"}}
-"""What one module of the model may import all the same, because that is its job."""
+"""Imports of single modules of the model that are permitted, because they are their purpose."""
 UNSAFE_CODECS = frozenset({"marshal", "pickle", "shelve"})
 NAMES_THAT_SAY_NOTHING = frozenset({"common", "core", "helpers", "misc", "types", "utils"})
 MAX_LINES = 450

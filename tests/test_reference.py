@@ -126,7 +126,7 @@ def test_the_reference_of_the_api_mentions_everything_that_the_package_exports()
 
 
 def test_blocking_code_has_the_verbs_that_the_page_promises_it() -> None:
-    """The page says: the same verbs, but for the one that speaks of records and not of tasks."""
+    """The page says: the same verbs, except for the one that takes records instead of tasks."""
     assert public(fairlane.Client) - {"send"} <= public(BlockingClient)
     assert public(fairlane.Handle) <= public(BlockingHandle)
 

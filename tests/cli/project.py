@@ -90,7 +90,7 @@ class Project:
         return result.stdout
 
     def read(self, *args: str) -> Any:
-        """The document that a command prints with ``--json``."""
+        """The JSON document that a command prints with ``--json``."""
         return json.loads(self.good(*args, "--json"))
 
     def refused(self, *args: str, code: int = 2) -> str:
@@ -138,7 +138,7 @@ class Project:
     # -- the store -------------------------------------------------------------------------------------------------
 
     async def with_store(self, use: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
-        """Do something with the project's store."""
+        """Run a coroutine function with the project's store."""
         async with Fairlane(self.url) as app:
             return await use(await app.connection.store())
 

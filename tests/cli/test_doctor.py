@@ -20,7 +20,7 @@ from tests.conformance.kit import Kit
 
 
 class Practice:
-    """A system to be looked at."""
+    """A system to diagnose."""
 
     def __init__(self, store: Store, clock: ManualClock) -> None:
         self.store = store
@@ -28,7 +28,7 @@ class Practice:
         self.kit = Kit(store, clock)
 
     async def look(self, *, recount: bool = False, offset: float = 0.0) -> list[Finding]:
-        """What the doctor finds."""
+        """The findings of the doctor."""
 
         async def same() -> Store:
             return self.store

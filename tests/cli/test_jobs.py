@@ -111,7 +111,7 @@ def test_a_waiting_job_is_cancelled_at_once(project: Project) -> None:
 
 
 async def _fail_all(store: Store, error: str = "it broke") -> None:
-    """Claim whatever waits, and fail it."""
+    """Claim all waiting jobs, and fail them."""
     from fairlane.model.ids import new_id
     from fairlane.model.job import Priority, Reason
     from fairlane.model.session import Claim

@@ -134,7 +134,7 @@ def test_applications_that_disagree_are_rejected_and_both_are_named(project: Pro
     project.write("office.py", SECOND.format("'sqlite:///other.db'", ""))
     output = project.refused("worker", "-A", "shop", "-A", "office")
     assert "shop and office have different stores, sqlite:///fairlane.db and sqlite:///other.db" in output
-    # With a store that is named for both there is nothing to disagree in.
+    # A store is named for both, so they cannot differ.
     served(project, "-A", "shop", "-A", "office", "--url", "sqlite:///third.db")
 
     project.write("clash.py", SECOND.format("", ", name='shop.render'"))

@@ -1,4 +1,4 @@
-"""The commands that stay: workers and managers as real processes."""
+"""Commands that keep running: workers and managers as real processes."""
 
 import asyncio
 import json

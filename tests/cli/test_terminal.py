@@ -1,4 +1,4 @@
-"""What only a terminal gets to see."""
+"""What commands show only on a terminal."""
 
 import os
 import pty
@@ -33,7 +33,7 @@ class Terminal:
         self.shown = ""
 
     def until(self, satisfied: Callable[[str], bool]) -> None:
-        """Read until what was shown is enough."""
+        """Read output until it satisfies the condition."""
         end = time.monotonic() + 60
         while not satisfied(self.shown):
             assert time.monotonic() < end, self.shown
@@ -43,15 +43,15 @@ class Terminal:
                 time.sleep(0.05)
 
     def press(self, keys: str) -> None:
-        """Type."""
+        """Type keys."""
         os.write(self._leader, keys.encode())
 
     def modes(self) -> list[object]:
-        """How the terminal is set."""
+        """The modes of the terminal."""
         return termios.tcgetattr(self._follower)
 
     def close(self) -> None:
-        """End it, if it has not ended."""
+        """Kill it, if it still runs."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()

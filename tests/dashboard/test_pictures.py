@@ -82,7 +82,7 @@ def shoot(page: Page, path: Path) -> None:
 
 def test_pictures_of_every_page(busy: Served, open_page: OpenPage, folder: Path) -> None:
     page = open_page("#/queues/images", width=1200, height=820)
-    # The shares are measured while somebody looks.
+    # Shares are measured only while a page is open.
     expect(page.get_by_role("main")).to_contain_text(re.compile(r"in the last ([4-9]|\d\d) s"))
     expect(page.get_by_role("main")).to_contain_text("user:eve")
     shoot(page, folder / "queue.png")

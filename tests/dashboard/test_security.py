@@ -1,4 +1,4 @@
-"""What the pages promise: no script from data, no request elsewhere, no right too many."""
+"""Guarantees of the pages: no script from data, no request to other hosts, and no more rights than the token has."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_reader_is_offered_no_action(served: Served, open_page: OpenPage, watc
             expect(page.get_by_role("main")).to_contain_text(seen)
             names = page.get_by_role("main").get_by_role("button").all_inner_texts()
             assert set(names) <= {"Copy as Python", "Copy as curl", "Show more lanes"}, (path, names)
-    # What is not offered is not allowed either.
+    # An action that is not offered is also rejected.
     headers = {"Cookie": f"fairlane_token_{served.port}={secret}"}
     assert httpx.post(f"{served.address}api/v1/queues/images/pause", headers=headers).status_code == 403
 

@@ -1,4 +1,4 @@
-"""What is shown is true: exact values, long lines, and a stream that comes back by itself."""
+"""The dashboard shows correct data: exact values, long lines, and a stream that reconnects by itself."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Strict:
         return client
 
     def ask(self, path: str) -> socket.socket:
-        """A request whose answer nobody reads."""
+        """A request whose answer is never read."""
         client = self.connect()
         client.sendall(f"GET {API}{path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         return client

@@ -1,4 +1,4 @@
-"""What nobody should send, by real sockets: a 4xx within bounds, the connection ends, and nothing is stored."""
+"""Hostile requests by real sockets: a 4xx within bounds, the connection ends, and nothing is stored."""
 
 from __future__ import annotations
 

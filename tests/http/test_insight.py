@@ -1,4 +1,4 @@
-"""What a person asks: the last hour, a diagnosis, failures over time, who is next, a search, a run of a schedule."""
+"""What helps people: the last hour, a diagnosis, failures over time, next jobs, a search, a run of a schedule."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ async def test_a_long_lane_shows_its_first_jobs_and_not_the_newest(http: httpx.A
     jobs = (await http.get(f"{API}/queues/default/next")).json()["jobs"]
     assert [job["id"] for job in jobs] == [each.id for each in sent[:10]]
     assert [job["ahead"] for job in jobs] == [*range(10)]
-    # A lane that nobody starts jobs of is not next, and not in the way of others.
+    # A lane whose jobs cannot start is not next, and does not affect others.
     await app.client.pause("default", "bulk")
     single = await send(http, "render", "ann")
     jobs = (await http.get(f"{API}/queues/default/next")).json()["jobs"]

@@ -74,7 +74,7 @@ async def test_a_handle_over_http_is_a_handle(store_url: str) -> None:
         assert await handle.result(timeout=10) == [42, 42]
         local = shop.app.handle(handle.id, shop.double)
         there, here = await handle.job(), await local.job()
-        # What the service does not show: how it is retried, by whom it is held, and what tracing carries.
+        # Fields that the service does not return: the back-off, the session and the headers.
         for field in here.__struct_fields__:
             if field not in ("backoff", "session", "headers"):
                 assert getattr(there, field) == getattr(here, field), field

@@ -71,7 +71,7 @@ def test_the_service_keeps_its_contract(served: str, store_url: str) -> None:
     app = make_app(store_url)
     with app.blocking as client:
         _, secret = client.make_token("contract", ["admin"])
-        # Else a made-up token is sent, and all that is seen of the service is its 401.
+        # Otherwise a made-up token is sent, and every answer is a 401.
         headers = {"Authorization": f"Bearer {secret}"}
         for found in schema.get_all_operations():
             assert isinstance(found, Ok), found
@@ -87,7 +87,7 @@ def test_the_service_keeps_its_contract(served: str, store_url: str) -> None:
 
 
 def answers_of(operation: Any, base: str, headers: dict[str, str], ids: Iterator[str]) -> Counter[int]:
-    """Call an operation in many ways, each of which must keep the contract; returns how often each status came."""
+    """Call an operation in many ways, each of which must keep the contract. Returns how often each status came."""
     seen: Counter[int] = Counter()
 
     @settings(
@@ -102,7 +102,7 @@ def answers_of(operation: Any, base: str, headers: dict[str, str], ids: Iterator
         for named in (False, True):
             if named:
                 name_what_exists(case, ids)
-            # Which names exist is nothing that a schema can say, so data that fits it may be refused.
+            # A schema cannot express which names exist, so data that matches it may be rejected.
             answer = case.call_and_validate(
                 base_url=base, headers=headers, timeout=10, excluded_checks=[positive_data_acceptance]
             )

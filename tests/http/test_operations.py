@@ -210,7 +210,7 @@ async def test_a_head_is_answered_where_a_get_shows_something(http: httpx.AsyncC
         assert asked.status_code == 200, path
         assert asked.headers["content-type"] == got.headers["content-type"]
     assert (await http.head(f"{API}/jobs/missing")).status_code == 404
-    # A stream has no end, and what changes something is asked for by name.
+    # Methods that are not allowed are rejected; so is HEAD on a stream, because a stream has no end.
     for path, allowed in ((f"{API}/events", "GET"), (f"{API}/jobs:batch", "POST"), (f"{API}/jobs", "GET, HEAD, POST")):
         answer = await http.request("HEAD" if "HEAD" not in allowed else "PATCH", path)
         assert (answer.status_code, answer.headers["allow"]) == (405, allowed), path

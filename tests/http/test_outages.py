@@ -1,4 +1,4 @@
-"""The store is away: 503 with Retry-After, at once."""
+"""The store is unavailable: 503 with Retry-After, at once."""
 
 from __future__ import annotations
 

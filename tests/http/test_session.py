@@ -1,4 +1,4 @@
-"""Signing in: what the cookie is, who may use it, and from where."""
+"""Signing in: what the cookie contains, which requests may use it, and from where."""
 
 from __future__ import annotations
 

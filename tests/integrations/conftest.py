@@ -1,4 +1,4 @@
-"""Integrations are tried in a user's project directory, like commands."""
+"""Integrations are tested in a user's project directory, like commands."""
 
 from tests.cli.conftest import every_store, project
 

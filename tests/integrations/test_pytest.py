@@ -1,4 +1,4 @@
-"""The pytest plugin as a project sees it that has Fairlane installed: found by itself, quiet until it is asked."""
+"""The pytest plugin in a project that has Fairlane installed: found automatically, without effect until it is used."""
 
 from __future__ import annotations
 

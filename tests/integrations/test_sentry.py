@@ -1,4 +1,4 @@
-"""Sentry: one issue for each job that fails, with its stack and tags, and none for what a job is meant to do."""
+"""Sentry: one issue for each job that fails, with its stack and tags, and none for intended endings."""
 
 from __future__ import annotations
 

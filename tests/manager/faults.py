@@ -15,7 +15,7 @@ EVERY = "*"
 
 
 class Faults:
-    """What goes wrong, by verb; `EVERY` stands for all of them."""
+    """The faults of each verb; `EVERY` stands for all verbs."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
@@ -78,6 +78,6 @@ class _FaultyStore:
 
 
 def faulty(store: Store) -> tuple[Store, Faults]:
-    """The store with faults, and the switchboard."""
+    """The store with faults, and the object that controls them."""
     faults = Faults()
     return cast(Store, _FaultyStore(store, faults)), faults

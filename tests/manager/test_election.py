@@ -1,4 +1,4 @@
-"""Who leads: one at a time, by terms that grow, and never trusting longer than the store does."""
+"""Elections: one leader at a time, terms that grow, and no trust in a term for longer than the store grants it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHORT = Intervals().scaled(0.1)
 
 
 class Candidate:
-    """An election with its own line to the store, which can be cut."""
+    """An election with its own wrapper of the store, which can be made to fail."""
 
     def __init__(self, store: Store, session: str, intervals: Intervals, clock: ManualClock | None = None) -> None:
         self.store, self.faults = faulty(store)

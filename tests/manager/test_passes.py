@@ -150,7 +150,7 @@ async def test_every_pass_names_the_term_and_a_lost_one_is_refused(
     assert newer.number > context.term
 
     if isinstance(service, Scheduler):
-        # It only reads and enqueues, by ids that name the slot: the id is its fence.
+        # It only reads, and enqueues by ids that name the slot: the id makes a repetition harmless.
         await service.run_once()
         return
     with pytest.raises(TermLost):
@@ -209,7 +209,7 @@ async def test_passes_over_an_idle_store_write_nothing(
 async def test_two_leaders_at_once_are_harmless(
     kit: Kit, store: Store, context: LeaderContext, clock: ManualClock
 ) -> None:
-    """The same term in two places is more than the store allows; fences make even that come out right."""
+    """The store never grants one term to two leaders; the fences make even that harmless."""
     worker = await kit.worker()
     await kit.enqueue_all([kit.new(delay=1.0) for _ in range(300)])
     await kit.enqueue_all([kit.new() for _ in range(5)])

@@ -54,7 +54,7 @@ class Scene:
                 return sorted(found)
 
     def slots(self, name: str, *ago: float) -> list[str]:
-        """The ids of slots that many seconds ago."""
+        """The ids of slots this many seconds ago."""
         return sorted(f"cron:{name}:{self.clock.now() - seconds:.0f}" for seconds in ago)
 
 

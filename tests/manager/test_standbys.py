@@ -33,7 +33,7 @@ LATEST = USUAL.leader_lease + USUAL.stand
 
 
 class PassingTime:
-    """Wake-ups whose subscriptions let time pass instead of waiting. No hint arrives."""
+    """Wake-ups whose subscriptions advance the clock instead of waiting. No hint arrives."""
 
     def __init__(self, clock: ManualClock, meanwhile: Callable[[float], Awaitable[None]] | None = None) -> None:
         self._clock = clock
@@ -84,7 +84,7 @@ class Fleet:
         self.renewed_at = self.clock.monotonic()
 
     async def pass_time(self, seconds: float) -> None:
-        """Let time pass; the leader renews in it, as long as it lives."""
+        """Let time pass; the leader renews meanwhile, as long as it lives."""
         end = self.clock.monotonic() + seconds
         while self.leader_lives and self.renewed_at + USUAL.leader_renew < end:
             self.clock.advance(self.renewed_at + USUAL.leader_renew - self.clock.monotonic())

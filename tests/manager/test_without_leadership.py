@@ -1,4 +1,4 @@
-"""Managers that all lead at once, because nobody asks who leads: terms save work, and nothing depends on them."""
+"""Managers that all run the services without an election: terms save work, and nothing depends on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for what happens soon, instead of sleeping for a time that is hoped to be enough."""
+"""Waiting for conditions, instead of sleeping for a fixed time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def until_awaited(true: Callable[[], Awaitable[bool]], timeout: float = GE
 
 @asynccontextmanager
 async def running(coroutine: Coroutine[Any, Any, object]) -> AsyncIterator[asyncio.Task[object]]:
-    """Run it beside the block; it is cancelled at the end, and an error it raised is raised here."""
+    """Run it beside the block. It is cancelled at the end, and its error is raised here."""
     task = asyncio.create_task(coroutine)
     try:
         yield task

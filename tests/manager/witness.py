@@ -1,4 +1,4 @@
-"""What a store holds, in a form that every write changes, also one that writes the same again."""
+"""The contents of a store, in a form that every write changes, even one that writes the same values again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'fairlane' ORDER BY
 
 
 def content(url: str) -> list[str]:
-    """The files of a store, where its rows lie and which transactions wrote them, or how many steps have written."""
+    """The files of a store, the locations and transactions of its rows, or the number of steps that have written."""
     if url.startswith("sqlite"):
         path = Path(url.removeprefix("sqlite:///"))
         files = [path, path.with_name(path.name + "-wal")]

@@ -79,7 +79,7 @@ keys = st.text(printable, min_size=1, max_size=200).filter(lambda text: len(text
 
 
 def refused_field(call: Any, *args: Any, **kwargs: Any) -> str:
-    """Call, expect a refusal, and answer the field that it names. The message has to be fit for a log."""
+    """Call, expect a rejection, and return the field that it names. The message must be fit for a log."""
     with pytest.raises(InvalidInput) as caught:
         call(*args, **kwargs)
     message = str(caught.value)

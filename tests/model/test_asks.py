@@ -25,7 +25,7 @@ sources_of = st.dictionaries(
 
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[Slots, list[int]]:
-    """Slots, and jobs that run in them within the rules."""
+    """Slots, and the jobs that run in them within the rules."""
     total = draw(st.integers(1, 40))
     high = draw(st.integers(0, total - 1))
     slots = Slots(total=total, reserved=Reserved(high=high, normal=draw(st.integers(0, total - 1 - high))))
@@ -36,7 +36,7 @@ def situations(draw: st.DrawFn) -> tuple[Slots, list[int]]:
 
 
 def answer(slots: Slots, running: list[int], wishes: list[Ask], backlog: Backlog) -> list[tuple[Source, Priority]]:
-    """What a store starts for these asks."""
+    """The jobs that a store starts for these asks."""
     running = list(running)
     started: list[tuple[Source, Priority]] = []
     for ask in wishes:

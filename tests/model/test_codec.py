@@ -44,7 +44,7 @@ class Colour(enum.Enum):
 
 
 class Model:
-    """Quacks like a Pydantic model: `model_dump`, `model_validate`, and a ValueError with `errors()`."""
+    """Has the interface of a Pydantic model: `model_dump`, `model_validate`, and a ValueError with `errors()`."""
 
     def __init__(self, size: Any) -> None:
         self.size = size
@@ -66,7 +66,7 @@ class Model:
 
 
 class ModelError(ValueError):
-    """As Pydantic's: its text repeats the input, and `errors()` tells the problems one by one."""
+    """Like Pydantic's: its text repeats the input, and `errors()` lists the problems."""
 
     def errors(self) -> list[dict[str, Any]]:
         return [{"loc": ("size",), "msg": "should be an integer", "input": self.args[0]}]

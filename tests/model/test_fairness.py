@@ -47,7 +47,7 @@ class Domain:
         return [name for name, flow in self.flows.items() if flow.waiting and not flow.blocked]
 
     def start(self) -> str | None:
-        """Start the next job, and answer its lane."""
+        """Start the next job. Returns its lane."""
         active = self.active()
         if not active:
             return None

@@ -1,4 +1,4 @@
-"""People who come from other task queues are told our word for theirs."""
+"""Names of other task queues are answered with Fairlane's names."""
 
 from __future__ import annotations
 

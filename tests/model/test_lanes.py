@@ -9,7 +9,7 @@ from fairlane.model.settings import LaneRule, QueueSettings
 
 patterns = st.from_regex(r"[ab]{0,3}\*|[ab]{1,3}", fullmatch=True)
 rules = st.lists(patterns, unique=True, max_size=8).map(
-    # The weight tells which rule it was.
+    # The weight shows which rule applies.
     lambda unique: tuple(LaneRule(pattern=pattern, weight=1.0 + n) for n, pattern in enumerate(unique))
 )
 

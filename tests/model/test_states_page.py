@@ -1,4 +1,4 @@
-"""`docs/states.md` tells the truth: its drawing is the table of moves, and no state, move or reason is left out."""
+"""`docs/states.md` is correct: its diagram is the table of moves, and no state, move or reason is missing."""
 
 import re
 from pathlib import Path

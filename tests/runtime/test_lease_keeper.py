@@ -18,17 +18,17 @@ LEASE, MARGIN = 2.0, 0.2
 
 
 class TopicSubscription:
-    """Receives nothing."""
+    """Ignores events."""
 
     def listen(self, topics: object) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     async def wait(self, timeout: float) -> frozenset[str]:
         await asyncio.sleep(timeout)
         return frozenset()
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class Answering:
@@ -48,7 +48,7 @@ class Answering:
         return Renewal(lost=(), cancel=(), taken_back=(), now=0.0)
 
     async def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class Told:

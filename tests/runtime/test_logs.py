@@ -77,7 +77,7 @@ def write_inside(job: running_job.RunningJob, message: str, **extra: object) -> 
 
 
 class Unprintable:
-    """Something that cannot even be shown."""
+    """A value whose `repr` raises."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text")

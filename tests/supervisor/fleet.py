@@ -129,7 +129,7 @@ class Supervised:
 
 
 async def until(seen: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until a condition holds that is not notified."""
+    """Wait until a condition holds, for conditions without a notification."""
     async with asyncio.timeout(PATIENCE):
         while not await seen():
             await asyncio.sleep(0.02)

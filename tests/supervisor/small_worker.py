@@ -83,7 +83,7 @@ class SmallWorker:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def on_signal(self) -> None:
-        """The first signal asks, the second one insists."""
+        """The first signal requests the end, the second one forces it."""
         self.signals += 1
         (self.folder / f"asked-{self.signals}-{os.getpid()}").touch()
         if self.signals > 1 or not (self.folder / "be-slow").exists():

@@ -1,4 +1,4 @@
-"""What a dead process has written down can be read, whenever it died; and so can what a live one writes."""
+"""What a dead process has recorded can be read, whenever it died; so can the records of a live one."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def check(reading: CrashReading) -> None:
 
 
 def test_a_reader_that_stood_still_does_not_mix_two_notes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it reads one note, the writer puts another in its place, as often as makes any small number come again."""
+    """While it reads one record, the writer replaces it, often enough that any small number would occur again."""
     writer = CrashState.make()
     reader = CrashState(os.dup(writer.fd))
     slot = writer.begin(Held("old", 1))

@@ -1,4 +1,4 @@
-"""A supervisor and real processes: those that die, hang, are stopped, are busy, or will not stop."""
+"""A supervisor and real processes: some die, hang, are suspended, are busy, or ignore the stop."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ async def test_the_lease_of_a_busy_process_is_renewed_and_its_jobs_stay_with_it(
             least = min(least, await fleet.remaining(session))
             await asyncio.sleep(0.05)
         assert least > 0
-        # It has found its tongue again.
+        # It renews its lease itself again.
         beat = child.crash_state.read().last_beat
         assert beat is not None
 

@@ -173,7 +173,7 @@ async def test_a_cron_task_runs_at_three_in_the_night(app: Fairlane) -> None:
         for _ in range(3):
             clock.advance(DAY)
             await lab.drain()
-        # A leap: of the nights that were slept through only the last one is made up for.
+        # A long jump: of the nights in between only the last one is made up for.
         clock.advance(10 * DAY + 3_600)
         await lab.drain()
     assert ran == ["02. 03:00", "03. 03:00", "04. 03:00", "05. 03:00", "15. 04:00"]

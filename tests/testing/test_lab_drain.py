@@ -37,31 +37,31 @@ elsewhere = Fairlane(settings=Settings(url="sqlite:////nowhere/at/all.db"))
 
 @elsewhere.task(isolate=True)
 async def whose_process() -> int:
-    """Tell where it runs."""
+    """Return the id of its process."""
     return os.getpid()
 
 
 @elsewhere.task(isolate=True, retries=1)
 async def dies() -> None:
-    """Take the process along."""
+    """Kill its process."""
     os._exit(7)
 
 
 @elsewhere.task(isolate=True)
 async def asks_another() -> int:
-    """Wait for another isolated one."""
+    """Wait for another isolated job."""
     return await (await whose_process.enqueue()).result(timeout=PATIENCE)
 
 
 @elsewhere.task(timeout=5)
 def asks_another_in_time() -> int:
-    """Wait for another one that has a timeout."""
+    """Wait for another job that has a timeout."""
     return whose_process_in_time.blocking.enqueue().result(timeout=PATIENCE)
 
 
 @elsewhere.task(timeout=0.05)
 def whose_process_in_time() -> int:
-    """Tell where it runs; a worker would give it a child process, and end that."""
+    """Return the id of its process; a worker would run it in a child process, and kill that."""
     time.sleep(0.2)
     return os.getpid()
 
@@ -149,7 +149,7 @@ async def test_a_body_that_enqueues_for_ever_is_stopped_with_advice(app: Fairlan
 
 
 async def test_a_body_may_wait_for_another_job(app: Fairlane, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    # It is seen to wait, not only taken to because it is slow.
+    # It is detected that it waits; it is not assumed because the job is slow.
     monkeypatch.setattr(drain, "PATIENCE", 1e6)
 
     @app.task

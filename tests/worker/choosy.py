@@ -14,15 +14,15 @@ app = Fairlane("sqlite:///never-opened.db")
 
 
 class Busy(Exception):
-    """Worth another run."""
+    """An error that is retried."""
 
 
 class TooBusy(Busy):
-    """So is this."""
+    """Another error that is retried."""
 
 
 class Broken(Exception):
-    """Not worth one."""
+    """An error that is not retried."""
 
 
 RULE: dict[str, Any] = {"retry_on": (Busy, OSError), "backoff": Backoff(base=0, most=0)}
@@ -45,5 +45,5 @@ def elsewhere(kind: str) -> None:
 
 
 def registered_here(yard: Yard) -> Task[..., Any]:
-    """A task that a child process, which imports this module alone, does not find."""
+    """A task that is not found by a child process that imports only this module."""
     return Task(yard, elsewhere, {"name": "elsewhere", **RULE})  # type: ignore[arg-type,typeddict-item]  # not enqueued here

@@ -182,7 +182,7 @@ def compute(begun: str) -> None:
 
 @task
 def will_not_stop(begun: str) -> None:
-    """Holds on to its life with everything Python has."""
+    """Ignores every request of Python to end."""
     tell(begun, os.getpid())
     while True:
         try:
@@ -283,7 +283,7 @@ def shadowed() -> int:  # type: ignore[no-redef]  # that is the point
 
 @task
 def close_descriptors(reuse: bool) -> str:
-    """Close all that can be the socket to the worker, and perhaps open something else in its place."""
+    """Close every descriptor that may be the socket to the worker, and possibly open another file in its place."""
     os.closerange(3, 256)
     if reuse:
         for _ in range(50):

@@ -1,4 +1,4 @@
-"""What a worker does ahead of time, and what becomes of it when something happens meanwhile."""
+"""What a worker prepares in advance, and what happens to it if something changes meanwhile."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_jobs_that_come_together_do_not_wait_for_a_poll(yard: Yard) -> Non
     seldom = msgspec.structs.replace(QUICK, poll=600.0)
     async with yard.worker(slots=10, intervals=seldom) as worker:
         for round in range(1, 6):
-            # It has looked since it became idle, and the next poll is minutes away.
+            # It has claimed since it became idle, and the next poll is minutes away.
             await wait_for(lambda: worker._fetcher._ready is not None)
             ids = await asyncio.gather(*(yard.enqueue("work", number) for number in range(3)))
             await wait_for(lambda round=round: len(begun) == 3 * round)

@@ -116,7 +116,7 @@ async def test_a_body_that_cancels_its_own_task_is_charged_in_the_end(store_url:
     handle = await cancels_itself.enqueue()
     await asyncio.wait_for(app.worker(slots=2, burst=True).run(), PATIENCE)
     job = await handle.job()
-    # The worker cannot know what cancelled it, so it is handed back, but not without end.
+    # The worker cannot know what cancelled it, so it is handed back, but only a limited number of times.
     assert (job.state.value, job.fence) == ("failed", 4)
     assert "handed back too often" in (job.error or "")
     await app.close()

@@ -1,4 +1,4 @@
-"""Bodies in child processes: what they see, how they end, and what their death is called."""
+"""Bodies in child processes: their environment, their endings, and how their deaths are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ending jobs in child processes, and the children themselves: asked, refused, killed, orphaned, worn out."""
+"""Ending jobs in child processes, and the children themselves: by request, by force, orphaned, worn out."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_a_body_that_refuses_to_stop_is_killed(runner: Runner, tmp_path: P
     pid = await number_in(begun)
     run.cancel()
     await number_in(tmp_path / "begun.refused")
-    # Asking again neither shortens the wait nor lets the caller go while the body lives.
+    # A second request neither shortens the wait nor returns while the body runs.
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
@@ -165,7 +165,7 @@ async def test_a_report_that_raises_ends_the_child(tmp_path: Path) -> None:
 async def test_a_child_that_dies_while_idle_is_replaced(runner: Runner) -> None:
     pid = await runner.result(isolated_tasks.pid)
     os.kill(pid, signal.SIGKILL)
-    # Whether its death was noticed before the next body is sent or not: that body runs, and once.
+    # Whether or not its death is noticed before the next body is sent, that body runs exactly once.
     assert await runner.result(isolated_tasks.pid) != pid
     pid = await runner.result(isolated_tasks.pid)
     os.kill(pid, signal.SIGKILL)

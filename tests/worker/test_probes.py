@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def metrics(_: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-    """What stands for Prometheus here."""
+    """Stands in for Prometheus."""
     start("200 OK", [])
     return [b"numbers"]
 
 
 class Worker:
-    """What the probes see of one."""
+    """The state of a worker, as the probes read it."""
 
     def __init__(self) -> None:
         self.problem: str | None = None
@@ -42,13 +42,13 @@ class Worker:
 
 @pytest.fixture
 def worker() -> Worker:
-    """A worker that is well."""
+    """A worker that can work."""
     return Worker()
 
 
 @pytest.fixture(params=["127.0.0.1", "::1"])
 def url(request: pytest.FixtureRequest, worker: Worker) -> Iterator[str]:
-    """Where it answers."""
+    """The address of its port."""
     host = request.param
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:

@@ -1,4 +1,4 @@
-"""Which errors are worth another run, by their class, wherever the body runs."""
+"""Which errors are retried, by their class, wherever the body runs."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_a_timeout_is_a_matter_of_retries_alone(app: Fairlane) -> None:
 async def test_it_holds_in_child_processes_however_the_task_was_registered(
     yard: Yard, name: str, kind: str, runs: int
 ) -> None:
-    """A task that another module registered by a call is there only as its function: its settings are not."""
+    """A task that another module registered by a call is found only as its function, without its settings."""
     yard.registry.add(choosy.app.registry.find(name) if name != "elsewhere" else choosy.registered_here(yard))
     async with yard.worker():
         job: Job = await yard.until(await yard.enqueue(name, kind, retries=2, timeout=60))

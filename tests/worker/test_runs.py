@@ -1,4 +1,4 @@
-"""What becomes of a job by what its body does."""
+"""What happens to a job, depending on what its body does."""
 
 from __future__ import annotations
 

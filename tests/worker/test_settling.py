@@ -23,7 +23,7 @@ Body = Callable[[], Any]
 
 
 class Odd(BaseException):
-    """No Exception, as what ends a program is none."""
+    """Not an Exception, like the exceptions that end a program."""
 
 
 class Opened:
@@ -77,7 +77,7 @@ class Stage:
         self.run = asyncio.ensure_future(body.run_coroutine(task, job, self.running))
 
     async def stopped(self) -> body.Ending | None:
-        """Cancel the run while the store does not answer, let that go on, and answer with the ending, if it has one."""
+        """Cancel the run while the store does not answer, then let it answer. Returns the ending, if there is one."""
         for _ in range(3):
             self.run.cancel()
             await asyncio.sleep(0.01)

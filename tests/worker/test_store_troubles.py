@@ -1,4 +1,4 @@
-"""What a store does to a worker: outages, lost sessions, refusals and silence."""
+"""The worker when its store fails: outages, lost sessions, rejections and hanging calls."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ async def test_endings_are_written_while_the_store_fails_at_claims(yard: Yard) -
             raise ValueError("a record that cannot be read")
 
     class WithoutClaims(Faulty):
-        """Tells a finish that claims from one that does not."""
+        """Rejects calls of `finish` that claim."""
 
         async def finish(self, *args: Any, **kwargs: Any) -> Any:
             if kwargs.get("claim") is not None:
@@ -264,7 +264,7 @@ async def test_endings_are_written_while_the_store_fails_at_claims(yard: Yard) -
 async def test_a_claim_that_the_store_rejects_as_too_old_counts_as_unanswered(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What announced the work is not done with, as it would be after an empty answer."""
+    """The hint about the work is kept, and not dropped as after an empty answer."""
 
     async def body() -> None:
         return None

@@ -1,4 +1,4 @@
-"""Bodies that end by what looks like the end of the worker: bounded, and what runs beside them is not charged."""
+"""Bodies that end as if the worker ended: limited in number, and jobs that run beside them are not charged."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_a_body_that_is_cancelled_before_its_first_step_is_not_lost(yard: 
     async with yard.worker():
         jobs = [await yard.until(id) for id in ids]
     assert [job.state for job in jobs] == [JobState.COMPLETED] * 2
-    # It never began, and nothing is held against it.
+    # It never began, so it is not charged.
     assert [attempt.outcome for attempt in jobs[1].attempts] == ["taken_back", "completed"]
 
 

@@ -1,4 +1,4 @@
-"""Jobs of tasks that a worker does not know: another application on the same queue, or a deploy that is under way."""
+"""Jobs of tasks that a worker does not know: another application on the same queue, or a deploy in progress."""
 
 from __future__ import annotations
 
