@@ -28,4 +28,6 @@ async def chatter(seconds: float) -> int:
     return number
 
 
-web = serve_app(app, settings=HttpSettings(slow_reader=2, heartbeat=0.2, body_seconds=1, header_bytes=8_192))
+web = serve_app(
+    app, settings=HttpSettings(slow_reader=2, heartbeat=0.2, head_seconds=2, body_seconds=1, header_bytes=8_192)
+)

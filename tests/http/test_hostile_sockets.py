@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from .conftest import API
-from .serving import Strict, strict
+from .serving import Strict, closed, strict
 from .test_hostile import BODIES, JSON, KEYS, STRANGE, raw
 
 pytestmark = pytest.mark.parametrize("store_kind", ["sqlite"], indirect=True)
@@ -96,6 +96,47 @@ def test_a_chunked_body_that_never_ends(server: Strict, kind: str, flood: bool) 
     for sender in senders:
         found = sender.answer
         assert found.startswith(b"HTTP/1.1 4") or b'"status":4' in found, (sender.path, found[:300])
+
+
+@pytest.mark.parametrize("options", [(), ("--loop", "asyncio")], ids=["usual", "asyncio"])
+def test_a_head_that_never_ends(store_url: str, tmp_path: Path, options: tuple[str, ...]) -> None:
+    """The limit is for the whole head, also for the second one of a connection. A stream is not waiting for one."""
+    whole = request("/readyz", method="GET")
+    with strict(store_url, tmp_path / "log", *options) as server, ExitStack() as opened:
+        silent, stalled, dripping, second, stream = (opened.enter_context(server.connect()) for _ in range(5))
+        stalled.sendall(whole[:-2])
+        stream.sendall(request(f"{API}/events", method="GET"))
+        second.sendall(whole)
+        answer = bytearray()
+        while not answer.endswith(b"ok\n"):
+            answer += second.recv(65_536)
+        second.sendall(whole[:3])
+        began = time.monotonic()
+        dripping.sendall(whole[:-2] + b"X: ")
+        while not closed(dripping):
+            assert time.monotonic() - began < 15
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                dripping.sendall(b"x")
+            time.sleep(0.1)
+        assert time.monotonic() - began > 1
+        assert rest(silent) == b""
+        for late in (stalled, second):
+            found = rest(late)
+            assert found.startswith(b"HTTP/1.1 408 ")
+            assert b"application/problem+json" in found
+            assert b'"status":408' in found
+        time.sleep(3)
+        assert not closed(stream)
+        assert httpx.get(f"{server.base}/jobs", timeout=20).status_code == 200
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def rest(connection: socket.socket) -> bytes:
+    """What still comes until the connection ends."""
+    found = bytearray()
+    while part := connection.recv(65_536):
+        found += part
+    return bytes(found)
 
 
 class Endless:

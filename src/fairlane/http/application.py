@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from .. import __version__
 from ..app import Fairlane
 from .document import openapi_document
+from .late_heads import limit_heads
 from .operation import Endpoint, Operation, Operations
 from .problems import Problem
 from .routes import operations_of
@@ -51,7 +52,7 @@ def create_app(app: Fairlane, *, settings: HttpSettings | None = None, extra: It
                 expose_headers=["Location", "Retry-After"],
             )
         )
-    web = FastAPI(
+    web = _Web(
         title="Fairlane",
         version=__version__,
         docs_url=None,
@@ -88,6 +89,14 @@ def service_of(web: FastAPI) -> Service:
     service = web.state.fairlane
     assert isinstance(service, Service)
     return service
+
+
+class _Web(FastAPI):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            # Not in a middleware: FastAPI hides the server's `receive` from those.
+            limit_heads(receive, service_of(self).settings.head_seconds)
+        await super().__call__(scope, receive, send)
 
 
 class _ProblemPage:

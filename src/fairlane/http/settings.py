@@ -12,7 +12,10 @@ from ..model.names import check_count, check_seconds
 
 AccessMode = Literal["auto", "tokens", "open"]
 COUNTS = ("body_bytes", "batch_bytes", "batch_jobs", "nesting", "header_bytes", "streams_per_caller", "streams")
-DURATIONS = ("longest_wait", "heartbeat", "slow_reader", "body_seconds", "store_seconds", "token_seconds", "sample")
+DURATIONS = (
+    *("longest_wait", "heartbeat", "slow_reader", "head_seconds", "body_seconds", "store_seconds", "token_seconds"),
+    "sample",
+)
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +53,8 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A silent stream gets a comment at this interval."""
     slow_reader: float = 10.0
     """A client that does not read for this long is disconnected."""
+    head_seconds: float = 10.0
+    """How long the head of a request may take to arrive, under uvicorn."""
     body_seconds: float = 30.0
     """How long a body may take to arrive; for an NDJSON body, each line."""
     store_seconds: float = 2.0
