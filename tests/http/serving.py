@@ -50,11 +50,19 @@ class Strict:
 
 
 @contextmanager
-def strict(url: str, log: Path, *options: str) -> Iterator[Strict]:
+def strict(url: str, log: Path, *options: str, module: str = "strict") -> Iterator[Strict]:
     with socket.create_server(("127.0.0.1", 0)) as listening, log.open("wb") as output:
         # Accepted connections inherit it.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL)
-        command = [sys.executable, "-m", "uvicorn", "tests.http.strict:web", "--fd", str(listening.fileno()), *options]
+        command = [
+            sys.executable,
+            "-m",
+            "uvicorn",
+            f"tests.http.{module}:web",
+            "--fd",
+            str(listening.fileno()),
+            *options,
+        ]
         process = subprocess.Popen(
             command,
             cwd=ROOT,

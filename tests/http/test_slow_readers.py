@@ -21,10 +21,16 @@ MOST_BYTES = 256 * 1024
 """What one stream may keep: uvicorn's buffer of 64 KiB, one event of 15 KB, and the objects of a connection."""
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_streams_that_are_not_read_are_ended_on_real_sockets(store_url: str, tmp_path: Path, loop: str) -> None:
+@pytest.mark.parametrize(("loop", "module"), [("asyncio", "strict"), ("uvloop", "strict"), ("uvloop", "traced")])
+def test_streams_that_are_not_read_are_ended_on_real_sockets(
+    store_url: str, tmp_path: Path, loop: str, module: str
+) -> None:
     log = tmp_path / "log"
-    with strict(store_url, log, "--loop", loop) as server, ExitStack() as opened, httpx.Client(timeout=20) as http:
+    with (
+        strict(store_url, log, "--loop", loop, module=module) as server,
+        ExitStack() as opened,
+        httpx.Client(timeout=20) as http,
+    ):
         id = http.post(f"{server.base}/jobs", json={"task": "chatter", "args": [60]}).json()["id"]
         with http.stream("GET", f"{server.base}/jobs/{id}/events") as response:
             events = events_of(response)
@@ -47,9 +53,12 @@ def test_streams_that_are_not_read_are_ended_on_real_sockets(store_url: str, tmp
         assert server.process.wait(10) in (0, -signal.SIGTERM)
 
 
-def test_connections_whose_answers_are_not_read_are_ended_on_a_real_socket(store_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("module", ["strict", "traced"])
+def test_connections_whose_answers_are_not_read_are_ended_on_a_real_socket(
+    store_url: str, tmp_path: Path, module: str
+) -> None:
     lines = b'{"task":"unknown"}\n' * 500
-    with strict(store_url, tmp_path / "log") as server, server.connect() as client:
+    with strict(store_url, tmp_path / "log", module=module) as server, server.connect() as client:
         head = ("Host: localhost", "Content-Type: application/x-ndjson", "Transfer-Encoding: chunked")
         client.sendall("\r\n".join((f"POST {API}/jobs:batch HTTP/1.1", *head, "", "")).encode())
         before = server.memory

@@ -17,8 +17,15 @@ JSON = b"application/json"
 NDJSON = b"application/x-ndjson"
 COMMON: tuple[tuple[bytes, bytes], ...] = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 logger = logging.getLogger("fairlane.http")
+TRANSPORT = "fairlane.transport"
+"""The name in a scope of the transport that the request came by."""
 _RESET = struct.pack("ii", 1, 0)
 _encoder = msgspec.json.Encoder()
+
+
+def note_transport(scope: Scope, receive: Receive) -> None:
+    """Keep the server's transport where an answer finds it: middlewares inside the service hide its `receive`."""
+    scope[TRANSPORT] = getattr(getattr(receive, "__self__", None), "transport", None)
 
 
 class Disconnected(Exception):
@@ -52,8 +59,8 @@ def json_answer(document: Any, status: int = 200, headers: Headers = ()) -> Answ
 class Parts:
     """An answer in parts to a client that has so many seconds to read each of them."""
 
-    def __init__(self, receive: Receive, send: Send, seconds: float) -> None:
-        self._receive = receive
+    def __init__(self, scope: Scope, send: Send, seconds: float) -> None:
+        self._transport = scope.get(TRANSPORT)
         self._send = send
         self._seconds = seconds
 
@@ -84,10 +91,10 @@ class Parts:
 
         ASGI has no message for this. A server that is left with an unfinished answer closes the connection once its
         buffer is empty, which is never, and until then it does not stop either. So the transport behind uvicorn's
-        `receive` is aborted; with another server, or a middleware in between, the server's own way remains.
+        `receive` is aborted; with another server, or a middleware around the service, the server's own way remains.
         """
-        transport: Any = getattr(getattr(self._receive, "__self__", None), "transport", None)
-        if not hasattr(transport, "abort"):
+        transport = self._transport
+        if transport is None or not hasattr(transport, "abort"):
             return
         connection = transport.get_extra_info("socket")
         if connection is not None:

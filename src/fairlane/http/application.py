@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from .. import __version__
 from ..app import Fairlane
+from .answers import note_transport
 from .document import openapi_document
 from .late_heads import limit_heads
 from .operation import Endpoint, Operation, Operations
@@ -93,9 +94,11 @@ def service_of(web: FastAPI) -> Service:
 
 class _Web(FastAPI):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Not in a middleware: FastAPI hides the server's `receive` from those, for requests if OpenTelemetry is in use.
         if scope["type"] == "lifespan":
-            # Not in a middleware: FastAPI hides the server's `receive` from those.
             limit_heads(receive, service_of(self).settings.head_seconds)
+        else:
+            note_transport(scope, receive)
         await super().__call__(scope, receive, send)
 
 

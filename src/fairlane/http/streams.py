@@ -56,7 +56,7 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._service.stream(self._caller):
-            parts = Parts(receive, send, self._service.settings.slow_reader)
+            parts = Parts(scope, send, self._service.settings.slow_reader)
             await parts.begin(EVENT_STREAM, [(b"x-accel-buffering", b"no")])
             await self._send_all(receive, parts)
 

@@ -8,7 +8,6 @@ closes, the rest is read for a moment, and then it is closed.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -45,11 +44,6 @@ class _Incoming:
         self._send = send
         self._most = most
         self._whole = self._closing = False
-
-    @property
-    def transport(self) -> Any:
-        """The server's, where `Parts` looks for it."""
-        return getattr(getattr(self._receive, "__self__", None), "transport", None)
 
     async def receive(self) -> Message:
         message = await self._receive()

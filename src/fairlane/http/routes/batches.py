@@ -100,7 +100,7 @@ class _Lines:
 
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
         with self._exchange.service.stream(self._exchange.caller):
-            parts = Parts(receive, send, self._settings.slow_reader)
+            parts = Parts(scope, send, self._settings.slow_reader)
             await parts.begin(NDJSON)
             try:
                 async for answers in self._answers():
