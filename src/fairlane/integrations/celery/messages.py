@@ -45,7 +45,8 @@ class StoredMessage(msgspec.Struct, omit_defaults=True):
     base64: str | None = None
     """The body, if it is not JSON."""
     first: str | None = None
-    """The digest of the message that the job was sent with, if Celery's retries have replaced that."""
+    """The digest of the message that the job was sent with, if Celery's retries have replaced that; of a compressed
+    message the digest without compression."""
 
 
 class _Envelope(msgspec.Struct):
@@ -61,8 +62,10 @@ def payload_of(
     content_type: str,
     content_encoding: str,
     body: bytes | str,
+    first: str | None = None,
 ) -> bytes:
-    """The payload of the job of a message. `body` is serialized, and perhaps compressed."""
+    """The payload of the job of a message. `body` is serialized, and perhaps compressed: then `first` is the digest of
+    the message without compression, as a worker that adopts it sees it."""
     raw = body.encode() if isinstance(body, str) else body
     kept = {name: value for name, value in headers.items() if name not in ADDED}
     message = StoredMessage(
@@ -71,6 +74,7 @@ def payload_of(
         properties=_raw("properties", properties),
         content_type=content_type,
         content_encoding=content_encoding,
+        first=first,
     )
     if content_type == "application/json" and not kept.get("compression") and _is_json(raw):
         message.body = msgspec.Raw(raw)

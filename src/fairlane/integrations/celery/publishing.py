@@ -27,7 +27,7 @@ from ...model.job import MOST_RETRIES, NewJob, Priority
 from ...runtime.running_job import current_job_or_none
 from .applications import fair_of
 from .destinations import queue_at
-from .messages import JOB, KEY, LANE, OPTIONS, PRIORITY, QUEUE, TTL, UNIQUE, payload_of
+from .messages import JOB, KEY, LANE, OPTIONS, PRIORITY, QUEUE, TTL, UNIQUE, digest_of, payload_of
 
 if TYPE_CHECKING:
     from .fair import Fair
@@ -216,11 +216,13 @@ class FairProducer:
 
     def _publish_of(self, body: Any, headers: dict[str, Any], options: Mapping[str, Any]) -> Publish:
         content_type, content_encoding, data = dumps(body, options.get("serializer") or self._producer.serializer)
-        if options.get("compression"):
-            data, headers["compression"] = compress(data, options["compression"])
         names = ("correlation_id", "reply_to", "priority")
         properties = {name: options[name] for name in names if options.get(name) is not None}
         payload = payload_of(headers, properties, content_type, content_encoding, data)
+        if options.get("compression"):
+            first = digest_of(payload)
+            data, headers["compression"] = compress(data, options["compression"])
+            payload = payload_of(headers, properties, content_type, content_encoding, data, first)
         return Publish(self._fair, self._queue, headers, properties, payload, self._asked)
 
 

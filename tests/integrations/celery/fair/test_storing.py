@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery, Task
 from celery._state import _task_stack
 from celery.app.control import Control
-from celery.exceptions import Retry
+from celery.exceptions import Retry, SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError
 
 from fairlane import Fairlane, InvalidInput
 from fairlane.integrations.celery import Fair
+from fairlane.integrations.celery.adoption import adopting
 from fairlane.integrations.celery.publishing import MOST_RUNS_OF_AN_ID
 from fairlane.model.job import JobState, NewJob
 
@@ -63,6 +65,34 @@ def test_the_retry_of_what_stays_with_celery_stays_there(fair: Fair, huge: Any) 
         with pytest.raises(InvalidInput, match="payload"):
             huge.apply_async(huge.request.args)
         assert connection.default_channel.basic_get(QUEUE) is None
+
+
+@pytest.mark.parametrize("compression", [None, "zlib"])
+def test_a_retry_that_is_stored_and_sent_to_the_broker_is_one_job(
+    fair: Fair, huge: Any, compression: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a time limit interrupts the call of the store: nobody knows whether it has stored the retry."""
+    store = fair.enqueue
+
+    def interrupted(*args: Any) -> None:
+        store(*args)
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(fair, "enqueue", interrupted)
+    fair.app.conf.task_compression = compression
+    huge.request.args = ("x",)
+    with pytest.raises(Retry):
+        huge.retry(countdown=60)
+    monkeypatch.undo()
+    happened: list[str] = []
+    consumer = SimpleNamespace(connection_errors=())
+    receive = adopting(lambda *_, **__: happened.append("run by Celery"), fair, consumer)
+    with fair.app.connection_for_read() as connection:
+        message = connection.default_channel.basic_get(QUEUE, no_ack=True)
+    receive(message, None, lambda *_: happened.append("acknowledged"), None, None)
+    assert happened == ["acknowledged"]
+    assert [job.id for job in fair.fairlane.blocking.find().jobs] == ["huge"]
+    assert state(fair, "huge") is JobState.SCHEDULED
 
 
 def test_a_revoke_cancels_the_jobs_of_its_id_only(fair: Fair) -> None:
