@@ -127,7 +127,7 @@ class FairAMQP(AMQP):
                 options["headers"] = self._without_claim(options["headers"], queue)
             if queue is not None:
                 producer = FairProducer(producer, self.fair, queue, asked)
-            elif lost := [option for option in FAIR_ONLY if asked.get(option) is not None]:
+            elif lost := _lost(asked, options.get("headers") or {}):
                 raise InvalidInput(lost[0], "requires a fair queue: this task would go to the broker")
             return send(producer, name, message, **options)
 
@@ -164,6 +164,15 @@ class FairAMQP(AMQP):
         origin = own if exchange is None else exchange
         known = self.queues if queue is None else {**self.queues, queue.name: queue}
         return queue_at(known, getattr(origin, "name", origin) or "", key or getattr(queue, "routing_key", None) or "")
+
+
+def _lost(asked: dict[str, Any], headers: Mapping[str, Any]) -> list[str]:
+    """The options that a task must not run without and that were given for a publish to the broker."""
+    task = _task_stack.top
+    # A retry has the headers of its request.
+    inherited = {} if task is None else task.request.headers or {}
+    given = {name: value for name, value in headers.items() if inherited.get(name) != value} | asked
+    return [option for option in FAIR_ONLY if given.get(option) is not None]
 
 
 def is_next_run(headers: Mapping[str, Any], request: Any) -> bool:

@@ -4,7 +4,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
+from celery._state import _task_stack
+from celery.exceptions import Retry
 from celery.utils.nodenames import worker_direct
 from kombu.common import Broadcast
 from kombu.entity import Exchange, Queue
@@ -142,8 +144,34 @@ def test_an_option_that_the_broker_does_not_have_is_refused(option: str) -> None
     StickyRouter(app, Fairlane("sqlite:///never.db"), org="org")
     with pytest.raises(InvalidInput, match=f"{option}: requires a fair queue"):
         app.send_task("task", **{option: "1"})
-    # A lane has no effect there. A header may belong to the request of a retry.
-    app.send_task("task", fairlane_lane="ann", headers={option: "1"}, **{option: None})
+    with pytest.raises(InvalidInput, match=f"{option}: requires a fair queue"):
+        app.send_task("task", headers={option: "1"})
+    # A lane has no effect there.
+    app.send_task("task", headers={"fairlane_lane": "ann", option: None}, **{option: None})
+    app.close()
+
+
+def test_a_retry_for_the_broker_may_have_the_headers_of_its_request() -> None:
+    """As when Celery runs a message of an unchanged producer that could not become a job."""
+    app = Celery("retrying", broker="memory://localhost", set_as_current=False)
+    app.conf.task_default_queue = "retrying"
+    Fair(app, Fairlane("sqlite:///never.db"), queues=[])
+    headers = {"fairlane_unique": "1"}
+
+    @app.task(shared=False, name="retrying.task", bind=True)
+    def task(self: Task) -> None:
+        """Nothing."""
+
+    task.push_request(id="id", task=task.name, args=(), kwargs={}, headers=headers, called_directly=False)
+    _task_stack.push(task)
+    try:
+        with pytest.raises(Retry):
+            task.retry(countdown=0)
+        with pytest.raises(InvalidInput, match="fairlane_unique: requires a fair queue"):
+            app.send_task("other", headers={"fairlane_unique": "2"})
+    finally:
+        _task_stack.pop()
+        task.pop_request()
     app.close()
 
 
