@@ -68,6 +68,24 @@ def test_connections_whose_answers_are_not_read_are_ended_on_a_real_socket(
         assert httpx.get(f"{server.base}/jobs", timeout=20).json()["jobs"] == []
 
 
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_an_answer_that_is_not_read_does_not_keep_its_connection(store_url: str, tmp_path: Path, loop: str) -> None:
+    """A client that reads it slowly gets the whole answer."""
+    with strict(store_url, tmp_path / "log", "--loop", loop) as server:
+        size = len(httpx.get(f"{server.base}/openapi.json", timeout=20).content)
+        with server.ask("/openapi.json") as client, server.ask("/openapi.json") as slow:
+            end = time.monotonic() + 30
+            read = 0
+            while not closed(client) or read < size:
+                assert time.monotonic() < end
+                read += len(slow.recv(4_096)) if read < size else 0
+                time.sleep(0.1)
+        with server.ask("/openapi.json"):
+            time.sleep(0.5)
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(15) in (0, -signal.SIGTERM)
+
+
 def send_forever(client: socket.socket, part: bytes) -> None:
     """Send until the connection breaks; one that takes nothing for long is a `TimeoutError`."""
     while True:

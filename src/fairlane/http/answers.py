@@ -28,6 +28,15 @@ def note_transport(scope: Scope, receive: Receive) -> None:
     scope[TRANSPORT] = getattr(getattr(receive, "__self__", None), "transport", None)
 
 
+def abort(transport: Any) -> None:
+    """Close a connection whose client does not read."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None:
+        # Else the kernel keeps what it has of the answer, up to some megabytes, for minutes.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    transport.abort()
+
+
 class Disconnected(Exception):
     """The client has disconnected; the answer would not be read."""
 
@@ -93,12 +102,6 @@ class Parts:
         buffer is empty, which is never, and until then it does not stop either. So the transport behind uvicorn's
         `receive` is aborted; with another server, or a middleware around the service, the server's own way remains.
         """
-        transport = self._transport
-        if transport is None or not hasattr(transport, "abort"):
-            return
-        connection = transport.get_extra_info("socket")
-        if connection is not None:
-            # Else the kernel keeps what it has of the answer, up to some megabytes, for minutes.
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        transport.abort()
-        await asyncio.sleep(0)  # the server takes note before the answer is left unfinished
+        if self._transport is not None and hasattr(self._transport, "abort"):
+            abort(self._transport)
+            await asyncio.sleep(0)  # the server takes note before the answer is left unfinished

@@ -17,8 +17,8 @@ from starlette.types import Receive, Scope, Send
 from .. import __version__
 from ..app import Fairlane
 from .answers import note_transport
+from .deadlines import limit_connections
 from .document import openapi_document
-from .late_heads import limit_heads
 from .operation import Endpoint, Operation, Operations
 from .problems import Problem
 from .routes import operations_of
@@ -96,7 +96,7 @@ class _Web(FastAPI):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Not in a middleware: FastAPI hides the server's `receive` from those, for requests if OpenTelemetry is in use.
         if scope["type"] == "lifespan":
-            limit_heads(receive, service_of(self).settings.head_seconds)
+            limit_connections(receive, service_of(self).settings)
         else:
             note_transport(scope, receive)
         await super().__call__(scope, receive, send)

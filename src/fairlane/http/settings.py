@@ -52,7 +52,8 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat: float = 15.0
     """A silent stream gets a comment at this interval."""
     slow_reader: float = 10.0
-    """A client that does not read for this long is disconnected."""
+    """A client that does not read its stream for this long is disconnected; one that reads nothing of another answer,
+    after twice that, under uvicorn."""
     head_seconds: float = 10.0
     """How long the head of a request may take to arrive, under uvicorn."""
     body_seconds: float = 30.0

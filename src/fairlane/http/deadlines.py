@@ -1,7 +1,8 @@
-"""Ends connections on which the head of a request takes too long to arrive.
+"""Ends connections on which the head of a request takes too long to arrive, or whose answer is not read.
 
-An application hears of a request once its head is complete, and uvicorn waits for that without a limit. So the class of
-uvicorn's connections gets one when the lifespan begins, which is before the server listens.
+An application hears of a request once its head is complete, and of an answer until it is handed over. uvicorn waits for
+the rest without a limit, also when it stops. So the class of uvicorn's connections gets limits when the lifespan
+begins, which is before the server listens.
 """
 
 from __future__ import annotations
@@ -12,29 +13,32 @@ from typing import Any
 import msgspec
 from starlette.types import Receive
 
+from .answers import abort
 from .problems import PROBLEM_JSON, Problem
+from .settings import HttpSettings
 
 
-def limit_heads(receive: Receive, seconds: float) -> None:
-    """Limit the heads of the server whose lifespan `receive` belongs to.
+def limit_connections(receive: Receive, settings: HttpSettings) -> None:
+    """Limit the connections of the server whose lifespan `receive` belongs to.
 
     ASGI has no message for this: the configuration behind uvicorn's `receive` has the class. With another server, or in
     an application that mounts this one, the server's own limits remain.
     """
     config: Any = getattr(getattr(receive, "__self__", None), "config", None)
     usual = getattr(config, "http_protocol_class", None)
-    if isinstance(usual, type) and not issubclass(usual, HeadDeadline):
-        config.http_protocol_class = type(usual.__name__, (HeadDeadline, usual), {"seconds": seconds})
+    if isinstance(usual, type) and not issubclass(usual, LimitedConnection):
+        config.http_protocol_class = type(usual.__name__, (LimitedConnection, usual), {"settings": settings})
 
 
-class HeadDeadline(asyncio.Protocol):
+class LimitedConnection(asyncio.Protocol):
     """Mixed into a class of connections of uvicorn: each head has so many seconds, the first one since the client has
     connected, others since their first byte. Between two requests uvicorn's own limit applies."""
 
-    seconds: float
+    settings: HttpSettings
     transport: Any
     connections: Any
     _timer: asyncio.TimerHandle | None = None
+    _reading: asyncio.TimerHandle | None = None
     _began = False
 
     def connection_made(self, transport: Any) -> None:
@@ -53,6 +57,28 @@ class HeadDeadline(asyncio.Protocol):
         super().connection_lost(exc)
         self._watch()
 
+    def on_response_complete(self, *args: Any) -> None:
+        """An answer is complete, but for what the client must read first."""
+        super().on_response_complete(*args)  # type: ignore[misc]  # of uvicorn's class
+        if self._reading is None and self.transport.get_write_buffer_size():
+            self._look_again(None)
+
+    def _look_again(self, unread: int | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._reading = loop.call_later(self.settings.slow_reader, self._look, unread)
+
+    def _look(self, before: int | None) -> None:
+        """Look whether the client has read since there were so many bytes."""
+        self._reading = None
+        unread = self.transport.get_write_buffer_size() if self in self.connections else 0
+        if not unread:
+            return
+        # Of the first look: uvloop sends what is written a moment later, so that nobody knew what stays.
+        if before is None or unread < before:
+            self._look_again(unread)
+        else:
+            abort(self.transport)
+
     @property
     def _waits(self) -> bool:
         """Whether no request is under way. Connections that uvicorn has let go of, and those of other protocols, do not
@@ -63,7 +89,7 @@ class HeadDeadline(asyncio.Protocol):
     def _watch(self) -> None:
         if self._waits:
             if self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(self.seconds, self._end)
+                self._timer = asyncio.get_running_loop().call_later(self.settings.head_seconds, self._end)
         elif self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -74,10 +100,12 @@ class HeadDeadline(asyncio.Protocol):
             return
         if self.transport.get_write_buffer_size():
             # It does not read the last answer either.
-            self.transport.abort()
+            abort(self.transport)
             return
         if self._began:
-            problem = Problem(408, f"the head of the request took longer than {self.seconds:g} s to arrive")
+            problem = Problem(
+                408, f"the head of the request took longer than {self.settings.head_seconds:g} s to arrive"
+            )
             body = msgspec.json.encode(problem.document())
             head = f"content-type: {PROBLEM_JSON.decode()}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
             self.transport.write(b"HTTP/1.1 408 Request Timeout\r\n" + head.encode() + body)
