@@ -167,6 +167,29 @@ async def test_a_reader_that_is_slow_at_the_end_is_cut_off_too(app: Fairlane) ->
     assert service_of(web).open_streams == 0
 
 
+class ChangesMany(ReadsNoEnd):
+    """The same client, which cancels every job and asks for the progress."""
+
+    def __init__(self, web: FastAPI) -> None:
+        super().__init__(web, f"{API}/jobs:cancel", content_type="application/json", accept="application/x-ndjson")
+        self._scope["method"] = "POST"
+        self._body = b'{"all": true}'
+
+    async def _receive(self) -> Message:
+        body, self._body = self._body, b""
+        return {"type": "http.request", "body": body, "more_body": False} if body else await super()._receive()
+
+
+@pytest.mark.parametrize("store_kind", ["sqlite"], indirect=True)
+async def test_a_reader_of_a_bulk_change_that_is_slow_at_the_end_is_cut_off(app: Fairlane) -> None:
+    web = create_app(app, settings=HttpSettings(slow_reader=0.1))
+    handle = await app.registry.find("steps").enqueue(1)
+    async with ChangesMany(web) as stream:
+        await asyncio.wait_for(asyncio.shield(stream.task), 30)
+    assert service_of(web).open_streams == 0
+    assert (await handle.job()).state.final
+
+
 @pytest.mark.parametrize("store_kind", ["sqlite"], indirect=True)
 async def test_one_caller_has_so_many_streams(app: Fairlane) -> None:
     web = create_app(app, settings=HttpSettings(streams_per_caller=1))

@@ -14,7 +14,7 @@ from ...bulk import Bulk
 from ...model.job import JobState
 from .. import audit, shapes
 from ..access import Scope
-from ..answers import COMMON, NDJSON, json_answer
+from ..answers import NDJSON, Parts, json_answer
 from ..operation import Declare, Exchange, Operations, Response
 from ..problems import Problem, problem_of
 from ..views import bulk_view
@@ -160,8 +160,8 @@ class _Progress:
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
         service = self._exchange.service
         with service.stream(self._exchange.caller):
-            headers = [*COMMON, (b"content-type", NDJSON)]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            parts = Parts(scope, send, service.settings.slow_reader)
+            await parts.begin(NDJSON)
             news = asyncio.Event()
             latest: list[Bulk] = []
 
@@ -170,9 +170,7 @@ class _Progress:
                 news.set()
 
             async def line(document: dict[str, Any]) -> None:
-                async with asyncio.timeout(service.settings.slow_reader):
-                    body = msgspec.json.encode(document) + b"\n"
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                await parts.write(msgspec.json.encode(document) + b"\n")
 
             work = asyncio.ensure_future(self._verb(**self._options, progress=note))
             stopped = asyncio.ensure_future(service.stopped())
@@ -187,14 +185,12 @@ class _Progress:
                         await line(bulk_view(latest[0]) | {"done": False, "jobs": []})
                 if work.done():
                     await line(_last(work))
-            except TimeoutError:
-                return
             finally:
                 work.cancel()
                 stopped.cancel()
                 gone.cancel()
                 await asyncio.gather(work, stopped, gone, return_exceptions=True)
-            await send({"type": "http.response.body", "body": b""})
+            await parts.end()
 
 
 def _last(work: asyncio.Future[Bulk]) -> dict[str, Any]:
