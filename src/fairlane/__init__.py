@@ -1,4 +1,4 @@
-"""Fairlane: a task queue for Python in which no tenant blocks another.
+"""Fairlane: a task queue for Python in which nobody blocks anybody else.
 
 A program starts with `Fairlane`, the application object: it declares tasks and queues, sends jobs and reads them. Below
 it is the engine: the `Store` port and `open_store`. `fairlane.model` has the records that both exchange.
