@@ -9,7 +9,6 @@ first page and are left alone.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from enum import StrEnum
@@ -18,6 +17,7 @@ from typing import TypedDict
 import msgspec
 
 from .errors import Conflict, InvalidInput, NotFound
+from .model.ids import retry_id
 from .model.job import WAITING_STATES, Enqueued, Job, JobKind, JobState, NewJob
 from .model.maintenance import Retention
 from .model.names import check_count, check_seconds
@@ -320,7 +320,7 @@ class Bulks:
 
 
 async def retried(store: Store, ids: Sequence[str]) -> set[str]:
-    """Which of these jobs have a bulk retry that is still stored."""
+    """Which of these jobs have a retry that is still stored, by a selection or one by one."""
     found: set[str] = set()
     # In short batches: a retry may have a large result.
     for start in range(0, len(ids), FIRST_PAGE):
@@ -328,8 +328,3 @@ async def retried(store: Store, ids: Sequence[str]) -> set[str]:
         retries = await store.get([retry_id(id) for id in some])
         found.update(id for id, retry in zip(some, retries, strict=True) if retry is not None)
     return found
-
-
-def retry_id(id: str) -> str:
-    """The id of a bulk retry of a job: always the same, so that repeating the operation creates no second retry."""
-    return f"retry-{hashlib.sha256(id.encode()).hexdigest()[:32]}"

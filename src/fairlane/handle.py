@@ -16,8 +16,8 @@ import msgspec
 
 from .errors import InvalidInput, JobCancelled, JobFailed, NotFound, StoreUnavailable, WouldDeadlock
 from .model import codec, foreign_words, listings
-from .model.ids import new_id
-from .model.job import WAITING_STATES, Job, JobKind, JobState
+from .model.ids import new_id, retry_id
+from .model.job import WAITING_STATES, Enqueued, Job, JobKind, JobState
 from .model.names import check_seconds
 from .model.reading import JobPosition
 from .runtime.connection import Connection
@@ -184,7 +184,7 @@ class Handle(Generic[R]):
         job = await find_job(store, self._id)
         if not job.state.final:
             raise InvalidInput("id", f"job {self._id} is {job.state.value}; only a job that has ended can be retried")
-        [answer] = await store.enqueue([job.as_new(new_id())])
+        answer = await _run_again(store, job)
         return self.__class__(self._connection, answer.id, self._read_result, answer.created)
 
     async def _position(self) -> JobPosition | None:
@@ -245,6 +245,19 @@ async def find_job(store: Store, id: str) -> Job:
 def unknown_job(id: str) -> NotFound:
     """The error for an id under which no job is stored."""
     return NotFound(f"job {id!r} does not exist: it was never stored, or its retention is over")
+
+
+async def _run_again(store: Store, job: Job) -> Enqueued:
+    """Store another retry of a job. The first has the id of a bulk retry, so that bulk retries see it."""
+    first = retry_id(job.id)
+    if await store.get([first]) == [None]:
+        [answer] = await store.enqueue([job.as_new(first)])
+        # Not created: it was stored meanwhile, perhaps by this call, whose answer was lost; or it was deleted, and only
+        # its id is still taken.
+        if answer.created or answer.id != first or await store.get([first]) != [None]:
+            return answer
+    [answer] = await store.enqueue([job.as_new(new_id())])
+    return answer
 
 
 async def children(store: Store, id: str) -> list[Job]:

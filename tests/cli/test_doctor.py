@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from fairlane import open_store
-from fairlane.bulk import retry_id
 from fairlane.doctor import diagnose
 from fairlane.errors import StoreUnavailable
+from fairlane.model.ids import retry_id
 from fairlane.model.job import Reason
 from fairlane.model.settings import LaneRule, QueueOverride, SettingsChange
 from fairlane.model.states import fail, retry

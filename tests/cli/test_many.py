@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fairlane.bulk import retry_id
 from fairlane.cli.selection import Age
 from fairlane.errors import StoreUnavailable
+from fairlane.model.ids import retry_id
 from fairlane.model.job import JobState, NewJob
 from fairlane.model.schedule import FORGOTTEN_SECONDS
 from fairlane.store.port import Store
@@ -82,11 +82,12 @@ def test_a_dry_run_and_the_question_leave_out_what_was_already_retried(project: 
     assert "Retry 1 of 4 jobs (task any.task; 3 were already retried) in sqlite:///" in refused.stderr
 
 
-def test_a_job_names_its_retry_by_a_selection(project: Project) -> None:
+@pytest.mark.parametrize("selection", [["--state", "cancelled", "--yes"], ["job-0"]])
+def test_a_job_names_its_retry(project: Project, selection: list[str]) -> None:
     fill(project, 1)
     project.good("cancel", "job-0")
     assert project.read("job", "job-0")["retried_as"] is None
-    project.good("retry", "--state", "cancelled", "--yes")
+    project.good("retry", *selection)
     assert f"retried as {retry_id('job-0')}" in " ".join(project.good("job", "job-0").split())
     assert project.read("job", "job-0")["retried_as"] == retry_id("job-0")
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from fairlane import Fairlane, InvalidInput, JobState, ManualClock, NewJob, QueueFull, StoreUnavailable
-from fairlane.bulk import Bulk, Unchanged, retry_id
+from fairlane.bulk import Bulk, Unchanged
 from fairlane.client import Client
+from fairlane.model.ids import retry_id
 from fairlane.model.job import Enqueued, Reason
 from fairlane.model.maintenance import Retention
 from fairlane.model.reading import Filter, Page
@@ -86,6 +87,52 @@ async def test_a_retry_that_failed_is_retried_and_the_first_job_is_not(kit: Kit,
     told = await client.retry_all()
     assert (told.matched, told.changed) == (2, 1)
     assert await everything(kit, state=JobState.PENDING) == [retry_id(retry_id(id))]
+
+
+async def test_a_job_that_was_retried_alone_is_not_retried_again(kit: Kit, client: Client) -> None:
+    ids = await failed(kit, 3)
+    alone = await client.retry(ids[0])
+    assert (alone.id, alone.created) == (retry_id(ids[0]), True)
+    assert (await client.retry_all(dry_run=True)).unchanged == {Unchanged.ALREADY_RETRIED: 1}
+    told = await client.retry_all()
+    assert (told.matched, told.changed, told.unchanged) == (3, 2, {Unchanged.ALREADY_RETRIED: 1})
+
+
+async def test_asking_for_a_job_again_makes_another_retry(kit: Kit, client: Client) -> None:
+    [id] = await failed(kit, 1)
+    await client.retry_all()
+    second, third = await client.retry(id), await client.retry(id)
+    assert second.created
+    assert third.created
+    assert len({retry_id(id), second.id, third.id}) == 3
+    assert {(await handle.job()).retry_of for handle in (second, third)} == {id}
+
+
+async def test_a_job_whose_first_retry_was_deleted_is_retried_again(kit: Kit, client: Client) -> None:
+    [id] = await failed(kit, 1)
+    first = await client.retry(id)
+    await first.cancel()
+    await client.purge(state=JobState.CANCELLED)
+    second = await client.retry(id)
+    assert second.created
+    assert (await second.job()).state is JobState.PENDING
+
+
+async def test_a_retry_whose_answer_was_lost_is_not_stored_twice(
+    kit: Kit, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [id] = await failed(kit, 1)
+    store = await client._connection.store()
+    enqueue = store.enqueue
+
+    async def repeated(jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """A store that repeats a call whose answer was lost."""
+        await enqueue(jobs)
+        return await enqueue(jobs)
+
+    monkeypatch.setattr(store, "enqueue", repeated)
+    assert (await client.retry(id)).id == retry_id(id)
+    assert await everything(kit, state=JobState.PENDING) == [retry_id(id)]
 
 
 async def test_an_interrupted_bulk_goes_on_where_it_was(kit: Kit, client: Client) -> None:

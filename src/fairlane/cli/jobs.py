@@ -13,8 +13,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from .. import documents
-from ..bulk import retry_id
 from ..errors import NotFound
+from ..model.ids import retry_id
 from ..model.job import Job, JobState
 from ..model.reading import count_text
 from ..model.retry import counted
@@ -139,7 +139,7 @@ async def _show_job(context: CommandContext, id: str, as_json: bool) -> None:
         handle = client.handle(id)
         job = await handle.job()
         position, eta, why = await handle.position(), await handle.eta(), await handle.why()
-        retry = await _bulk_retry(client, job)
+        retry = await _first_retry(client, job)
     if as_json:
         place = None if position is None else msgspec.to_builtins(position)
         display.show_json({**documents.whole_job(job), "position": place, "eta": eta, "why": why, "retried_as": retry})
@@ -174,8 +174,8 @@ async def _show_job(context: CommandContext, id: str, as_json: bool) -> None:
         display.show("", Text("error", style="bold"), *(plain(line, "red") for line in job.error.strip().split("\n")))
 
 
-async def _bulk_retry(client: Client, job: Job) -> str | None:
-    """The id of its retry by a selection, if that is stored; a retry of one job has an id that cannot be derived."""
+async def _first_retry(client: Client, job: Job) -> str | None:
+    """The id of its first retry, if that is stored; further ones have ids that cannot be derived."""
     if not job.state.final:
         return None
     with suppress(NotFound):

@@ -6,9 +6,16 @@ impossible.
 
 from __future__ import annotations
 
+import hashlib
+
 from uuid_utils import uuid7
 
 
 def new_id() -> str:
     """Return a new id for a job or a session."""
     return str(uuid7())
+
+
+def retry_id(id: str) -> str:
+    """The id of the first retry of a job: always the same, so that nothing retries a job twice by accident."""
+    return f"retry-{hashlib.sha256(id.encode()).hexdigest()[:32]}"
