@@ -12,6 +12,7 @@ from fairlane.model.job import JobKind, JobState, Priority
 from fairlane.model.reading import Gate, QueueReading
 from fairlane.model.settings import LaneRule, QueueOverride, QueueSettings, SettingsChange
 from fairlane.model.slots import Ask, Reserved
+from fairlane.store.shared import stored_settings
 
 from .kit import Kit
 from .runs import bulk
@@ -60,6 +61,32 @@ async def test_a_declaration_of_the_same_version_replaces(kit: Kit) -> None:
     await kit.settings(limit=4, version=2)
     await kit.settings(limit=5, version=2)
     assert (await _reading(kit)).settings.limit == 5
+
+
+async def test_two_declarations_of_one_version_are_logged_once(
+    kit: Kit, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_settings, "_logged", set())
+    for _ in range(2):
+        await kit.settings("images", limit=4)
+        await kit.settings("images", limit=9)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 2, "one for each process that replaces the declaration of the other"
+    assert 'queue \'images\' as {"limit":9} replaces {"limit":4} of the same version 0' in warnings[0]
+    assert 'queue \'images\' as {"limit":4} replaces {"limit":9} of the same version 0' in warnings[1]
+
+
+async def test_the_first_declaration_and_a_newer_one_are_not_logged(
+    kit: Kit, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_settings, "_logged", set())
+    await kit.enqueue(queue="images")
+    await kit.settings("images", limit=4)
+    await kit.settings("images", limit=4)
+    await _override(kit, QueueOverride(limit=1), "images")
+    await kit.settings("images", limit=9, version=1)
+    await kit.settings("images", limit=4)
+    assert not [record for record in caplog.records if record.name == "fairlane.store"]
 
 
 async def test_a_newer_declaration_replaces_the_whole_older_one(kit: Kit) -> None:

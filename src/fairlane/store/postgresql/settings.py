@@ -14,7 +14,7 @@ import msgspec
 from ...errors import InvalidInput
 from ...model.lanes import terms
 from ...model.settings import LaneRule, QueueOverride, QueueSettings, SettingsChange
-from ..shared.stored_settings import read_settings
+from ..shared.stored_settings import read_settings, warn_if_replaced
 from .database import Record
 
 
@@ -28,6 +28,7 @@ class _Queue(msgspec.Struct):
 
     def change(self, change: SettingsChange) -> None:
         if change.declared is not None and change.version >= self.version:
+            warn_if_replaced(change, self.declared, self.version)
             self.declared, self.version = change.declared, change.version
         if change.override is not msgspec.UNSET:
             self.override = change.override

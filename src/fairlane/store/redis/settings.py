@@ -10,7 +10,7 @@ import msgspec
 
 from ...errors import InvalidInput
 from ...model.settings import QueueOverride, QueueSettings, SettingsChange
-from ..shared.stored_settings import read_settings
+from ..shared.stored_settings import read_settings, warn_if_replaced
 from .encoding import decode, encode
 from .functions import Functions
 
@@ -77,6 +77,7 @@ def _changed(old: _Record, change: SettingsChange) -> _Record:
     if change.override is not msgspec.UNSET:
         override = change.override
     if change.declared is not None and change.version >= version:
+        warn_if_replaced(change, declared, version)
         declared, version = change.declared, change.version
     new = _Record(declared, version, override)
     try:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from ...model.settings import QueueOverride, QueueSettings
+from ...model.settings import QueueOverride, QueueSettings, SettingsChange
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -67,10 +67,25 @@ def readable(what: str, read: Callable[[T], R], records: Iterable[T]) -> list[R]
     return found
 
 
-def log_once(problem: str) -> None:
-    """Log an error, once in each process."""
+def warn_if_replaced(change: SettingsChange, stored: QueueSettings, version: int) -> None:
+    """Log that a declaration replaces another one of the same version, once in each process.
+
+    Two applications that declare a queue differently overwrite each other whenever one of them opens the store.
+    """
+    if change.declared is None or change.version != version or stored in (change.declared, QueueSettings()):
+        return
+    new, old = (msgspec.json.encode(each).decode() for each in (change.declared, stored))
+    log_once(
+        f"the declaration of queue {change.queue!r} as {new} replaces {old} of the same version {version}; unless you "
+        "have just changed it, another application declares it too: make both the same, or give Fairlane(version=…)",
+        logging.WARNING,
+    )
+
+
+def log_once(problem: str, level: int = logging.ERROR) -> None:
+    """Log a problem, once in each process."""
     if problem not in _logged:
         if len(_logged) >= MOST_LOGGED:
             _logged.clear()
         _logged.add(problem)
-        logger.error("%s", problem)
+        logger.log(level, "%s", problem)

@@ -12,6 +12,7 @@ from ...model.schedule import Schedule
 from ...model.session import Term
 from ...model.settings import SettingsChange
 from ...model.tokens import AccessToken, NewToken, stored
+from ..shared.stored_settings import warn_if_replaced
 from ..shared.token_rows import same_token, token_of, token_row, unknown_token
 from ..wakeups import LEADER, queue_topic, worker_topic
 from . import lane_limits
@@ -25,6 +26,7 @@ def configure(step: Step, changes: Sequence[SettingsChange]) -> None:
         queue = step.queue(change.queue)
         declared, version = queue.declared, queue.version
         if change.declared is not None and change.version >= version:
+            warn_if_replaced(change, declared, version)
             declared, version = change.declared, change.version
         override = queue.override if change.override is msgspec.UNSET else change.override
         if not queue.problem and (declared, version, override) == (queue.declared, queue.version, queue.override):
