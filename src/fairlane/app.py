@@ -98,6 +98,8 @@ class Fairlane:
             raise InvalidInput("include", f"must be a list of modules, such as [{include!r}]")
         self._include = [check_module("include", name) for name in include]
         self._packages: list[str] = []
+        self.child_modules: list[Callable[[], Sequence[str]]] = []
+        """Each returns the modules that a child process of a worker imports before any task; for integrations."""
         self._loaded = False
         self._clock = clock
         self._version = version
@@ -336,6 +338,7 @@ class Fairlane:
             release=self.connection.release,
             declare=self.declare,
             tracer=self.tracer,
+            modules=[name for names in self.child_modules for name in names()],
             hooks=[self.hooks],
         )
 

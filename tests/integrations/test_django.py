@@ -182,6 +182,55 @@ def test_child_processes_are_set_up_by_the_module_that_the_command_names(site: P
     assert job["state"] == "completed", job["error"]
 
 
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_child_processes_of_a_worker_in_a_program_are_set_up_like_it(site: Project) -> None:
+    assert outcomes(site, "apart", "count", "apart") == [True] * 3
+
+
+ALONE = """
+import asyncio
+
+import django
+from django.conf import settings
+
+if not settings.configured:
+    settings.configure(INSTALLED_APPS=["django.contrib.contenttypes"], USE_TZ=False)
+    django.setup()
+
+from fairlane import Fairlane
+from fairlane.integrations.django import install
+
+app = Fairlane("sqlite:///jobs.db")
+install(app)
+
+
+@app.task(isolate=True, retries=0)
+def apart() -> bool:
+    from django.contrib.contenttypes.models import ContentType
+
+    return settings.USE_TZ
+
+
+async def main() -> None:
+    async with app:
+        job = await apart.enqueue()
+        await app.worker(slots=1, burst=True).run()
+        print((await job.job()).result)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_a_script_that_configures_django_itself_does_so_in_child_processes_too(site: Project) -> None:
+    site.write("alone.py", ALONE)
+    # The variable names other settings, which the script does not use.
+    done = run(site, "alone.py")
+    assert done.stdout == "b'false'\n", done.stderr
+
+
 TESTS = """
 from django.contrib.contenttypes.models import ContentType
 from django.db import connection

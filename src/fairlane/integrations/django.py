@@ -13,14 +13,19 @@ A plain function has a thread with connections of its own, which are treated as 
 ``CONN_HEALTH_CHECKS``). All coroutines of a process share the thread in which the asynchronous ORM works, so there only
 connections that no longer work are closed: others may be in use by other jobs. Connections inside an atomic block, as
 in a ``TestCase``, are left as they are.
+
+A worker in a program of your own (``app.worker()``) sets Django up in its child processes with the settings module of
+the program.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from weakref import WeakSet
 
 try:
+    from django.apps import apps
+    from django.conf import settings
     from django.db import connections
 except ModuleNotFoundError as exc:
     raise ModuleNotFoundError(
@@ -43,6 +48,8 @@ def install(app: Fairlane) -> None:
         return
     _installed.add(app)
 
+    app.child_modules.append(_modules_of_children)
+
     def is_async(job: RunningJob) -> bool:
         task = app.registry.get(job.task)
         return task is not None and task.is_async
@@ -63,6 +70,11 @@ def install(app: Fairlane) -> None:
         if is_async(job):
             await sync_to_async(_close_unusable)()
         yield
+
+
+def _modules_of_children() -> Sequence[str]:
+    """What sets Django up in a child process: nothing unless this process has done so, from a module of settings."""
+    return ["fairlane.integrations.django_setup"] if apps.ready and settings.SETTINGS_MODULE else []
 
 
 def _close_old() -> None:
