@@ -274,6 +274,20 @@ async def test_an_interpreter_that_does_not_start_is_a_crash_and_not_a_hang(
     )
 
 
+@pytest.mark.parametrize("error", [BlockingIOError("no processes left"), RuntimeError("can't start new thread")])
+async def test_a_child_that_the_system_cannot_start_is_a_job_that_has_not_begun(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(subprocess, "Popen", refuse)
+        ending = await runner.ending(isolated_tasks.add, 1, 1)
+    assert ending == Crashed(f"no child process could be started ({error})", begun=False)
+    assert await runner.result(isolated_tasks.add, 1, 1) == 2
+
+
 async def test_a_hundred_jobs_over_two_children_each_end_once(runner: Runner) -> None:
     sums = await asyncio.gather(*(runner.result(isolated_tasks.add, n, n) for n in range(100)))
     assert sums == [2 * n for n in range(100)]

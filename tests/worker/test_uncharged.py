@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 
 import pytest
 
 from fairlane.model.job import JobState, Reason
 from fairlane.model.states import MOST_HAND_BACKS
 
+from . import isolated_tasks
 from .yard import Yard
 
 pytestmark = pytest.mark.anyio
@@ -37,6 +39,27 @@ async def test_a_generator_exit_of_a_body_is_an_error_like_any_other(yard: Yard)
         jobs = [await yard.until(await yard.enqueue(name), patience=5) for name in names]
     assert [(job.state, job.reason, job.fence) for job in jobs] == [(JobState.FAILED, Reason.ERROR, 1)] * 3
     assert all("GeneratorExit" in (job.error or "") for job in jobs)
+
+
+@pytest.mark.parametrize("timeout", [None, 30.0])
+async def test_a_job_for_which_the_system_has_no_thread_or_process_is_not_charged(
+    yard: Yard, timeout: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with yard.worker() as worker:
+        yard.task(isolated_tasks.add.function, name="add", retries=0, timeout=timeout)
+
+        def refuse(*_: object, **__: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as refusing:
+            refusing.setattr(subprocess, "Popen", refuse)
+            refusing.setattr(worker._executor._threads, "_start", refuse)  # type: ignore[attr-defined]  # its own kind
+            id = await yard.enqueue("add", 1, 2)
+            job = await yard.until(id, JobState.SCHEDULED, JobState.FAILED)
+        assert (job.state, job.attempt) == (JobState.SCHEDULED, 0)
+        assert [each.outcome for each in job.attempts] == ["taken_back"]
+        job = await yard.until(id)
+    assert (job.state, job.attempt, job.result) == (JobState.COMPLETED, 1, b"3")
 
 
 async def test_jobs_that_another_job_cancels_are_handed_back_uncharged(yard: Yard) -> None:

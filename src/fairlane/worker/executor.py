@@ -44,7 +44,7 @@ MOST_NAMED = 1_000
 IGNORED_SECONDS = 5.0
 """When the log names a run that goes on although it was told to stop; a child process is killed before that."""
 AGAIN_SECONDS = 5.0
-"""When to try a job again for which no child process could be started; uncharged, because it never began."""
+"""When to try a job again for which no child process or thread could be started; uncharged: it never began."""
 
 
 class RecordsCrashState(Protocol):
@@ -306,7 +306,7 @@ class Executor:
             return await self._apart(run, task, job)
         return await self._here(run, task, job)
 
-    async def _here(self, run: Run, task: Task[..., Any], job: Claimed) -> body.Ending:
+    async def _here(self, run: Run, task: Task[..., Any], job: Claimed) -> body.Ending | Crashed:
         self._record_begin(run)
         run.entered = True
         self._time(run)
@@ -316,7 +316,11 @@ class Executor:
         if not task.is_async:
             run.in_thread = True
             step = steps_on(asyncio.get_running_loop())
-            return await self._threads.run(body.run_plain, task, job, run.running, step)
+            try:
+                called = self._threads.run(body.run_plain, task, job, run.running, step)
+            except RuntimeError as exc:
+                return Crashed(f"no thread could be started ({exc})", begun=False)
+            return await called
         return await body.run_coroutine(task, job, run.running)
 
     def _transact(self, run: Run) -> RunTransaction:
@@ -422,9 +426,12 @@ def _is_stepping(run: Run) -> bool:
 
 
 def _crashed(job: Claimed, crash: Crashed) -> Transition:
-    """The child process of a job died: charged, and retried at once the first time, later with back-off."""
+    """The child process of a job died: charged, and retried at once the first time, later with back-off.
+
+    A job that has not begun is not charged.
+    """
     if not crash.begun:
-        logger.error("job %s could not begin in a child process: %s", job.id, crash.error)
+        logger.error("job %s could not begin: %s", job.id, crash.error)
         return states.take_back(job.held, AGAIN_SECONDS)
     if not may_retry(job.attempt, job.retries):
         return states.fail(job.held, Reason.CRASHED, crash.error, group="crashed")

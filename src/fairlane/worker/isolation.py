@@ -92,7 +92,11 @@ class Isolation:
         exchange = Exchange(ask, report, begun, started, patience or (lambda: self._kill_after))
         async with self._room:
             for _ in range(TRIES):
-                child = self._take()
+                try:
+                    child = self._take()
+                except (OSError, RuntimeError) as exc:
+                    # The system has no process, thread, memory or descriptor left.
+                    return Crashed(f"no child process could be started ({exc})", begun=False)
                 try:
                     ending = await child.run(exchange)
                 finally:
