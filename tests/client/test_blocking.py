@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import threading
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from fairlane.model.job import Priority
 from fairlane.model.session import Claim, NewSession, SessionKind
 from fairlane.model.slots import Ask, Slots
 from fairlane.model.states import complete
+from fairlane.runtime.loop_thread import LoopThread
 
 from .conftest import QUICK
 
@@ -109,6 +112,40 @@ def test_several_threads_share_one_loop_thread(plain: Fairlane) -> None:
         thread.join(30)
     assert len(plain.blocking.find().jobs) == 8
     assert sum(thread.name == "fairlane-blocking" for thread in set(threading.enumerate()) - before) == 1
+
+
+def test_a_call_that_meets_a_stop_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    thread = LoopThread()
+    submit = asyncio.run_coroutine_threadsafe
+    submitting, stopped, ended = threading.Event(), threading.Event(), threading.Event()
+
+    async def leave_a_thread_behind() -> None:
+        asyncio.get_running_loop().run_in_executor(None, ended.wait, 1.0)
+
+    async def forever() -> None:
+        await asyncio.sleep(3_600)
+
+    def submit_late(work: Any, loop: asyncio.AbstractEventLoop) -> Any:
+        """The thread is suspended just before it gives its work to the loop."""
+        submitting.set()
+        stopped.wait(0.3)
+        return submit(work, loop)
+
+    def call() -> None:
+        with contextlib.suppress(CancelledError):
+            thread.run(forever)
+
+    thread.run(leave_a_thread_behind)
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio, "run_coroutine_threadsafe", submit_late)
+        caller = threading.Thread(target=call, daemon=True)
+        caller.start()
+        assert submitting.wait(30)
+        thread.stop()
+        stopped.set()
+        caller.join(10)
+    ended.set()
+    assert not caller.is_alive(), "its work was given to a loop that was closed meanwhile"
 
 
 def test_turns_run_one_after_the_other_across_threads(plain: Fairlane) -> None:

@@ -46,7 +46,10 @@ class LoopThread:
 
         For integrations whose own blocking calls are made there anyway.
         """
-        future = asyncio.run_coroutine_threadsafe(_awaited(work), self._started())
+        running = self._running.get()
+        with running.lock:
+            # Under the lock: a loop that was stopped meanwhile may never finish the work, and the wait would not end.
+            future = asyncio.run_coroutine_threadsafe(_awaited(work), _started(running))
         try:
             return future.result()
         except BaseException:
@@ -73,15 +76,15 @@ class LoopThread:
                 loop.call_soon_threadsafe(loop.stop)
             thread.join()
 
-    def _started(self) -> asyncio.AbstractEventLoop:
-        running = self._running.get()
-        with running.lock:
-            if running.loop is None:
-                # Not uvloop: programs without an event loop of their own are those that fork.
-                loop = running.loop = asyncio.new_event_loop()
-                running.thread = threading.Thread(target=_serve, args=(loop,), name="fairlane-blocking", daemon=True)
-                running.thread.start()
-            return running.loop
+
+def _started(running: _Running) -> asyncio.AbstractEventLoop:
+    """The loop, started if there is none. The caller holds the lock."""
+    if running.loop is None:
+        # Not uvloop: programs without an event loop of their own are those that fork.
+        loop = running.loop = asyncio.new_event_loop()
+        running.thread = threading.Thread(target=_serve, args=(loop,), name="fairlane-blocking", daemon=True)
+        running.thread.start()
+    return running.loop
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
