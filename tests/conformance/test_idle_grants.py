@@ -60,6 +60,27 @@ async def test_a_place_does_not_move_to_a_job_that_waits_for_a_worker_to_be_boun
     assert await free.claim_ids(10) == [loose]
 
 
+async def test_a_place_moves_on_however_many_others_are_held_too(kit: Kit) -> None:
+    await kit.settings("default", LaneRule(pattern="*", limit=1, ordered=False))
+    full, free = await kit.worker("other", slots=1, index=0, lease=1e6), await kit.worker(index=1, lease=1e6)
+    await kit.enqueue(queue="other")
+    await full.claim()
+    # More than one pass looks at: in lanes in which nobody else waits, or only jobs that cannot start either.
+    await kit.enqueue_all([kit.new(lane=f"other-{n % 40}", worker=0) for n in range(60)])
+    kit.clock.advance(0.1)
+    await kit.enqueue(lane="lane", worker=0)
+    loose = await kit.enqueue(lane="lane")
+    kit.clock.advance(3)
+    moved = 0
+    for _ in range(100):
+        moved += (await kit.store.admit(limit=10)).moved
+        if moved:
+            break
+        kit.clock.advance(1)
+    assert moved == 1
+    assert await free.claim_ids(10) == [loose]
+
+
 async def test_an_ordered_place_stays_with_the_head_whatever_its_worker_does(kit: Kit) -> None:
     full, free, filler, bound, _ = await _bound_behind_a_full_worker(kit, ordered=True)
     kit.clock.advance(10)

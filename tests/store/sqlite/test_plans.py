@@ -113,6 +113,7 @@ HOT: dict[str, tuple[str, ...]] = {
     "seqs_expired": ("fairlane_active_job_expiry (expires_at<?)",),
     "next_due_times": ("fairlane_active_job_due (class=? AND due>?)", "fairlane_active_job_expiry (expires_at>?)"),
     "grants_idle": ("fairlane_active_job_holding (granted_at<?)",),
+    "grants_idle_count": ("fairlane_active_job_holding (granted_at<?)",),
     # pages
     "find_error": ("fairlane_outcome_error (error_group=? AND seq<?)",),
     "find_session": ("fairlane_outcome_session (session=? AND seq<?)",),

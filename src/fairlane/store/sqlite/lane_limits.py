@@ -298,7 +298,7 @@ def add_limit(step: Step, e: JobRecord) -> None:
 def move_idle_grants(step: Step, limit: int) -> int:
     """Move grants of unordered lanes that waited 2 s for a worker without a free slot to the next job that can run."""
     moved = 0
-    for (seq,) in step.all("grants_idle", step.now - IDLE_GRANT_SECONDS, limit):
+    for seq in _idle_grants(step, limit):
         holder = step.active_job(seq)
         if holder is None or holder.lane is None or not holder.granted or _can_start(step, holder):
             continue
@@ -316,6 +316,18 @@ def move_idle_grants(step: Step, limit: int) -> int:
                 moved += 1
                 break
     return moved
+
+
+def _idle_grants(step: Step, limit: int) -> list[int]:
+    """Return jobs that hold a place without starting. Of more than `limit`, one page at random: no job may be left out
+    for ever because those before it cannot give their places away.
+    """
+    since = step.now - IDLE_GRANT_SECONDS
+    rows = step.all("grants_idle", since, limit, 0)
+    if len(rows) == limit:
+        page = int(step.draw() * -(-step.one("grants_idle_count", since)[0] // limit))
+        rows = rows if page == 0 else step.all("grants_idle", since, limit, page * limit)
+    return [seq for (seq,) in rows]
 
 
 def _can_start(step: Step, e: JobRecord) -> bool:

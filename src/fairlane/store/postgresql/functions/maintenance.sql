@@ -205,12 +205,8 @@ BEGIN
             ORDER BY a.seq LIMIT p_limit);
     END IF;
     v_unbound := fairlane.bindable(p_limit, m);
-    v_idle := ARRAY(SELECT h.seq FROM (
-            SELECT a.seq, a.granted_at FROM fairlane.job_extra a
-            CROSS JOIN LATERAL (SELECT x.lane, x.granted_at FROM fairlane.active_job x WHERE x.seq = a.seq OFFSET 0) y
-            WHERE a.granted_at <= m.now - 2 AND y.granted_at IS NOT NULL
-            AND NOT (SELECT n.ordered FROM fairlane.lane n WHERE n.id = y.lane) ORDER BY a.granted_at LIMIT p_limit) h
-        WHERE fairlane.could_use_place_of(h.seq, m) IS NOT NULL ORDER BY h.granted_at);
+    v_idle := ARRAY(SELECT h.seq FROM fairlane.idle_grants(p_limit, m) h WHERE fairlane.could_use_place_of(h.seq, m) IS NOT NULL
+        ORDER BY h.granted_at);
     v_lanes := fairlane.lanes_with_room(p_limit, m);
     v_declined := ARRAY(SELECT d.seq FROM fairlane.declined d WHERE d.until <= m.now AND d.until IS NOT NULL ORDER BY d.until LIMIT p_limit);
     more := p_limit IN (cardinality(v_arriving), cardinality(v_unbound), cardinality(v_declined));
@@ -239,6 +235,21 @@ BEGIN
         topics := fairlane.topics();
     END IF;
     PERFORM fairlane.add_up(p_term, m);
+END $$;
+
+-- Jobs that have held a place of an unordered lane for two seconds. Of more than `p_limit`, one page at random: no job may be
+-- left out for ever because those before it cannot give their places away.
+CREATE FUNCTION fairlane.idle_grants(p_limit integer, m fairlane.moment, OUT seq bigint, OUT granted_at double precision)
+RETURNS SETOF record LANGUAGE plpgsql AS $$
+DECLARE
+    v_held integer := (SELECT count(*) FROM (SELECT 1 FROM fairlane.job_extra a WHERE a.granted_at <= m.now - 2 LIMIT 50 * p_limit) x);
+    v_pages integer := greatest(1, ceil(v_held::numeric / p_limit));
+BEGIN
+    RETURN QUERY SELECT h.seq, h.granted_at FROM (
+        SELECT a.seq, a.granted_at FROM fairlane.job_extra a WHERE a.granted_at <= m.now - 2 ORDER BY a.granted_at
+        OFFSET floor(random() * v_pages)::integer * p_limit LIMIT p_limit) h
+    CROSS JOIN LATERAL (SELECT x.lane, x.granted_at FROM fairlane.active_job x WHERE x.seq = h.seq OFFSET 0) y
+    WHERE y.granted_at IS NOT NULL AND NOT (SELECT n.ordered FROM fairlane.lane n WHERE n.id = y.lane);
 END $$;
 
 -- Unbound jobs whose pool has a live worker.

@@ -9,4 +9,5 @@ local COLUMNS = { -- the counters of jobs by state
     [STATE.CANCELLED] = 'x',
 }
 local PRICE = 1000 -- of a start with the default cost and weight: `fair_order.charge(1, 1)`
+local GOLDEN_RATIO = 0.6180339887498949
 local MOST_LOOKED_AT = 1000 -- no loop goes further than this in one call

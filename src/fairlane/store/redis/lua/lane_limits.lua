@@ -334,17 +334,13 @@ end
 
 -- Unordered lanes: a grant that waited 2 s for a worker that cannot start the job goes to the next job that can run.
 function lane_limits.move_idle_grants(limit)
-    local moved, looked = 0, 0
+    local moved = 0
     local idle = S.now - IDLE_GRANT_SECONDS
-    for _, seq in ipairs(call('ZRANGEBYSCORE', S.p .. 'holding', '-inf', idle, 'LIMIT', 0, MOST_LOOKED_AT)) do
-        if looked >= limit then
-            break
-        end
+    for _, seq in ipairs(step.page(S.p .. 'holding', idle, limit)) do
         local holder = job_record.get(seq)
         local lane = holder and holder.lane and holder.granted and lane_limits.lane(holder.queue, holder.lane_key)
         -- Ignore grants of lanes in which no job waits.
         local wanted = lane and lane.places >= 0 and not lane.ordered and call('EXISTS', S.p .. 'wait:' .. lane.name) == 1
-        looked = looked + (wanted and 1 or 0)
         if wanted and (holder.gate or not takes(holder.inbox, holder.class)) then
             for _, other in ipairs(call('ZRANGE', S.p .. 'wait:' .. lane.name, 0, MOST_LOOKED_AT)) do
                 local e = job_record.get(other)

@@ -146,7 +146,12 @@ ORDER BY l.state DESC, l.arrival
 SELECT l.seq FROM fairlane_active_job l CROSS JOIN fairlane_lane n ON n.id = l.lane
 WHERE l.granted_at <= ? AND n.ordered = 0 AND EXISTS (SELECT 1 FROM fairlane_active_job x WHERE x.lane = n.id
     AND x.granted = 0)
-ORDER BY l.granted_at LIMIT ?
+ORDER BY l.granted_at LIMIT ? OFFSET ?
+
+-- name: grants_idle_count
+SELECT count(*) FROM fairlane_active_job l CROSS JOIN fairlane_lane n ON n.id = l.lane
+WHERE l.granted_at <= ? AND n.ordered = 0 AND EXISTS (SELECT 1 FROM fairlane_active_job x WHERE x.lane = n.id
+    AND x.granted = 0)
 
 -- name: inboxes_waiting
 -- Workers that have claimable jobs of a queue in their inbox.
