@@ -249,3 +249,18 @@ async def test_a_copy_does_not_count_as_a_binding(kit: Kit) -> None:
     assert await kit.store.bindings() == []
     await _run_copy(worker)
     assert (await kit.store.recount()).differences == ()
+
+
+async def test_copies_of_a_lost_worker_end_however_many_other_broadcasts_wait(kit: Kit) -> None:
+    await kit.worker(lease=1e6)
+    await kit.enqueue_all([kit.new(kind=JobKind.BROADCAST) for _ in range(1_010)])
+    gone = await kit.worker(pool="others")
+    parent = await kit.enqueue(kind=JobKind.BROADCAST, pool="others")
+    await gone.leave()
+    for _ in range(100):
+        await kit.store.rescue()
+        if (await kit.state(parent)).final:
+            break
+        kit.clock.advance(2)
+    assert await kit.state(parent) is JobState.COMPLETED
+    assert [child.reason for child in await kit.store.get([f"{parent}/0"]) if child] == [Reason.WORKER_LOST]
