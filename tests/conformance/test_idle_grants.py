@@ -81,6 +81,23 @@ async def test_a_place_moves_on_however_many_others_are_held_too(kit: Kit) -> No
     assert await free.claim_ids(10) == [loose]
 
 
+async def test_a_place_moves_on_past_any_number_of_jobs_of_the_same_worker(kit: Kit) -> None:
+    await kit.settings("default", LaneRule(pattern="lane", limit=1, ordered=False))
+    full, free = await kit.worker("other", slots=1, index=0, lease=1e6), await kit.worker(index=1, lease=1e6)
+    await kit.enqueue(queue="other")
+    await full.claim()
+    await kit.enqueue_all([kit.new(lane="lane", worker=0) for _ in range(2_100)])
+    loose = await kit.enqueue(lane="lane")
+    moved = 0
+    for _ in range(100):
+        kit.clock.advance(3)
+        moved += (await kit.store.admit()).moved
+        if moved:
+            break
+    assert moved == 1
+    assert await free.claim_ids(10) == [loose]
+
+
 async def test_an_ordered_place_stays_with_the_head_whatever_its_worker_does(kit: Kit) -> None:
     full, free, filler, bound, _ = await _bound_behind_a_full_worker(kit, ordered=True)
     kit.clock.advance(10)

@@ -332,6 +332,18 @@ local function takes(inbox, class)
     return who and who.state == 'live' and queue_cache.room(who.slots, sessions.running(who), class) > 0
 end
 
+-- The first of these waiting jobs that could start now, but not where `holder` waits.
+local function first_able(seqs, holder)
+    for _, seq in ipairs(seqs) do
+        local e = job_record.get(seq)
+        local expired = not e or (e.expires_at and e.expires_at <= S.now)
+        if not expired and not e.gate and e.inbox ~= holder.inbox and takes(e.inbox, e.class) then
+            return e
+        end
+    end
+    return nil
+end
+
 -- Unordered lanes: a grant that waited 2 s for a worker that cannot start the job goes to the next job that can run.
 function lane_limits.move_idle_grants(limit)
     local moved = 0
@@ -342,16 +354,14 @@ function lane_limits.move_idle_grants(limit)
         -- Ignore grants of lanes in which no job waits.
         local wanted = lane and lane.places >= 0 and not lane.ordered and call('EXISTS', S.p .. 'wait:' .. lane.name) == 1
         if wanted and (holder.gate or not takes(holder.inbox, holder.class)) then
-            for _, other in ipairs(call('ZRANGE', S.p .. 'wait:' .. lane.name, 0, MOST_LOOKED_AT)) do
-                local e = job_record.get(other)
-                local expired = not e or (e.expires_at and e.expires_at <= S.now)
-                if not expired and not e.gate and e.inbox ~= holder.inbox and takes(e.inbox, e.class) then
-                    ungrant(holder)
-                    lane.granted = lane.granted - 1
-                    lane_limits.grant(lane, e)
-                    moved = moved + 1
-                    break
-                end
+            local waiting = S.p .. 'wait:' .. lane.name
+            local e = first_able(call('ZRANGE', waiting, 0, MOST_LOOKED_AT - 1), holder)
+                or first_able(step.page(waiting, '+inf', MOST_LOOKED_AT, MOST_LOOKED_AT), holder)
+            if e then
+                ungrant(holder)
+                lane.granted = lane.granted - 1
+                lane_limits.grant(lane, e)
+                moved = moved + 1
             end
         end
     end

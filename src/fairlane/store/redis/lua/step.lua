@@ -204,14 +204,14 @@ function step.tallied(queue, class, column)
     return tonumber(call('HGET', keys.tally(queue), class .. column) or 0)
 end
 
--- The first members of a sorted set up to a score, at most `limit`. If there are more: one page of them, at every time
--- another one, so that none is left out for ever because nothing can be done about those before it.
-function step.page(set, score, limit)
+-- The first members of a sorted set up to a score behind the first `skipped`, at most `limit`. If there are more: one page
+-- of them, at every time another one, so that none is left out for ever because nothing can be done about those before it.
+function step.page(set, score, limit, skipped)
     local size = math.min(limit, MOST_LOOKED_AT)
-    local pages = math.ceil(call('ZCOUNT', set, '-inf', score) / size)
+    local pages = math.ceil((call('ZCOUNT', set, '-inf', score) - (skipped or 0)) / size)
     -- Multiples of the golden ratio spread evenly, whatever the interval between the passes.
     local page = pages > 1 and math.floor(S.now * GOLDEN_RATIO % 1 * pages) or 0
-    return call('ZRANGEBYSCORE', set, '-inf', score, 'LIMIT', page * size, size)
+    return call('ZRANGEBYSCORE', set, '-inf', score, 'LIMIT', (skipped or 0) + page * size, size)
 end
 
 -- Write everything that was kept, and publish the topics.
