@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "fairlane"
 
 LAYERS = (
+    {"error_text"},
     {"errors"},
     {"model"},
     {"events", "event_loops"},

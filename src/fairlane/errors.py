@@ -34,6 +34,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from .error_text import error_summary
+
 
 class FairlaneError(Exception):
     """The base class of every error of this package."""
@@ -136,8 +138,8 @@ class JobFailed(FairlaneError):
     """The job whose result was requested has failed."""
 
     def __init__(self, id: str, reason: str, error: str | None) -> None:
-        last = (error or "").strip().rpartition("\n")[2]
-        super().__init__(f"job {id} failed ({reason}){': ' + last if last else ''}")
+        summary = error_summary(error)
+        super().__init__(f"job {id} failed ({reason}){': ' + summary if summary else ''}")
         self.id = id
         self.reason = reason
         self.error = error

@@ -330,8 +330,8 @@ def job_summary(job: Job) -> str:
         stop = ", cancel requested" if job.cancel_requested else ""
         return f"running{where} since {_instant(job.started_at)}, attempt {job.attempt}{stop}"
     if job.state is JobState.FAILED:
-        last = listings.last_line(job.error)
-        return f"failed ({job.reason}){': ' + last if last else ''}"
+        line = listings.error_line(job.error)
+        return f"failed ({job.reason}){': ' + line if line else ''}"
     if job.state is JobState.CANCELLED:
         return f"cancelled ({job.reason})"
     return job.state.value

@@ -163,6 +163,14 @@ def test_retry_wants_to_know_what(project: Project) -> None:
     assert "--queue" in project.refused("retry", "job", "--queue", "a")
 
 
+def test_jobs_names_the_error_whatever_lines_its_message_has(project: Project) -> None:
+    [id] = _failed(project, 1, '  File "a.py", line 1, in f\nValueError: no paint\nat all\n')
+    table = project.good("jobs")
+    assert "error: ValueError: no paint" in table
+    assert "at all" not in table
+    assert "at all" in project.good("job", id)
+
+
 def test_words_of_users_do_nothing_to_the_terminal(project: Project) -> None:
     error = "Traceback\n\x1b[2J\x1b[31mred\x07 [bold]loud[/bold] :smile: \x9b2J"
     [id] = _failed(project, 1, error)

@@ -14,6 +14,13 @@ from fairlane.model.states import fail
 
 from .kit import Kit, Worker
 
+LONG_MESSAGE = """Traceback (most recent call last):
+  File "a.py", line 1, in f
+KeyError: 'a'
+It is missing.
+
+"""
+
 
 async def _fail(
     kit: Kit,
@@ -38,7 +45,7 @@ async def test_failures_are_grouped_by_task_and_error(kit: Kit) -> None:
     began = kit.clock.now()
     await _fail(kit, worker, "paint", group="ValueError")
     kit.clock.advance(10)
-    await _fail(kit, worker, "paint", group="KeyError", error="Traceback\n  here\nKeyError: 'a'\n\n")
+    await _fail(kit, worker, "paint", group="KeyError", error=LONG_MESSAGE)
     kit.clock.advance(10)
     newest = await _fail(kit, worker, "paint", group="ValueError", error="Traceback:\nValueError: no", queue="mail")
     late = await _fail(kit, worker, "send", reason=Reason.TIMEOUT, error="")

@@ -42,7 +42,7 @@ def make_app(url: str) -> Fairlane:
 
     @app.task(name="boom", retries=0)
     async def boom() -> None:
-        raise ValueError("no luck")
+        raise ValueError("no luck\nat all")
 
     @app.task(name="steps")
     async def steps(count: int) -> int:

@@ -41,7 +41,7 @@ class Shop:
 
         @self.app.task(name="boom", retries=0)
         async def boom() -> None:
-            raise ValueError("no luck")
+            raise ValueError("no luck\nat all")
 
         self.double = double
         self.web = serve_app(self.app, legacy_task=_nothing(self.app), **options)

@@ -159,7 +159,9 @@ async def test_a_decision_records_what_went_wrong_without_the_traceback(
 ) -> None:
     await enqueue(kit, spans)
     job = await claimed(kit)
-    traceback = 'Traceback:\n  File "x.py", in body\n    login("hunter2")\nshop.ValueError: no such file\n'
+    traceback = (
+        'Traceback:\n  File "x.py", line 1, in body\n    login("hunter2")\nshop.ValueError: no such file\nhunter2\n'
+    )
     with spans.run(job) as decided:
         decided(states.retry(job.held, 5, Reason.ERROR, traceback, group="ValueError in body"))
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fairlane.model import states
 from fairlane.model.job import CANCELLED_REASONS, FAILED_REASONS, FINAL_STATES, Held, JobState, Reason
-from fairlane.model.listings import last_line
+from fairlane.model.listings import error_line
 from fairlane.model.names import ERROR_BYTES, RESULT_BYTES
 from fairlane.model.retry import Backoff
 from fairlane.model.states import HOLDER_MOVES, MOVES, Move, Transition
@@ -200,8 +200,8 @@ def test_a_cut_error_keeps_its_end_where_the_cause_stands() -> None:
 
 def test_an_error_with_a_huge_message_keeps_its_class() -> None:
     kept = states.fail(HELD, Reason.ERROR, "Traceback …\n  frames\nValueError: " + "x" * 1_000_000).error
-    assert (last_line(kept) or "").startswith("ValueError: xxx")
-    assert len(last_line(kept) or "") == 500
+    assert (error_line(kept) or "").startswith("ValueError: xxx")
+    assert len(error_line(kept) or "") == 500
 
 
 @given(st.text(st.characters()), st.sampled_from(sorted(FAILED_REASONS)))

@@ -85,6 +85,19 @@ async def test_a_failure_has_its_traceback_from_the_users_first_frame_on(yard: Y
     assert [job.error and job.error.rstrip() for job in stored] == [told[1]["exception"], told[2]["exception"]]
 
 
+async def test_the_line_of_a_failure_names_the_error_whatever_lines_its_message_has(
+    yard: Yard, out: io.StringIO
+) -> None:
+    async def explode() -> None:
+        raise RuntimeError("the fuse was lit\nINFO all is well")
+
+    yard.task(explode, retries=0)
+    async with yard.worker():
+        await yard.until(await yard.enqueue("explode"))
+    [line] = lines(out)
+    assert line["message"].endswith(" s: failed, no retry is left: RuntimeError: the fuse was lit")
+
+
 async def test_handlers_of_others_get_the_exception_itself(yard: Yard, caplog: pytest.LogCaptureFixture) -> None:
     async def explode() -> None:
         raise RuntimeError("the fuse was lit")

@@ -13,6 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from .. import documents
+from ..error_text import error_summary
 from ..errors import NotFound
 from ..model.ids import retry_id
 from ..model.job import Job, JobState
@@ -117,7 +118,7 @@ def job_table(jobs: tuple[Job, ...]) -> RenderableType:
 def _note(job: Job, now: float) -> Text:
     """The most important fact about a job in its state."""
     if job.state is JobState.FAILED and job.error:
-        return plain(f"{job.reason}: {last_line(job.error)}", "red", most=80)
+        return plain(f"{job.reason}: {error_summary(job.error)}", "red", most=80)
     if job.state is JobState.SCHEDULED:
         return plain(f"due {display.ago(job.due_at, now)}")
     if job.state is JobState.RUNNING and job.started_at is not None:
@@ -127,11 +128,6 @@ def _note(job: Job, now: float) -> Text:
         took = display.duration(job.finished_at - job.started_at)
         return plain(f"took {took}, {display.ago(job.finished_at, now)}" if job.reason is None else job.reason.value)
     return plain(None if job.reason is None else job.reason.value)
-
-
-def last_line(error: str) -> str:
-    """The last line of a traceback, which names the error."""
-    return error.strip().rpartition("\n")[2]
 
 
 async def _show_job(context: CommandContext, id: str, as_json: bool) -> None:
@@ -216,7 +212,7 @@ def attempt_table(job: Job, now: float) -> RenderableType:
                 display.state_text(attempt.outcome or "running"),
                 plain(attempt.reason.value if attempt.reason else None),
                 display.number(attempt.refused),
-                plain(last_line(attempt.error) if attempt.error else None, "red", most=80),
+                plain(error_summary(attempt.error), "red", most=80),
             )
             for attempt in job.attempts
         ],

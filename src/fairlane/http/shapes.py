@@ -357,7 +357,7 @@ class FailureView(msgspec.Struct, frozen=True):
     example_id: str
     """The id of the newest job."""
     error_line: str | None
-    """The last line of the newest job's error."""
+    """The line that names the newest job's error."""
     exact: bool
     """If false, `count` is a lower bound."""
 

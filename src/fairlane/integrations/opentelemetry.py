@@ -22,6 +22,7 @@ except ModuleNotFoundError as exc:
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
+from ..error_text import error_summary
 from ..errors import Cancel, Snooze
 from ..model.job import FAILED_REASONS, Claimed
 from ..model.states import Transition
@@ -98,15 +99,15 @@ def _attributes(operation: str, task: str, queue: str) -> dict[str, str | int]:
 
 
 def _decided(span: Span, transition: Transition) -> None:
-    """Record how a run ended. Only the last line of a traceback is kept, which has the message."""
+    """Record how a run ended. Of a traceback, only the line that names the error is kept."""
     if not span.is_recording():
         return
     span.set_attribute("fairlane.outcome", transition.move.value)
     if transition.reason in FAILED_REASONS:
         # "ValueError in body" and "...\nshop.ValueError: no such file"
         kind = (transition.error_group or transition.reason.value).partition(" ")[0]
-        last = (transition.error or "").rstrip().rpartition("\n")[2]
-        _fail(span, kind, last.partition(f"{kind}: ")[2] or last)
+        summary = error_summary(transition.error) or ""
+        _fail(span, kind, summary.partition(f"{kind}: ")[2] or summary)
 
 
 def _record(span: Span, exc: Exception) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ..error_text import error_summary
 from ..errors import InvalidInput
 from . import names
 from .job import JobState, Priority, Reason
@@ -164,7 +165,7 @@ def line_page(
 MOST_FAILURES = 5_000
 """The newest failed jobs that `failures` examines: its cost does not grow with their number."""
 ERROR_TAIL = names.ERROR_BYTES
-"""Bytes at the end of an error in which its last line is searched."""
+"""Bytes at the end of an error in which the line that names it is searched: all of what is stored."""
 LONGEST_LINE = 500
 
 
@@ -182,13 +183,13 @@ class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
     example_id: str
     """The id of the newest job."""
     error_line: str | None
-    """The last line of its error, at most 500 characters."""
+    """The line of its error that names it, at most 500 characters."""
     exact: bool = True
     """False when more jobs failed than were examined: `count` is a lower bound, and the first failure may be older."""
 
     @classmethod
     def of(cls, row: Sequence[Any], *, exact: bool) -> FailureGroup:
-        """Build a group from a row: the fields in order, with the end of the error in place of its last line."""
+        """Build a group from a row: the fields in order, with the end of the error in place of its line."""
         task, group, count, first_at, last_at, reason, example_id, error = row
         return cls(
             task=task,
@@ -198,15 +199,15 @@ class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
             last_at=float(last_at),
             reason=Reason(reason),
             example_id=example_id,
-            error_line=last_line(error),
+            error_line=error_line(error),
             exact=exact,
         )
 
 
-def last_line(text: str | None) -> str | None:
-    """The last non-blank line of an error."""
-    lines = (text or "").strip().splitlines()
-    return lines[-1].strip()[:LONGEST_LINE] if lines else None
+def error_line(text: str | None) -> str | None:
+    """The line of an error that names it, shortened."""
+    summary = error_summary(text)
+    return None if summary is None else summary[:LONGEST_LINE]
 
 
 def check_failures(queue: str | None, task: str | None) -> None:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 
+from ..error_text import error_summary
 from ..model.job import JobState, Verdict
 from ..model.names import plural
 from ..model.retry import counted
@@ -55,15 +56,15 @@ def log_run(run: Run, transition: Transition | None, *, cancelled: bool = False)
     if not logger.isEnabledFor(level):
         return
     if overruled:
-        last = "" if level <= logging.INFO else f"; the run ended with: {_last(transition)}"
-        _log(level, run, f"cancelled, as was requested meanwhile{last}", transition, error, Move.CANCEL)
+        ended = "" if level <= logging.INFO else f"; the run ended with: {_summary(transition)}"
+        _log(level, run, f"cancelled, as was requested meanwhile{ended}", transition, error, Move.CANCEL)
     elif level <= logging.INFO:
         _log(level, run, move.value.replace("_", " "), transition)
     elif move is Move.FAIL:
         again = "no retry is left" if run.claimed.attempt > run.claimed.retries else "it is not retried"
-        _log(level, run, f"failed, {again}: {_last(transition)}", transition, error)
+        _log(level, run, f"failed, {again}: {_summary(transition)}", transition, error)
     else:
-        _log(level, run, f"runs again in {transition.delay:.1f} s: {_last(transition)}", transition, error)
+        _log(level, run, f"runs again in {transition.delay:.1f} s: {_summary(transition)}", transition, error)
 
 
 def _log(
@@ -108,6 +109,6 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 6)
 
 
-def _last(transition: Transition) -> str:
-    last = (transition.error or "").rstrip().rpartition("\n")[2] or str(transition.reason)
-    return last if len(last) <= LONGEST else last[:LONGEST] + "…"
+def _summary(transition: Transition) -> str:
+    summary = error_summary(transition.error) or str(transition.reason)
+    return summary if len(summary) <= LONGEST else summary[:LONGEST] + "…"

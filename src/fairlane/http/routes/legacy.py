@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from ...app import Fairlane
+from ...error_text import error_summary
 from ...errors import InvalidInput
 from ...handle import unknown_job
 from ...model.job import Job, JobState
@@ -103,7 +104,7 @@ def legacy_status(job: Job) -> LegacyStatus:
     error = None
     if WORDS[job.state] == "failed":
         reason = "" if job.reason is None else job.reason.value
-        error = (job.error or "").strip().rpartition("\n")[2] or f"{job.state.value} ({reason})"
+        error = error_summary(job.error) or f"{job.state.value} ({reason})"
     return LegacyStatus(
         id=job.id,
         status=WORDS[job.state],

@@ -191,4 +191,4 @@ def failures(view: View, queue: str | None, task: str | None, limit: int) -> lis
 def _shown(view: View, group: FailureGroup) -> FailureGroup:
     """Return a group with its example job, whose seq stood for its id."""
     id, error = view.one("failed_example", int(group.example_id), ERROR_TAIL)
-    return msgspec.structs.replace(group, example_id=id, error_line=listings.last_line(error))
+    return msgspec.structs.replace(group, example_id=id, error_line=listings.error_line(error))
