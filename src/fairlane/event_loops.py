@@ -62,7 +62,14 @@ def runner() -> asyncio.Runner:
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on a new loop, as `asyncio.run` does."""
-    with runner() as created:
+    created = runner()
+    try:
+        created.get_loop()
+    except BaseException:
+        # A coroutine that is neither awaited nor closed causes a warning.
+        work.close()
+        raise
+    with created:
         return created.run(work)
 
 

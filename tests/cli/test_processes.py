@@ -135,6 +135,17 @@ def test_serving_on_a_busy_port_is_one_line_and_exit_code_1(
     assert line.startswith(f"Error: cannot listen on 127.0.0.1, port {port}: Address already in use (choose another")
 
 
+@pytest.mark.parametrize(
+    "command", [["worker", "-A", "shop", "--log-level", "error"], ["serve", "-A", "shop", "--port", "0"], ["jobs"]]
+)
+def test_an_unknown_event_loop_is_one_line(
+    project: Project, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setenv("FAIRLANE_LOOP", "foo")
+    _, error = project.start(*command).communicate(timeout=60)
+    assert error == "Error: FAIRLANE_LOOP: must be auto, asyncio or uvloop, not 'foo'\n"
+
+
 def _asked(port: int, path: str) -> tuple[int, str]:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:

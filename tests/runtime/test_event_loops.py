@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import platform
 import subprocess
@@ -52,6 +53,15 @@ def test_a_misspelt_loop_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(InvalidInput, match="FAIRLANE_LOOP: must be auto, asyncio or uvloop, not 'libuv'"):
         event_loops.new_event_loop()
+
+
+def test_work_that_has_no_loop_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(event_loops.LOOP, "libuv")
+    work = kind()
+
+    with pytest.raises(InvalidInput, match="FAIRLANE_LOOP"):
+        event_loops.run(work)
+    assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
 
 
 READER = """

@@ -7,7 +7,7 @@ rejected input and 1 for any other error. Only ``--debug`` shows a traceback.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import click
@@ -137,10 +137,6 @@ def json_option(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(function)
 
 
-def run(work: Awaitable[T]) -> T:
+def run(work: Coroutine[Any, Any, T]) -> T:
     """Run the coroutine of a command."""
-
-    async def body() -> T:
-        return await work
-
-    return event_loops.run(body())
+    return event_loops.run(work)
