@@ -88,6 +88,19 @@ async def test_what_does_not_fit_is_refused_by_its_field_and_nothing_is_stored(
     assert (await app.client.find()).jobs == ()
 
 
+async def test_the_allowed_values_are_named_and_not_the_sent_one(http: httpx.AsyncClient) -> None:
+    request = {"task": "add", "args": [1], "options": {"priority": "urgent - at `$.x`"}}
+    answer = await http.post(f"{API}/jobs", json=request)
+    assert is_problem(answer, 422, "options.priority")
+    assert answer.json()["detail"] == "must be 'high', 'low' or 'normal'"
+    answer = await http.post(f"{API}/jobs:batch", json=[request])
+    assert answer.json()["detail"] == "must be 'high', 'low' or 'normal'"
+    answer = await http.get(f"{API}/jobs", params={"state": "bad"})
+    assert is_problem(answer, 422, "state")
+    states = "'scheduled', 'pending', 'running', 'completed', 'failed' or 'cancelled'"
+    assert answer.json()["detail"] == f"must be {states}"
+
+
 async def test_the_same_idempotency_key_makes_one_job(http: httpx.AsyncClient, app: Fairlane) -> None:
     key = {"Idempotency-Key": "order 7"}
     first = await http.post(f"{API}/jobs", json={"task": "add", "args": [1]}, headers=key)

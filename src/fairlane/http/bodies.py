@@ -11,7 +11,7 @@ import msgspec
 from starlette.types import Receive
 
 from .answers import Disconnected
-from .problems import Problem
+from .problems import Problem, invalid_value
 from .settings import HttpSettings
 
 T = TypeVar("T")
@@ -112,4 +112,12 @@ async def read_json(
         return decoder.decode(b"{}")
     check_json(headers)
     check_nesting(raw, settings.nesting)
-    return decoder.decode(raw)
+    return decoded(decoder, raw)
+
+
+def decoded(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw) -> T:
+    """Decode JSON. Raises a problem that names the field and, of an enum, the allowed values."""
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as exc:
+        raise invalid_value(exc, decoder.type) from None

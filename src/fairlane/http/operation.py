@@ -18,7 +18,7 @@ from ..errors import InvalidInput
 from .access import Caller, Scope, check_host, check_origin
 from .answers import Disconnected
 from .bodies import read_json
-from .problems import Problem, problem_of
+from .problems import Problem, invalid_value, problem_of
 
 if TYPE_CHECKING:
     from .service import Service
@@ -159,7 +159,10 @@ class Exchange:
         for name in given:
             if name not in known:
                 raise Problem(422, f"is not a parameter of this path (known: {', '.join(sorted(known))})", field=name)
-        return msgspec.convert(given, type_, strict=False)
+        try:
+            return msgspec.convert(given, type_, strict=False)
+        except msgspec.ValidationError as exc:
+            raise invalid_value(exc, type_) from None
 
     def url(self, path: str) -> str:
         """The path of another operation, as the client sees it."""

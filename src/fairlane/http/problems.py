@@ -25,7 +25,7 @@ from ..errors import (
     StoreUnavailable,
     WouldDeadlock,
 )
-from ..model.codec import hide_values
+from ..model.decoder_messages import hide_values
 from .answers import Answer, Headers
 
 PROBLEM_JSON = b"application/problem+json"
@@ -111,7 +111,7 @@ def problem_of(exc: Exception) -> Problem | None:
         case InvalidInput():
             return Problem(422, exc.problem, field=exc.field)
         case msgspec.ValidationError():
-            return _invalid_value(exc)
+            return invalid_value(exc)
         case msgspec.DecodeError() | UnicodeDecodeError():
             return Problem(400, f"the body is not JSON: {exc}" if isinstance(exc, msgspec.DecodeError) else NOT_UTF8)
         case RecursionError():
@@ -142,9 +142,11 @@ def problem_of(exc: Exception) -> Problem | None:
 NOT_UTF8 = "the body is not UTF-8"
 
 
-def _invalid_value(exc: msgspec.ValidationError) -> Problem:
-    """The problem of a value with a wrong type, or of a missing or unknown field. It names the field."""
-    text = hide_values(str(exc))
+def invalid_value(exc: msgspec.ValidationError, type_: Any = None) -> Problem:
+    """The problem of a value with a wrong type, or of a missing or unknown field. It names the field, and with the type
+    that was decoded the allowed values of an enum.
+    """
+    text = hide_values(str(exc), type_)
     path, name = _PATH.search(text), _FIELD.search(text)
     parts = [path[1].lstrip(".") if path else "", name[1] if name else ""]
     return Problem(422, _PATH.sub("", text), field=".".join(filter(None, parts)) or None)

@@ -7,7 +7,6 @@ changes on the way (NaN becoming null) would cause a wrong result much later, on
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -15,6 +14,7 @@ import msgspec
 
 from ..errors import InvalidInput
 from . import names
+from .decoder_messages import hide_values
 
 T = TypeVar("T")
 
@@ -97,15 +97,6 @@ def decode_call(payload: bytes) -> tuple[list[msgspec.Raw], dict[str, msgspec.Ra
 _call_decoder = msgspec.json.Decoder(tuple[list[msgspec.Raw], dict[str, msgspec.Raw]])
 
 
-_VALUE = re.compile(r"Invalid enum value .*?(?= - at |$)", re.DOTALL)
-"""The only decoder message that repeats a value. Errors never show the values that were sent."""
-
-
-def hide_values(message: str) -> str:
-    """Remove sent values from a decoder message."""
-    return _VALUE.sub("Invalid enum value", message)
-
-
 class Reader(Generic[T]):
     """Decodes values of one type. Building the decoder is most of the work and is done once."""
 
@@ -120,7 +111,7 @@ class Reader(Generic[T]):
         try:
             return self._decoder.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-            raise InvalidInput(self._field, hide_values(str(exc))) from None
+            raise InvalidInput(self._field, hide_values(str(exc), self._decoder.type)) from None
         except Exception as exc:
             # A user's constructor can raise anything, and its message may repeat the value.
             raise InvalidInput(self._field, f"{type(exc).__name__} while decoding it") from None

@@ -16,7 +16,7 @@ from ...task import Call
 from .. import shapes
 from ..access import Scope
 from ..answers import NDJSON, Parts, json_answer
-from ..bodies import check_json, check_nesting, chunks, media_type, read_body
+from ..bodies import check_json, check_nesting, chunks, decoded, media_type, read_body
 from ..operation import Exchange, Operations, Response
 from ..problems import Problem, problem_of
 from ..requests import JobRequest, idempotent_id
@@ -79,7 +79,7 @@ async def send_batch(exchange: Exchange) -> Response:
 def _call(exchange: Exchange, raw: bytes, number: int) -> Call[Any]:
     check_nesting(raw, exchange.service.settings.nesting)
     id = idempotent_id(exchange.caller, exchange.header("idempotency-key"), number)
-    return _one.decode(raw).call(exchange.service, exchange.caller, id)
+    return decoded(_one, raw).call(exchange.service, exchange.caller, id)
 
 
 def _at(number: int, exc: Exception) -> Exception:

@@ -19,7 +19,6 @@ from ...task import Task
 from ..access import Scope
 from ..answers import Answer, json_answer
 from ..operation import Exchange, Operations, check_id
-from ..problems import Problem
 
 Word = Literal["queued", "processing", "completed", "failed"]
 WORDS: dict[JobState, Word] = {
@@ -73,10 +72,7 @@ def legacy_operations(app: Fairlane, task: Task[..., Any] | str) -> Operations:
     @operations.add("GET", "/task", Scope.ENQUEUE, bound=True, query=Submission, answer=LegacyStatus, shows=example)
     async def submit_task(exchange: Exchange) -> Answer:
         """Submit a job (legacy); new programs use POST /api/v1/jobs."""
-        try:
-            priority = exchange.query(Submission).priority
-        except msgspec.ValidationError:
-            raise Problem(422, "must be 'low' or 'high'", field="priority") from None
+        priority = exchange.query(Submission).priority
         call = found.options(priority=priority).call()
         exchange.caller.check_new(call.job)
         handle = await exchange.client.enqueue(call)
