@@ -107,6 +107,7 @@ async def main(url: str, folder: str, slots: str, heartbeat: str, lease: str) ->
     await worker.over.wait()
     for task in tasks:
         task.cancel()
+    worker.crash_state.leave()
     await store.leave(worker.session, begun=[])
     await store.close()
 

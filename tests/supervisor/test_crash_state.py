@@ -64,6 +64,14 @@ def test_a_new_session_has_not_beaten_yet() -> None:
         assert ours.read().last_beat is not None
 
 
+def test_a_session_that_is_to_end_needs_no_renewal() -> None:
+    ours, theirs = pair()
+    theirs.session("session-1")
+    theirs.beat()
+    theirs.leave()
+    assert ours.read() == CrashReading("session-1", None, ())
+
+
 def test_there_is_room_for_any_number_of_jobs_and_room_is_used_again() -> None:
     ours, theirs = pair()
     held = [Held(f"job-{n}", n) for n in range(1000)]

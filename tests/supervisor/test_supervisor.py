@@ -216,7 +216,9 @@ async def test_the_lease_of_a_stopped_process_is_left_to_end(fleet: Fleet) -> No
         assert is_halted(child.process.pid)
 
 
-async def test_the_lease_of_a_busy_process_is_renewed_and_its_jobs_stay_with_it(fleet: Fleet) -> None:
+async def test_the_lease_of_a_busy_process_is_renewed_and_its_jobs_stay_with_it(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
     ids = await fleet.enqueue("begin", "hold", "busy")
     async with fleet.supervisor() as supervised:
         [session] = await supervised.until_registered()
@@ -231,6 +233,8 @@ async def test_the_lease_of_a_busy_process_is_renewed_and_its_jobs_stay_with_it(
             least = min(least, await fleet.remaining(session))
             await asyncio.sleep(0.05)
         assert least > 0
+        # The supervisor cannot know why: after an outage of the store no process is busy.
+        assert "it is busy, or the store did not answer it" in caplog.text
         # It renews its lease itself again.
         beat = child.crash_state.read().last_beat
         assert beat is not None
@@ -241,6 +245,27 @@ async def test_the_lease_of_a_busy_process_is_renewed_and_its_jobs_stay_with_it(
         await until(beats)
         jobs = await fleet.jobs(ids)
     assert [(job.session, job.fence) for job in jobs] == [(session, 1)] * 3
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+async def test_a_session_that_cannot_be_renewed_is_a_warning_unless_its_process_ended_it(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture, orderly: bool
+) -> None:
+    program = "import time; time.sleep(600)"
+    async with fleet.supervisor(command=[sys.executable, "-c", program]) as supervised:
+
+        async def started() -> bool:
+            return len(supervised.supervisor.children) == 1
+
+        await until(started)
+        [child] = supervised.supervisor.children
+        child.crash_state.session("ended")
+        child.crash_state.beat()
+        if orderly:
+            # The supervisor saw an old beat, and the process ended its session before the supervisor's call.
+            child.crash_state.leave()
+        await supervised.supervisor._renew(child, "ended")
+    assert ("did not renew its lease in time" in caplog.text) is not orderly
 
 
 # -- stopping --------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from fairlane.model.retry import Backoff
 from fairlane.model.session import NewSession, SessionKind, SessionState
 from fairlane.model.settings import LaneRule
 from fairlane.model.slots import Reserved, Slots
+from fairlane.supervisor.crash_state import CrashState
 
 from .faulty import Faulty, wait_for
 from .yard import PATIENCE, QUICK, Yard
@@ -413,3 +414,13 @@ async def test_the_log_contains_what_went_wrong_and_no_arguments(yard: Yard, cap
     ]
     assert [r.levelname for r in told[2:]] == ["INFO"]
     assert "sk-live" not in caplog.text
+
+
+async def test_a_worker_that_ends_its_session_asks_for_no_more_renewals(yard: Yard) -> None:
+    state = CrashState.make()
+    worker = yard.make(burst=True)
+    worker._crash_state = state
+    await asyncio.wait_for(worker.run(), PATIENCE)
+    reading = state.read()
+    assert (reading.session, reading.last_beat) == (worker.session.id, None)
+    state.close()

@@ -40,7 +40,7 @@ class CrashReading(msgspec.Struct, frozen=True):
 
     session: str | None
     last_beat: float | None
-    """By the monotonic clock, which all processes share; None before the first renewal of the session."""
+    """By the monotonic clock, which all processes share; None before the first renewal and once it is to end."""
     begun: tuple[Held, ...]
 
 
@@ -93,6 +93,10 @@ class CrashState:
     def beat(self) -> None:
         """Record that the session was renewed just now."""
         self._beats[_BEAT // 8] = time.monotonic()
+
+    def leave(self) -> None:
+        """Record that the session is about to end: from now on nobody has to renew it."""
+        self._beats[_BEAT // 8] = 0.0
 
     def begin(self, held: Held) -> int:
         """Record that the function of a job begins. Returns the slot for `end`."""

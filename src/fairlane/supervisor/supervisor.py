@@ -218,10 +218,14 @@ class Supervisor:
             # The store is unavailable, which the workers log themselves; the next round tries again.
             return
         except FairlaneError as exc:
-            logger.warning("process %d did not renew its lease in time: %s", child.process.pid, exc)
+            # If it has ended or is ending its session itself, that is in order.
+            if child.quiet_session(0.0) == session:
+                logger.warning("process %d did not renew its lease in time: %s", child.process.pid, exc)
         else:
             logger.warning(
-                "process %d is too busy to renew its lease; the supervisor has renewed it", child.process.pid
+                "process %d did not renew its lease in time: it is busy, or the store did not answer it; the "
+                "supervisor has renewed the lease",
+                child.process.pid,
             )
         child.renewed_at = time.monotonic()
 

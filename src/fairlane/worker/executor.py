@@ -56,6 +56,9 @@ class RecordsCrashState(Protocol):
     def beat(self) -> None:
         """The session was renewed."""
 
+    def leave(self) -> None:
+        """The worker is about to end the session."""
+
     def begin(self, held: Held) -> int:
         """The function of a job begins. Returns the slot for `end`."""
 

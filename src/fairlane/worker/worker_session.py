@@ -129,6 +129,8 @@ class WorkerSession:
         """End the session, so that its jobs need not wait for the lease to end."""
         if self.session is None:
             return
+        if self._crash_state is not None:
+            self._crash_state.leave()
         try:
             async with asyncio.timeout(self._settings.intervals.lease):
                 await self._store.leave(self.session.id, begun=[])
