@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from fairlane.store.shared import notifier
 from fairlane.store.shared.subscriptions import NotifiedWakeups, TopicSubscription
 from fairlane.store.sqlite.wakeups import DatagramWakeups
 from fairlane.store.wakeups import Subscription
@@ -25,6 +26,7 @@ from fairlane.store.wakeups import Subscription
 Wakeups = NotifiedWakeups[Any]
 AnyWakeups = Wakeups | DatagramWakeups
 SQLITE = "sqlite:"
+PATIENCE = 30.0
 kept: list[AnyWakeups] = []
 """Wake-ups that nothing but the end of the process ends."""
 
@@ -129,6 +131,15 @@ def leave(wakeups: AnyWakeups) -> None:
     wakeups.publish(["queue:last", "job:last"])
 
 
+def be_patient(url: str) -> None:
+    """Wait long before topics are dropped: a busy machine may stand still for seconds, and nothing polls here."""
+    notifier.CLOSE_SECONDS = PATIENCE
+    if url.startswith("postgresql:"):
+        from fairlane.store.postgresql import notifier as postgresql_notifier
+
+        postgresql_notifier.GRACE_SECONDS = PATIENCE
+
+
 ROLES: dict[str, Callable[[AnyWakeups], Coroutine[Any, Any, None] | None]] = {
     "echo": echo,
     "fork": fork,
@@ -138,6 +149,7 @@ ROLES: dict[str, Callable[[AnyWakeups], Coroutine[Any, Any, None] | None]] = {
 
 if __name__ == "__main__":
     role, url, name = sys.argv[1:]
+    be_patient(url)
     playing = ROLES[role](DatagramWakeups(Path(name)) if url == SQLITE else wakeups_at(url, name))
     if playing is not None:
         asyncio.run(playing)

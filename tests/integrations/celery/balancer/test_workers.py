@@ -192,6 +192,8 @@ def test_a_message_of_a_dead_worker_is_counted_when_the_broker_delivers_it_again
     fleet = make_fleet(2, heartbeat=QUICK, transport_options=often)
     first = fleet.worker(concurrency=1)
     result = fleet.task("wait_late").delay("late")
+    # The execution is counted before the task function begins.
+    until(lambda: len(fleet.executions()) == 1, fleet.executions)
     fleet.until_total(0, 1)
     first.kill()
     # Its execution leaves the load although no other worker is there to notice.
