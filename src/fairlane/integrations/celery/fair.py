@@ -156,6 +156,8 @@ class Fair:
         """Store the job of a publish. A retry of the running job waits for the end of its run instead."""
         parent = parent_request()
         if publish.is_retry_of(parent):
+            # Now, while the task can still fail by it: after the run nothing sees that it cannot be stored.
+            publish.job(publish.id, None)
             setattr(parent, KEPT, publish)
             return
         if capture(publish):

@@ -11,7 +11,8 @@ import pytest
 from celery import Celery, Task
 from celery._state import _task_stack
 from celery.app.control import Control
-from celery.exceptions import Retry, SoftTimeLimitExceeded
+from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded
+from celery.signals import task_postrun
 from kombu.exceptions import OperationalError
 
 from fairlane import Fairlane, InvalidInput
@@ -93,6 +94,16 @@ def test_a_retry_that_is_stored_and_sent_to_the_broker_is_one_job(
     assert happened == ["acknowledged"]
     assert [job.id for job in fair.fairlane.blocking.find().jobs] == ["huge"]
     assert state(fair, "huge") is JobState.SCHEDULED
+
+
+@pytest.mark.parametrize("throw", [True, False])
+def test_a_retry_that_cannot_be_stored_fails_the_task_that_asks_for_it(fair: Fair, huge: Any, throw: bool) -> None:
+    """After the run nothing would see that: without `throw` the task would succeed, and its retry be lost."""
+    huge.request.update(fairlane_job="huge", fairlane_queue=QUEUE)
+    with pytest.raises(Reject, match=r"payload: .* exceed the limit"):
+        huge.retry(countdown=0, throw=throw)
+    task_postrun.send(sender=huge, task=huge, state="FAILURE")
+    assert not fair.fairlane.blocking.find().jobs
 
 
 def test_a_revoke_cancels_the_jobs_of_its_id_only(fair: Fair) -> None:
