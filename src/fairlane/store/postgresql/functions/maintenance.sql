@@ -242,15 +242,24 @@ END $$;
 CREATE FUNCTION fairlane.idle_grants(p_limit integer, m fairlane.moment, OUT seq bigint, OUT granted_at double precision)
 RETURNS SETOF record LANGUAGE plpgsql AS $$
 DECLARE
-    v_held integer := (SELECT count(*) FROM (SELECT 1 FROM fairlane.job_extra a WHERE a.granted_at <= m.now - 2 LIMIT 50 * p_limit) x);
-    v_pages integer := greatest(1, ceil(v_held::numeric / p_limit));
+    v_held integer := (SELECT count(*) FROM fairlane.held_grants(p_limit, 0, m));
 BEGIN
-    RETURN QUERY SELECT h.seq, h.granted_at FROM (
-        SELECT a.seq, a.granted_at FROM fairlane.job_extra a WHERE a.granted_at <= m.now - 2 ORDER BY a.granted_at
-        OFFSET floor(random() * v_pages)::integer * p_limit LIMIT p_limit) h
-    CROSS JOIN LATERAL (SELECT x.lane, x.granted_at FROM fairlane.active_job x WHERE x.seq = h.seq OFFSET 0) y
-    WHERE y.granted_at IS NOT NULL AND NOT (SELECT n.ordered FROM fairlane.lane n WHERE n.id = y.lane);
+    IF v_held = p_limit THEN
+        v_held := (SELECT count(*) FROM fairlane.held_grants(50 * p_limit, 0, m));
+    END IF;
+    RETURN QUERY SELECT h.seq, h.granted_at
+        FROM fairlane.held_grants(p_limit, floor(random() * ceil(v_held::numeric / p_limit))::integer * p_limit, m) h;
 END $$;
+
+CREATE FUNCTION fairlane.held_grants(
+    p_limit integer, p_skipped integer, m fairlane.moment, OUT seq bigint, OUT granted_at double precision
+) RETURNS SETOF record LANGUAGE sql STABLE AS $$
+    SELECT a.seq, a.granted_at FROM fairlane.job_extra a
+    CROSS JOIN LATERAL (SELECT x.lane, x.granted_at FROM fairlane.active_job x WHERE x.seq = a.seq OFFSET 0) y
+    WHERE a.granted_at <= m.now - 2 AND y.granted_at IS NOT NULL
+    AND NOT (SELECT n.ordered FROM fairlane.lane n WHERE n.id = y.lane)
+    ORDER BY a.granted_at OFFSET p_skipped LIMIT p_limit;
+$$;
 
 -- Unbound jobs whose pool has a live worker.
 CREATE FUNCTION fairlane.bindable(p_limit integer, m fairlane.moment) RETURNS bigint[] LANGUAGE sql STABLE AS $$

@@ -111,7 +111,7 @@ end
 
 -- Cancel children that wait for a dead worker, of broadcasts that no worker can join any more.
 function broadcasts.abandon()
-    for _, parent in ipairs(job_record.all(step.page(S.p .. 'parents', '+inf', MOST_LOOKED_AT))) do
+    for _, parent in ipairs(job_record.all(step.page(S.p .. 'parents', '+inf'))) do
         if not parent.due then
             for _, child in ipairs(job_record.all(children_of(parent.seq))) do
                 if child.state ~= STATE.RUNNING and not sessions.serves(child.pool or 'default', child.direct) then

@@ -348,7 +348,10 @@ end
 function lane_limits.move_idle_grants(limit)
     local moved = 0
     local idle = S.now - IDLE_GRANT_SECONDS
-    for _, seq in ipairs(step.page(S.p .. 'holding', idle, limit)) do
+    for _, seq in ipairs(step.page(S.p .. 'holding', idle)) do
+        if moved >= limit then
+            break
+        end
         local holder = job_record.get(seq)
         local lane = holder and holder.lane and holder.granted and lane_limits.lane(holder.queue, holder.lane_key)
         -- Ignore grants of lanes in which no job waits.
@@ -356,7 +359,7 @@ function lane_limits.move_idle_grants(limit)
         if wanted and (holder.gate or not takes(holder.inbox, holder.class)) then
             local waiting = S.p .. 'wait:' .. lane.name
             local e = first_able(call('ZRANGE', waiting, 0, MOST_LOOKED_AT - 1), holder)
-                or first_able(step.page(waiting, '+inf', MOST_LOOKED_AT, MOST_LOOKED_AT), holder)
+                or first_able(step.page(waiting, '+inf', MOST_LOOKED_AT), holder)
             if e then
                 ungrant(holder)
                 lane.granted = lane.granted - 1

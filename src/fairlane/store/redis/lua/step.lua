@@ -204,14 +204,14 @@ function step.tallied(queue, class, column)
     return tonumber(call('HGET', keys.tally(queue), class .. column) or 0)
 end
 
--- The first members of a sorted set up to a score behind the first `skipped`, at most `limit`. If there are more: one page
--- of them, at every time another one, so that none is left out for ever because nothing can be done about those before it.
-function step.page(set, score, limit, skipped)
-    local size = math.min(limit, MOST_LOOKED_AT)
-    local pages = math.ceil((call('ZCOUNT', set, '-inf', score) - (skipped or 0)) / size)
+-- As many members of a sorted set as a call looks at, up to a score and behind the first `skipped`. If there are more: one
+-- page of them, at every time another one, so that none is left out for ever because nothing can be done about others.
+function step.page(set, score, skipped)
+    local first = skipped or 0
+    local pages = math.ceil((call('ZCOUNT', set, '-inf', score) - first) / MOST_LOOKED_AT)
     -- Multiples of the golden ratio spread evenly, whatever the interval between the passes.
     local page = pages > 1 and math.floor(S.now * GOLDEN_RATIO % 1 * pages) or 0
-    return call('ZRANGEBYSCORE', set, '-inf', score, 'LIMIT', (skipped or 0) + page * size, size)
+    return call('ZRANGEBYSCORE', set, '-inf', score, 'LIMIT', first + page * MOST_LOOKED_AT, MOST_LOOKED_AT)
 end
 
 -- Write everything that was kept, and publish the topics.
