@@ -26,7 +26,7 @@ from .model import foreign_words
 from .model.arguments import Arguments
 from .model.ids import new_id
 from .model.job import NewJob, Priority
-from .model.names import check_name, shown
+from .model.names import check_name, instant, shown
 from .model.origin import default_name, module_name
 from .model.retry import Backoff
 from .model.retry_rule import retry_rule
@@ -442,12 +442,3 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
 def seconds(field: str, value: Seconds) -> float:
     """Convert a duration to seconds."""
     return value.total_seconds() if isinstance(value, timedelta) else value
-
-
-def instant(field: str, value: Any) -> Any:
-    """Convert a moment to seconds since 1970; other values are left as they are, to be validated with the job."""
-    if not isinstance(value, datetime):
-        return value
-    if value.tzinfo is None:
-        raise InvalidInput(field, "has no time zone; use an aware datetime such as datetime.now(UTC) + …")
-    return value.timestamp()

@@ -24,8 +24,9 @@ from ..handle import Handle
 from ..model import codec
 from ..model.ids import new_id
 from ..model.job import MOST_BYTES_PER_ENQUEUE, Priority, parts_of
+from ..model.names import instant
 from ..runtime.loop_thread import LoopThread
-from ..task import Call, OneCall, Task, instant
+from ..task import Call, OneCall, Task
 from .remote_handle import RemoteHandle, Submitted, read
 from .transport import AccessDenied, Transport
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import datetime
 from functools import lru_cache
+from typing import Any
 
 from ..errors import InvalidInput
 
@@ -80,6 +82,15 @@ def check_instant(field: str, value: float) -> float:
     if not 0 <= number <= 1e11:
         raise InvalidInput(field, f"{number:g} is not a time; give seconds since 1970, not milliseconds")
     return number
+
+
+def instant(field: str, value: Any) -> Any:
+    """Convert a moment to seconds since 1970; other values are left as they are, to be validated with the job."""
+    if not isinstance(value, datetime):
+        return value
+    if value.tzinfo is None:
+        raise InvalidInput(field, "has no time zone; use an aware datetime such as datetime.now(UTC) + …")
+    return value.timestamp()
 
 
 def check_factor(field: str, value: float) -> float:

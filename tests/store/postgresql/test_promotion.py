@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -173,7 +173,9 @@ async def test_jobs_that_come_due_in_an_outage_stay_scheduled_and_arrive_once_wh
         ids = [job.id for job in jobs]
 
         async def all_arrived() -> bool:
-            return await states(kit, ids) == [JobState.PENDING] * JOBS
+            with suppress(StoreUnavailable):
+                return await states(kit, ids) == [JobState.PENDING] * JOBS
+            return False
 
         await until_awaited(all_arrived)
 
