@@ -321,7 +321,7 @@ class Fairlane:
         served = queues or mine.queues or sorted(self.queue_names() | {"default"})
         settings = WorkerSettings(
             queues=dict(served) if isinstance(served, Mapping) else dict.fromkeys(served, 1),
-            slots=mine.slots if slots is None else slots if isinstance(slots, Slots) else mine.slots_for(slots),
+            slots=slots if isinstance(slots, Slots) else mine.slots_for(slots),
             pool=mine.pool if pool is None else pool,
             index=mine.index if index is None else index,
             grace=mine.grace if grace is None else seconds("grace", grace),

@@ -86,9 +86,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if given and self.url == DEFAULT_URL:
             raise InvalidInput(given[0], f"is only for a store on PostgreSQL; set {URL}=postgresql://…")
 
-    def slots_for(self, total: int) -> Slots:
-        """`total` slots with the configured reservation, or the default one for that number."""
+    def slots_for(self, total: int | None) -> Slots:
+        """`total` slots with the configured reservation, or the default one for that number. None: the usual slots.
+
+        Raises `InvalidInput` with the name of the variable if the reservation leaves no slot for other work.
+        """
+        if total is None:
+            if self.high_reserved in (None, self.slots.reserved.high):
+                return self.slots
+            total = self.slots.total
         if self.high_reserved is not None:
+            if self.high_reserved >= total:
+                raise InvalidInput(RESERVED, _leaves_none(self.high_reserved, total))
             return Slots(total=total, reserved=Reserved(high=self.high_reserved))
         chosen = self.slots.reserved != default_reserved(self.slots.total)
         return Slots(total=total, reserved=self.slots.reserved if chosen else default_reserved(total))
@@ -118,6 +127,10 @@ def parse_queues(field: str, text: str) -> dict[str, int]:
             raise InvalidInput(field, f"{name!r} is listed twice")
         queues[name] = check_count(field, _whole(field, weight), least=1, most=MOST_WEIGHT) if equals else 1
     return queues
+
+
+def _leaves_none(high: int, total: int) -> str:
+    return f"reserving {high} of {total} slots leaves none for other work"
 
 
 def _by_variables(problem: str) -> str:
@@ -179,8 +192,10 @@ class _EnvironmentReader:
         if len(self._problems) > before:
             return None
         if high >= total:
-            where = RESERVED if RESERVED in self._environ else SLOTS
-            self._problems.append(f"{where}: reserving {high} of {total} slots leaves none for other work")
+            if SLOTS not in self._environ:
+                # An option, or code, may give enough slots: `slots_for` compares.
+                return usual_slots(total)
+            self._problems.append(f"{RESERVED}: {_leaves_none(high, total)}")
             return None
         return Slots(total=total, reserved=Reserved(high=high))
 

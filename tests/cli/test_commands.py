@@ -201,6 +201,15 @@ def test_a_bad_variable_is_reported_by_its_name(project: Project, monkeypatch: p
     assert "FAIRLANE_HEARTBEAT" in output
 
 
+def test_only_workers_compare_the_reservation_with_their_slots(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIRLANE_HIGH_PRIORITY_RESERVED", "12")
+    project.good("enqueue", "any.task")
+    project.good("status")
+    assert "FAIRLANE_HIGH_PRIORITY_RESERVED: reserving 12 of 10 slots" in project.refused("worker", "-A", "shop")
+
+
 def test_a_password_is_never_shown(project: Project) -> None:
     result = project.run("status", "--url", "mystery://ann:s3cret@host/db")
     assert result.exit_code == 2

@@ -346,8 +346,16 @@ def test_reservations_follow_the_slots_unless_they_were_chosen(
         app.task(name="length")(len)
         assert app.worker(slots=slots)._settings.slots.reserved.high == kept
     monkeypatch.setenv("FAIRLANE_HIGH_PRIORITY_RESERVED", "2")
-    with pytest.raises(InvalidInput, match="--slots: reserving 2 of 2 slots leaves none"):
+    with pytest.raises(
+        InvalidInput, match="--slots: FAIRLANE_HIGH_PRIORITY_RESERVED: reserving 2 of 2 slots leaves none"
+    ):
         _settings(CommandContext(None, None), slots=2)
+    # The slots of the command line count, not the default of 10.
+    monkeypatch.setenv("FAIRLANE_HIGH_PRIORITY_RESERVED", "12")
+    assert _settings(CommandContext(None, None), slots=20).slots.reserved.high == 12
+    assert _settings(CommandContext(None, None), reserved="high=2").slots.reserved.high == 2
+    with pytest.raises(InvalidInput, match="FAIRLANE_HIGH_PRIORITY_RESERVED: reserving 12 of 10 slots leaves none"):
+        _settings(CommandContext(None, None))
 
 
 def test_the_first_line_of_a_worker_shows_the_slots_of_normal_jobs(project: Project) -> None:

@@ -68,8 +68,6 @@ def test_one_slot_is_reserved_for_high_unless_set_otherwise(slots: str, reserved
         ("FAIRLANE_MAX_CONCURRENT_TASKS", "many"),
         ("FAIRLANE_MAX_CONCURRENT_TASKS", "2.5"),
         ("FAIRLANE_HIGH_PRIORITY_RESERVED", "-1"),
-        ("FAIRLANE_HIGH_PRIORITY_RESERVED", "10"),
-        ("FAIRLANE_HIGH_PRIORITY_RESERVED", "11"),
         ("FAIRLANE_QUEUES", "images=0"),
         ("FAIRLANE_QUEUES", "a b"),
         ("FAIRLANE_QUEUES", "a,a"),
@@ -89,6 +87,27 @@ def test_a_bad_value_is_refused_by_the_name_of_its_variable(variable: str, value
     with pytest.raises(InvalidInput) as refused:
         Settings.from_env({variable: value})
     assert variable in str(refused.value)
+
+
+@pytest.mark.parametrize("reserved", [10, 12])
+def test_a_reservation_is_compared_with_the_slots_where_these_are_decided(reserved: int) -> None:
+    settings = Settings.from_env({"FAIRLANE_HIGH_PRIORITY_RESERVED": str(reserved)})
+    assert settings.slots_for(20) == Slots(total=20, reserved=Reserved(high=reserved))
+    for total in (None, 10, 2):
+        with pytest.raises(InvalidInput) as refused:
+            settings.slots_for(total)
+        assert refused.value.field == "FAIRLANE_HIGH_PRIORITY_RESERVED"
+        assert f"reserving {reserved} of {total or 10} slots" in refused.value.problem
+    app = Fairlane(settings=settings)
+    app.task(name="length")(len)
+    assert app.worker(slots=20)._settings.slots.reserved.high == reserved
+    with pytest.raises(InvalidInput, match="FAIRLANE_HIGH_PRIORITY_RESERVED"):
+        app.worker()
+
+
+def test_a_reservation_is_compared_with_the_slots_of_the_environment() -> None:
+    with pytest.raises(InvalidInput, match="FAIRLANE_HIGH_PRIORITY_RESERVED: reserving 5 of 5 slots"):
+        Settings.from_env({"FAIRLANE_MAX_CONCURRENT_TASKS": "5", "FAIRLANE_HIGH_PRIORITY_RESERVED": "5"})
 
 
 def test_all_problems_are_reported_at_once() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fairlane import InvalidInput
+from fairlane import InvalidInput, Settings
 from fairlane.http.instance import slots_from_env
 from fairlane.model.slots import Reserved, Slots, usual_slots
 
@@ -21,10 +21,11 @@ USUAL = usual_slots(10)
         ({"MAX_CONCURRENT_TASKS": "3"}, 3, 0),
         ({"HIGH_PRIORITY_RESERVED": "4"}, 10, 4),
         ({"FAIRLANE_MAX_CONCURRENT_TASKS": "5", "MAX_CONCURRENT_TASKS": "3", "HIGH_PRIORITY_RESERVED": "2"}, 5, 2),
+        ({"FAIRLANE_HIGH_PRIORITY_RESERVED": "12", "MAX_CONCURRENT_TASKS": "20"}, 20, 12),
     ],
 )
 def test_variables_are_read(environ: dict[str, str], total: int, high: int) -> None:
-    assert slots_from_env(USUAL, environ) == Slots(total=total, reserved=Reserved(high=high))
+    assert slots_from_env(Settings.from_env(environ).slots, environ) == Slots(total=total, reserved=Reserved(high=high))
 
 
 @pytest.mark.parametrize(

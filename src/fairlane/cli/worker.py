@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
-from ..config import Settings, parse_queues
+from ..config import PREFIX, Settings, parse_queues
 from ..errors import InvalidInput
 from ..model.names import check_count, check_name, check_seconds
 from ..model.slots import MOST_SLOTS, Reserved, Slots
@@ -50,7 +50,9 @@ class OptionReader:
         try:
             return read()
         except InvalidInput as exc:
-            self._problems.append(InvalidInput(option, exc.problem))
+            # A variable that conflicts with the option is named too.
+            problem = str(exc) if exc.field.startswith(PREFIX) else exc.problem
+            self._problems.append(InvalidInput(option, problem))
             return otherwise
 
     def finish(self) -> None:
@@ -174,7 +176,7 @@ def _slots(base: Settings, given: int | None, reserved: str | None, options: Opt
     if reserved is not None:
         kept = options.read("--reserved", lambda: _reserved(reserved), Reserved())
         return options.read("--reserved", lambda: Slots(total=total, reserved=kept), usual)
-    return options.read("--slots", lambda: usual if given is None else base.slots_for(total), usual)
+    return options.read("--slots", lambda: base.slots_for(None if given is None else total), usual)
 
 
 def _reserved(text: str) -> Reserved:
