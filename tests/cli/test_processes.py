@@ -56,6 +56,17 @@ def test_a_worker_serves_every_queue_its_application_names(project: Project) -> 
     project.stop(worker, signal.SIGINT)
 
 
+@pytest.mark.parametrize("processes", [(), ("--processes", "2")])
+def test_queues_that_the_application_does_not_name_are_warned_of_once(
+    project: Project, processes: tuple[str, ...]
+) -> None:
+    worker = _worker(project, "-Q", "imagse,images,mdoels=2,models", "--burst", *processes)
+    _, log = worker.communicate(timeout=60)
+    assert worker.returncode == 0, log
+    [warning] = [line for line in log.splitlines() if "WARNING" in line]
+    assert warning.endswith("the application has no task and no declaration for queue imagse, mdoels")
+
+
 def test_a_stopping_worker_finishes_what_it_has(project: Project) -> None:
     worker = _worker(project, *QUIET)
     first = project.read("enqueue", "-A", "shop", "nap", "1.5")["id"]

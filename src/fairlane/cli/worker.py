@@ -109,12 +109,12 @@ def worker_command(
     context.require_tasks()
     settings = read_settings(context, processes=processes, **options)
     configure(log_level, log_format)
-    unknown = sorted(settings.queues.keys() - context.app.queue_names() - {"default"})
-    if unknown:
-        logger.warning("the application has no task and no declaration for queue %s", ", ".join(unknown))
     # A supervisor starts its processes with this same command line, so --processes is ignored in them.
     parent = supervised(os.environ)
     if parent is None:
+        unknown = sorted(settings.queues.keys() - context.app.queue_names() - {"default"})
+        if unknown:
+            logger.warning("the application has no task and no declaration for queue %s", ", ".join(unknown))
         # The path of a SQLite file may be relative: a worker in another folder would wait for jobs for ever.
         logger.info("serving %s from %s", context.shown_url, Path.cwd())
     if processes is not None and parent is None:
