@@ -201,6 +201,11 @@ def test_a_bad_variable_is_reported_by_its_name(project: Project, monkeypatch: p
     assert "FAIRLANE_HEARTBEAT" in output
 
 
+def test_the_service_refuses_names_that_can_never_match(project: Project) -> None:
+    for option, value in (("--allowed-host", "http://x"), ("--origin", "shop.example")):
+        assert f"Error: {option}: {value!r} must be" in project.refused("serve", "-A", "shop", option, value)
+
+
 def test_only_workers_compare_the_reservation_with_their_slots(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from ..http.settings import HttpSettings
 
+OPTIONS = {"hosts": "--allowed-host", "origins": "--origin"}
+"""The option of each setting."""
 SHUTDOWN_MARGIN = 5
 """Seconds after the workers' grace period at which open connections are closed."""
 
@@ -76,11 +78,14 @@ def serve_command(
     except ModuleNotFoundError as exc:
         raise click.ClickException(f"serve requires {exc.name}: pip install 'fairlane[http]'") from None
     local = is_local(host)
-    settings = HttpSettings(
-        access="open" if insecure else "auto" if local else "tokens",
-        hosts=tuple(name.lower() for name in allowed_host) or None,
-        origins=tuple(each.lower() for each in origin),
-    )
+    try:
+        settings = HttpSettings(
+            access="open" if insecure else "auto" if local else "tokens",
+            hosts=tuple(name.lower() for name in allowed_host) or None,
+            origins=tuple(each.lower() for each in origin),
+        )
+    except InvalidInput as exc:
+        raise InvalidInput(OPTIONS.get(exc.field, exc.field), exc.problem) from None
     web = _web(context, settings, workers_embedded, celery_name)
     if not local and not insecure:
         run(_require_token(context, host, web))

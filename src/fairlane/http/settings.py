@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
@@ -16,6 +17,9 @@ DURATIONS = (
     *("longest_wait", "heartbeat", "slow_reader", "head_seconds", "body_seconds", "store_seconds", "token_seconds"),
     "sample",
 )
+
+HOST = re.compile(r"[a-z0-9._-]+|\[[0-9a-f:.]+\]")
+"""What a Host header can be without its port, in lower case."""
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +78,10 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
             check_seconds(field, getattr(self, field), least=0.001)
         if self.batch_jobs > MOST_JOBS_PER_CALL:
             raise InvalidInput("batch_jobs", f"must be at most {MOST_JOBS_PER_CALL}")
+        for host in self.hosts or ():
+            if not HOST.fullmatch(host):
+                example = "such as shop.example or [::1], in lower case, without scheme, port or path"
+                raise InvalidInput("hosts", f"{host!r} must be a host name or an address, {example}")
         for origin in self.origins:
             if "://" not in origin or origin.endswith("/"):
                 raise InvalidInput("origins", f"{origin!r} must be scheme://host[:port], without a path")
