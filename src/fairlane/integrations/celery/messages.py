@@ -45,8 +45,10 @@ class StoredMessage(msgspec.Struct, omit_defaults=True):
     base64: str | None = None
     """The body, if it is not JSON."""
     first: str | None = None
-    """The digest of the message that the job was sent with, if Celery's retries have replaced that; of a compressed
-    message the digest without compression."""
+    """The digest of the message that the job was sent with, if Celery's retries have replaced that."""
+    plain: str | None = None
+    """The digest without compression of the message that the job was sent with, if that was compressed. Not in `first`:
+    code that does not know this field compares the compressed message."""
 
 
 class _Envelope(msgspec.Struct):
@@ -62,9 +64,9 @@ def payload_of(
     content_type: str,
     content_encoding: str,
     body: bytes | str,
-    first: str | None = None,
+    plain: str | None = None,
 ) -> bytes:
-    """The payload of the job of a message. `body` is serialized, and perhaps compressed: then `first` is the digest of
+    """The payload of the job of a message. `body` is serialized, and perhaps compressed: then `plain` is the digest of
     the message without compression, as a worker that adopts it sees it."""
     raw = body.encode() if isinstance(body, str) else body
     kept = {name: value for name, value in headers.items() if name not in ADDED}
@@ -74,7 +76,7 @@ def payload_of(
         properties=_raw("properties", properties),
         content_type=content_type,
         content_encoding=content_encoding,
-        first=first,
+        plain=plain,
     )
     if content_type == "application/json" and not kept.get("compression") and _is_json(raw):
         message.body = msgspec.Raw(raw)
@@ -97,9 +99,19 @@ def headers_of(payload: bytes) -> dict[str, Any]:
     return headers
 
 
-def digest_of(payload: bytes) -> str:
-    """What is the same for two messages if one is the other, sent once more; a retry has that of its first run."""
+def digests_of(payload: bytes) -> set[str]:
+    """Two messages have one of these in common if one is the other, sent once more, perhaps by the broker, which
+    removes a compression; a retry has those of its first run."""
     stored = stored_message(payload)
+    return {_digest(stored)} | ({stored.plain} if stored.plain is not None else set())
+
+
+def digest_of(payload: bytes) -> str:
+    """The digest of the message that a job was sent with, as it is stored."""
+    return _digest(stored_message(payload))
+
+
+def _digest(stored: StoredMessage) -> str:
     if stored.first is not None:
         return stored.first
     headers = json.loads(bytes(stored.headers))
@@ -109,9 +121,9 @@ def digest_of(payload: bytes) -> str:
 
 
 def following(payload: bytes, previous: bytes) -> bytes:
-    """The payload of a retry, which keeps the digest of the message that the job was sent with."""
-    message = stored_message(payload)
-    message.first = digest_of(previous)
+    """The payload of a retry, which keeps the digests of the message that the job was sent with."""
+    message, before = stored_message(payload), stored_message(previous)
+    message.first, message.plain = _digest(before), before.plain
     return msgspec.json.encode(([], _Envelope(message)))
 
 

@@ -229,9 +229,9 @@ class FairProducer:
         properties = {name: options[name] for name in names if options.get(name) is not None}
         payload = payload_of(headers, properties, content_type, content_encoding, data)
         if options.get("compression"):
-            first = digest_of(payload)
+            plain = digest_of(payload)
             data, headers["compression"] = compress(data, options["compression"])
-            payload = payload_of(headers, properties, content_type, content_encoding, data, first)
+            payload = payload_of(headers, properties, content_type, content_encoding, data, plain)
         return Publish(self._fair, self._queue, headers, properties, payload, self._asked)
 
 

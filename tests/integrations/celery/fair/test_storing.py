@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from kombu.exceptions import OperationalError
 from fairlane import Fairlane, InvalidInput
 from fairlane.integrations.celery import Fair
 from fairlane.integrations.celery.adoption import adopting
+from fairlane.integrations.celery.messages import digest_of, following
 from fairlane.integrations.celery.publishing import MOST_RUNS_OF_AN_ID
 from fairlane.model.job import JobState, NewJob
 
@@ -94,6 +96,24 @@ def test_a_retry_that_is_stored_and_sent_to_the_broker_is_one_job(
     assert happened == ["acknowledged"]
     assert [job.id for job in fair.fairlane.blocking.find().jobs] == ["huge"]
     assert state(fair, "huge") is JobState.SCHEDULED
+
+
+@pytest.mark.parametrize("older_first", [True, False])
+def test_a_compressed_message_of_older_code_is_the_one_that_newer_code_sends(fair: Fair, older_first: bool) -> None:
+    """Code before `plain` compares the digests of compressed messages; both send during a rolling deploy."""
+    fair.app.conf.task_compression = "zlib"
+    fair.app.send_task("report", task_id="report")
+    newer = fair.fairlane.blocking.job("report").payload
+    content = json.loads(newer)
+    assert content[1]["message"].pop("plain")
+    older = json.dumps(content).encode()
+    if not older_first:
+        assert digest_of(newer) == digest_of(older)  # what older code compares
+        assert digest_of(following(older, newer)) == digest_of(older)
+        return
+    fair.fairlane.blocking.send([NewJob(id="again", task="report", queue=QUEUE, payload=older)])
+    fair.app.send_task("report", task_id="again")
+    assert sorted(job.id for job in fair.fairlane.blocking.find().jobs) == ["again", "report"]
 
 
 @pytest.mark.parametrize("throw", [True, False])
