@@ -18,6 +18,8 @@ from kombu.utils import json
 
 from ...errors import InvalidInput
 
+PREFIX = "fairlane_"
+"""What the names of all options and headers of Fairlane begin with."""
 LANE = "fairlane_lane"
 PRIORITY = "fairlane_priority"
 UNIQUE = "fairlane_unique"

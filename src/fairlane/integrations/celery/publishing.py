@@ -27,7 +27,7 @@ from ...model.job import MOST_RETRIES, NewJob, Priority
 from ...runtime.running_job import current_job_or_none
 from .applications import fair_of
 from .destinations import queue_at
-from .messages import JOB, KEY, LANE, OPTIONS, PRIORITY, QUEUE, TTL, UNIQUE, digest_of, payload_of
+from .messages import JOB, KEY, LANE, OPTIONS, PREFIX, PRIORITY, QUEUE, TTL, UNIQUE, digest_of, payload_of
 
 if TYPE_CHECKING:
     from .fair import Fair
@@ -122,6 +122,7 @@ class FairAMQP(AMQP):
 
         def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
             asked = {option: options.pop(option) for option in OPTIONS if option in options}
+            _refuse_unknown(options)
             queue = self._fair_queue(options)
             if JOB in (options.get("headers") or ()):
                 options["headers"] = self._without_claim(options["headers"], queue)
@@ -164,6 +165,13 @@ class FairAMQP(AMQP):
         origin = own if exchange is None else exchange
         known = self.queues if queue is None else {**self.queues, queue.name: queue}
         return queue_at(known, getattr(origin, "name", origin) or "", key or getattr(queue, "routing_key", None) or "")
+
+
+def _refuse_unknown(options: Mapping[str, Any]) -> None:
+    """Refuse a misspelt option of Fairlane: Celery ignores what it does not know, and the task would run without."""
+    for option in options:
+        if option.startswith(PREFIX):
+            raise InvalidInput(option, f"is not an option; the options are {', '.join(OPTIONS)}")
 
 
 def _lost(asked: dict[str, Any], headers: Mapping[str, Any]) -> list[str]:

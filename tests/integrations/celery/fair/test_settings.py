@@ -151,6 +151,20 @@ def test_an_option_that_the_broker_does_not_have_is_refused(option: str) -> None
     app.close()
 
 
+@pytest.mark.parametrize("queue", ["fair", "brokered"])
+def test_a_misspelt_option_is_refused(queue: str) -> None:
+    """Celery ignores what it does not know: the task would run without its key or its priority."""
+    app = Celery("misspelling", broker="memory://localhost", set_as_current=False)
+    Fair(app, Fairlane("sqlite:///never.db"), queues=["fair"])
+    with (
+        captured() as publishes,
+        pytest.raises(InvalidInput, match=r"fairlane_prio: is not an option; .* fairlane_pri"),
+    ):
+        app.send_task("task", queue=queue, fairlane_prio="high")
+    assert publishes == []
+    app.close()
+
+
 def test_a_retry_for_the_broker_may_have_the_headers_of_its_request() -> None:
     """As when Celery runs a message of an unchanged producer that could not become a job."""
     app = Celery("retrying", broker="memory://localhost", set_as_current=False)
