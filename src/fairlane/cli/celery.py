@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
+from ..errors import FairlaneError, StoreUnavailable
 from . import display
 from .celery_app import celery_option, find_celery_app
 from .celery_bindings import celery_bindings_command
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
     from ..integrations.celery.balancer.leases import Load
 
 
+class BalancerCommand(Command):
+    """A command of the load balancer, whose tasks are messages: what shows jobs does not help with it."""
+
+    next_steps: Mapping[type[FairlaneError], str] = {StoreUnavailable: "try again, or run `fairlane celery doctor`"}
+
+
 @click.group("celery")
 def celery_command() -> None:
     """A Celery application: loads, reset and doctor of its load balancer, bindings of its sticky router."""
@@ -27,7 +35,7 @@ def celery_command() -> None:
 celery_command.add_command(celery_bindings_command)
 
 
-@celery_command.command("loads", cls=Command)
+@celery_command.command("loads", cls=BalancerCommand)
 @celery_option
 @json_option
 def loads_command(app_name: str | None, as_json: bool) -> None:
@@ -36,7 +44,7 @@ def loads_command(app_name: str | None, as_json: bool) -> None:
     _show_loads(balancer.loads(), as_json)
 
 
-@celery_command.command("reset", cls=Command)
+@celery_command.command("reset", cls=BalancerCommand)
 @click.argument("queue", required=False)
 @celery_option
 @json_option
@@ -46,7 +54,7 @@ def reset_command(queue: str | None, app_name: str | None, as_json: bool) -> Non
     _show_loads(balancer.reset(queue), as_json)
 
 
-@celery_command.command("doctor", cls=Command)
+@celery_command.command("doctor", cls=BalancerCommand)
 @celery_option
 @json_option
 def doctor_command(app_name: str | None, as_json: bool) -> None:

@@ -7,7 +7,7 @@ rejected input and 1 for any other error. Only ``--debug`` shows a traceback.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -35,9 +35,9 @@ NEXT_STEPS: dict[type[FairlaneError], str] = {
 class CommandError(click.ClickException):
     """A Fairlane error, printed as one line with a hint."""
 
-    def __init__(self, error: FairlaneError) -> None:
+    def __init__(self, error: FairlaneError, next_steps: Mapping[type[FairlaneError], str] = NEXT_STEPS) -> None:
         lines = " ".join(str(error).split("\n"))
-        hint = next((step for kind, step in NEXT_STEPS.items() if isinstance(error, kind)), None)
+        hint = next((step for kind, step in next_steps.items() if isinstance(error, kind)), None)
         super().__init__(escaped(lines) + (f" ({hint})" if hint else ""))
 
 
@@ -49,6 +49,8 @@ class InputError(CommandError):
 
 class Command(click.Command):
     """A command that prints Fairlane errors as one line, or as a traceback with ``--debug``."""
+
+    next_steps: Mapping[type[FairlaneError], str] = NEXT_STEPS
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -72,7 +74,7 @@ class Command(click.Command):
         except FairlaneError as exc:
             if debug:
                 raise
-            raise (InputError if isinstance(exc, InvalidInput) else CommandError)(exc) from exc
+            raise (InputError if isinstance(exc, InvalidInput) else CommandError)(exc, self.next_steps) from exc
 
 
 class _AppName(click.types.StringParamType):

@@ -52,6 +52,7 @@ def test_the_command_line_shows_recounts_and_diagnoses(make_fleet: MakeFleet, mo
     unknown = CliRunner().invoke(fairlane, ["celery", "reset", "queue_2", *name])
     assert unknown.exit_code == 1
     assert "queue_2" in unknown.output
+    assert "fairlane jobs" not in unknown.output
     missing = CliRunner().invoke(fairlane, ["celery", "loads", "-A", "no_such_module"])
     assert missing.exit_code == 2
 
@@ -101,6 +102,22 @@ def test_a_name_of_no_celery_application_is_explained(
             sys.modules.pop(module, None)
     assert sentence in done.output
     assert isinstance(done.exception, SystemExit)  # not a traceback
+
+
+def test_a_server_that_is_down_is_the_matter_of_its_own_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    from celery import Celery
+
+    from fairlane.integrations.celery import LoadBalancer
+
+    app = Celery("uncounted", broker="memory://")
+    balancer = LoadBalancer(app, "redis://127.0.0.1:1")
+    monkeypatch.setitem(vars(application), "app", app)
+    done = CliRunner().invoke(fairlane, ["celery", "loads", "-A", f"{application.__name__}:app"])
+    assert done.exit_code == 1
+    assert "fairlane celery doctor" in done.output
+    assert "no job is lost" not in done.output
+    balancer.close()
+    app.close()
 
 
 def test_a_recount_without_a_broker_is_one_sentence() -> None:
