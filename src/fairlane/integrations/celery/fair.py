@@ -60,6 +60,8 @@ class Fair:
         queues: Sequence[str] | None = None,
         ahead: int = 0,
     ) -> None:
+        _check_kind("app", app, Celery, "a Celery application")
+        _check_kind("fairlane", fairlane, Fairlane, "a Fairlane application, such as Fairlane('redis://')")
         if app in fairs:
             raise InvalidInput("app", f"Fair was called twice for {app.main or 'this application'}")
         if not (tenant is None or isinstance(tenant, str) or callable(tenant)):
@@ -221,6 +223,11 @@ class Fair:
                 # Nothing sees an error here, and the retry would be lost.
                 policy = task.app.conf.task_publish_retry_policy
                 repeatedly(policy, self.enqueue, kept, task.request.get(LANE))
+
+
+def _check_kind(field: str, value: object, kind: type, what: str) -> None:
+    if not isinstance(value, kind):
+        raise InvalidInput(field, f"must be {what}, not a {type(value).__name__}")
 
 
 def _is_repeated(stored: bytes, payload: bytes) -> bool:

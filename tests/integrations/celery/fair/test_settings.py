@@ -43,6 +43,24 @@ def test_bad_settings_are_refused(tmp_path: object) -> None:
         Fair(app, fairlane)
 
 
+def test_what_is_no_application_is_refused() -> None:
+    """A URL instead of the Fairlane application was noticed by the first publish, which did not say what is wrong."""
+    app, fairlane = Celery("mixed", set_as_current=False), Fairlane("sqlite:///never.db")
+    wrong: list[tuple[Any, Any]] = [(fairlane, app), ("shop", fairlane)]
+    for first, second in wrong:
+        with pytest.raises(InvalidInput, match=r"app: must be a Celery application, not a (Fairlane|str)"):
+            Fair(first, second)
+        with pytest.raises(InvalidInput, match=r"app: must be a Celery application, not a (Fairlane|str)"):
+            StickyRouter(first, second, org="org")
+    url: Any = "redis://localhost"
+    with pytest.raises(InvalidInput, match=r"fairlane: must be a Fairlane application, .* not a str"):
+        Fair(app, url)
+    with pytest.raises(InvalidInput, match=r"fairlane: must be a Fairlane application, .* not a str"):
+        StickyRouter(app, url, org="org")
+    Fair(app, fairlane)
+    app.close()
+
+
 def _fair_by_default() -> Fair:
     """Fair mode of an application whose workers also consume queues of one worker and of all; nothing is opened."""
     app = Celery("default", broker="redis://", set_as_current=False)
