@@ -156,9 +156,11 @@ async def test_a_backlog_of_due_jobs_does_not_hold_up_an_urgent_one(stage: Stage
             return await promoted() >= BACKLOG
 
         await world.until(all_of_it, "the backlog is promoted")
-        rate = missing / (time.monotonic() - begun) if missing else float("inf")
+        took = time.monotonic() - begun
+        rate = missing / took if missing else float("inf")
         figures.record("promotion of a backlog", jobs_per_second=round(rate) if missing else "all at once")
-        assert rate > sized(2, 5) * BATCH / world.intervals.promote
+        # What was missing may be a part of one pass, and to look takes time too: less than half an interval.
+        assert took < missing / (sized(2, 5) * BATCH / world.intervals.promote) + world.intervals.promote / 2
         await world.client.resume("default")
         await world.began(urgent.id)
         assert world.ledger.begins()[0].job == urgent.id

@@ -68,7 +68,7 @@ def test_a_stream_outlives_the_server_and_a_stop_drains(store_url: str) -> None:
     base = f"http://127.0.0.1:{port}"
     with httpx.Client(base_url=base + API, timeout=20) as http:
         with serving(store_url, port) as first:
-            id = http.post("/jobs", json={"task": "nap", "args": [0.8]}).json()["id"]
+            id = http.post("/jobs", json={"task": "nap", "args": [2.5]}).json()["id"]
             with http.stream("GET", f"/jobs/{id}/events") as response:
                 begun = events_of(response)
                 kind, told = next(begun)

@@ -1,13 +1,24 @@
 """Estimates, as pure functions: when a waiting job starts, what starts before it, and when a full queue has room."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairlane.errors import InvalidInput
 from fairlane.model.job import JobState
-from fairlane.model.reading import EXACT_PLACES, CompetingLane, Gate, JobPosition, count_text, room_after, starts_before
+from fairlane.model.reading import (
+    EXACT_PLACES,
+    CompetingLane,
+    Filter,
+    Gate,
+    JobPosition,
+    count_text,
+    room_after,
+    starts_before,
+)
 from fairlane.model.slots import FLOOR
 
 
@@ -179,3 +190,9 @@ def test_room_is_not_estimated_without_a_service_time_or_a_server(
     seconds: float | None, servers: float, limit: int | None
 ) -> None:
     assert room_after(seconds, servers, limit=limit) is None
+
+
+def test_a_filter_takes_no_word_for_a_state() -> None:
+    word: Any = "failed"
+    with pytest.raises(InvalidInput, match="state: must be a JobState"):
+        Filter(state=word)

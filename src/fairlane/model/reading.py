@@ -39,6 +39,9 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     error_group: str | None = None
 
     def __post_init__(self) -> None:
+        state: object = self.state
+        if not (state is None or isinstance(state, JobState)):
+            raise InvalidInput("state", f"must be a JobState, such as JobState.FAILED, not a {type(state).__name__}")
         for field in ("queue", "task"):
             value = getattr(self, field)
             if value is not None:
