@@ -206,6 +206,20 @@ def test_invalid_arguments_are_rejected_by_name(
     assert "secret" not in str(rejected.value)
 
 
+def test_what_cannot_be_enqueued_is_refused_before_anything_is_counted(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(2)
+    ok = fleet.task("ok")
+    for call in (fleet.balancer.enqueue, lambda name: fleet.balancer.enqueue_for_user(name, "alice")):
+        with pytest.raises(InvalidInput, match="task: must be a task or a signature of Celery, not a str"):
+            call("ok")
+    with pytest.raises(InvalidInput, match="signatures: must be signatures, such as"):
+        fleet.balancer.enqueue_many([ok.s(), ok])
+    for one in (ok.s(), group(ok.s(), ok.s())):
+        with pytest.raises(InvalidInput, match="signatures: must be a list of signatures, not a single one"):
+            fleet.balancer.enqueue_many(one)
+    assert fleet.total() == (0, 0)
+
+
 def test_an_application_has_one_balancer_and_only_its_queues_have_loads(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(2)
     with pytest.raises(InvalidInput):

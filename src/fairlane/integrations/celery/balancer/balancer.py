@@ -16,6 +16,8 @@ from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
+from celery.canvas import Signature
+
 from ....errors import FairlaneError, InvalidInput, NotFound, StoreUnavailable
 from ....model.names import NAME_PATTERN, shown
 from ....store.diagnosis import Finding
@@ -79,6 +81,7 @@ class LoadBalancer:
 
     def enqueue(self, task: Any, *args: Any, **kwargs: Any) -> Any:
         """Publish a task to the least loaded queue, even if it has a queue of its own. Returns its AsyncResult."""
+        _check_task(task)
         return task.apply_async(args, kwargs, queue=self._publisher.anywhere)
 
     def enqueue_many(self, signatures: Iterable[Any]) -> Any:
@@ -89,7 +92,9 @@ class LoadBalancer:
         published. Signatures with ``queue=`` go there; chains, chords and groups are published too, and each of their
         tasks chooses its queue when it is published.
         """
-        members = [signature.clone() for signature in signatures]
+        if isinstance(signatures, Signature):
+            raise InvalidInput("signatures", "must be a list of signatures, not a single one")
+        members = [_checked(signature).clone() for signature in signatures]
         leases: list[Lease] = []
         for member in members:
             options = member.options
@@ -108,6 +113,7 @@ class LoadBalancer:
 
     def enqueue_for_user(self, task: Any, user: object, *args: Any, **kwargs: Any) -> Any:
         """Publish a task to the queue of a user, always the same one. Returns its AsyncResult."""
+        _check_task(task)
         return task.apply_async(args, kwargs, queue=self.queue_for_user(user))
 
     def queue_for_user(self, user: object) -> str:
@@ -190,6 +196,18 @@ class LoadBalancer:
             now: datetime = self.app.now()
             return (expires - (now if expires.tzinfo else now.replace(tzinfo=None))).total_seconds()
         return float(expires) if isinstance(expires, int | float) else None
+
+
+def _check_task(task: Any) -> None:
+    if not hasattr(task, "apply_async"):
+        raise InvalidInput("task", f"must be a task or a signature of Celery, not a {type(task).__name__}")
+
+
+def _checked(signature: Any) -> Any:
+    if not isinstance(signature, Signature):
+        found = type(signature).__name__
+        raise InvalidInput("signatures", f"must be signatures, such as resize.s('cat.png'), but one is a {found}")
+    return signature
 
 
 def balancer_of(app: Any) -> LoadBalancer:
