@@ -166,6 +166,23 @@ def test_the_possible_loss_with_each_setting(aof: str, config: dict[str, str], l
     assert found.lossless == (config == {"appendfsync": "always"})
 
 
+@pytest.mark.parametrize(
+    ("config", "advice"),
+    [
+        ({"appendfsync": "everysec"}, "set appendfsync always"),
+        ({}, "set appendfsync always"),
+        ({"appendfsync": "no"}, "appendfsync everysec, or always"),
+        ({"appendfsync": "always", "no-appendfsync-on-rewrite": "yes"}, "set no-appendfsync-on-rewrite no"),
+    ],
+)
+def test_the_advice_is_not_what_is_set_already(config: dict[str, str], advice: str) -> None:
+    found = server_checks.persistence({"aof_enabled": "1"}, config)
+
+    assert found is not None
+    assert advice in found.advice
+    assert config.get("appendfsync") != "everysec" or "everysec" not in found.advice
+
+
 def test_hidden_settings_are_not_judged() -> None:
     assert server_checks.persistence({}, {}) is None
 

@@ -102,7 +102,7 @@ def _persistence(info: Mapping[str, str], config: Mapping[str, str]) -> list[Fin
 
 
 def _advice(found: server_checks.Persistence) -> str | None:
-    return server_checks.KEEP if found.level is Level.WARN else None
+    return found.advice if found.level is Level.WARN else None
 
 
 def _replication(info: Mapping[str, str]) -> Finding | None:

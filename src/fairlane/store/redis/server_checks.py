@@ -24,6 +24,8 @@ NEEDED = "Fairlane needs Redis 7.0 or Valkey 7.2, or newer"
 LEAST = {"Redis": (7, 0), "Valkey": (7, 2)}
 SETTINGS = ("save", "appendfsync", "no-appendfsync-on-rewrite")
 KEEP = "set appendonly yes with appendfsync everysec, or always if the last second may not be lost either"
+KEEP_LAST_SECOND = "set appendfsync always"
+KEEP_IN_REWRITES = "set no-appendfsync-on-rewrite no"
 CONSEQUENCE = "Lost writes include new jobs, and the results of finished ones, which may run again"
 
 _logged: set[str] = set()
@@ -36,6 +38,8 @@ class Persistence(NamedTuple):
     level: Level
     summary: str
     lossless: bool = False
+    advice: str = KEEP
+    """How to lose less."""
 
 
 async def check(connections: Connections) -> None:
@@ -57,7 +61,7 @@ async def check(connections: Connections) -> None:
             connections.address,
             found.summary,
             CONSEQUENCE,
-            KEEP,
+            found.advice,
         )
 
 
@@ -144,12 +148,14 @@ def _by_log(fsync: str | None, lax: bool) -> Persistence:
         )
     if fsync is None:
         lost = "appendonly is on: a crash of its machine loses about the last second, unless appendfsync is always"
-        return Persistence(Level.OK, lost)
+        return Persistence(Level.OK, lost, advice=KEEP_LAST_SECOND)
     always = fsync == "always"
     lost = "no acknowledged write" if always else "about the last second"
     summary = f"appendonly is on with appendfsync {fsync}: a crash of its machine loses {lost}"
     if lax:
         return Persistence(
-            Level.WARN, f"{summary}; up to half a minute while the log is rewritten (no-appendfsync-on-rewrite yes)"
+            Level.WARN,
+            f"{summary}; up to half a minute while the log is rewritten (no-appendfsync-on-rewrite yes)",
+            advice=KEEP_IN_REWRITES,
         )
-    return Persistence(Level.OK, summary, lossless=always)
+    return Persistence(Level.OK, summary, lossless=always, advice=KEEP_LAST_SECOND)
