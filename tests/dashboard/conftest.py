@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Error, Page, Route, expect, sync_playwright
 
 from .browsers import FLAGS, chromium
 from .served import Served
@@ -63,6 +64,8 @@ class Watched:
         self.address = address
         self.errors: list[str] = []
         self.outside: list[str] = []
+        self.held: list[Route] = []
+        """Requests that a test has left without an answer. They end with it: else tasks of Playwright wait for ever."""
         self.tolerant = False
         """Whether failed requests are expected, because a test stops the service."""
 
@@ -70,6 +73,17 @@ class Watched:
         context.on("weberror", lambda error: self.errors.append(str(error.error)))
         context.on("console", self._console)
         context.route("**/*", self._request)
+
+    def hold(self, route: Route) -> None:
+        """Leave a request without an answer until the test ends."""
+        self.held.append(route)
+
+    def release(self) -> None:
+        """End the requests that are held."""
+        for route in self.held:
+            # The page may have given it up.
+            with suppress(Error):
+                route.abort()
 
     def _console(self, message: Any) -> None:
         if message.type == "error" and not (self.tolerant and "Failed to load resource" in message.text):
@@ -106,6 +120,9 @@ def open_page(browser: Browser, served: Served, watched: Watched) -> Iterator[Op
         return page
 
     yield open
+    if watched.held:
+        watched.tolerant = True
+        THREAD.submit(watched.release).result()
     for context in contexts:
         THREAD.submit(context.close).result()
     assert watched.errors == []

@@ -161,7 +161,7 @@ def test_times_are_those_of_the_reader(served: Served, open_page: OpenPage) -> N
 def test_the_first_paint_needs_no_data(served: Served, open_page: OpenPage, watched: Watched) -> None:
     page = open_page("#/failures")
     expect(page.get_by_role("navigation")).to_be_visible()
-    page.route("**/api/**", lambda route: None)
+    page.route("**/api/**", watched.hold)
     page.reload()
     expect(page.get_by_text("Opening the dashboard …")).to_be_visible()
     assert page.locator("header.top").evaluate("each => getComputedStyle(each).display") == "flex"

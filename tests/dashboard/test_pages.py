@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from fairlane.client import Client
 from fairlane.http.routes.celery import load_operations
@@ -16,7 +16,7 @@ from fairlane.model.reading import QueueReading
 from fairlane.model.session import NewSession, SessionKind
 from fairlane.model.slots import Slots
 
-from .conftest import PATIENCE, OpenPage
+from .conftest import PATIENCE, OpenPage, Watched
 from .served import Served
 
 
@@ -151,14 +151,19 @@ def test_failures_are_grouped_and_run_again_with_progress(served: Served, open_p
     expect(page.get_by_text("3 jobs cancelled.")).to_be_visible()
 
 
-def test_a_bulk_change_is_stopped_on_request(served: Served, open_page: OpenPage) -> None:
+def test_a_bulk_change_is_stopped_on_request(served: Served, open_page: OpenPage, watched: Watched) -> None:
     served.send("charge", "ann")
     served.burst()
     page = open_page("#/failures")
+
     # A change that never ends by itself: the service is asked, and does not answer.
-    page.route(
-        "**/jobs:retry", lambda route: None if "dry_run" not in (route.request.post_data or "") else route.continue_()
-    )
+    def hold(route: Route) -> None:
+        if "dry_run" in (route.request.post_data or ""):
+            route.continue_()
+        else:
+            watched.hold(route)
+
+    page.route("**/jobs:retry", hold)
     page.get_by_role("button", name="Run again …").click()
     page.get_by_role("button", name="Send again").click()
     page.get_by_role("button", name="Stop").click()

@@ -211,7 +211,8 @@ async def test_a_scrape_while_the_store_is_gone_still_shows_the_counters(
             scraped = generate_latest(metrics.registry)
             assert b"fairlane_jobs_enqueued_total" in scraped
             assert b"fairlane_store_up 0.0" in scraped
-    assert len(caplog.records) == 1
+    # Others log too, such as asyncio about tasks that other tests have left.
+    assert [record.name for record in caplog.records if record.name.startswith("fairlane")] == [prometheus.__name__]
     assert "hunter2" not in caplog.text
 
     gone = False
